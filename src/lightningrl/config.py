@@ -1,0 +1,217 @@
+"""One typed tree of settings: a recipe's TOML, then dotted overrides (`trainer.learning_rate=1e-4`). An unknown key is an error.
+
+Every setting says what it means in the string below it; `lightningrl train --dry-run` prints the resolved tree.
+"""
+
+import difflib
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from lightningrl.errors import UserError
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class AgentConfig(Section):
+    entry: str | None = None
+    """`module:function`, called with a task's input; it may be `async`. Either this or `command`."""
+    command: list[str] | None = None
+    """A program that reads a task's input as JSON on stdin and prints its answer. Either this or `entry`."""
+    reward: str
+    """`module:function`, called with (task input, what the agent returned); returns a number, or a dict with `final` and step rewards."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Extra environment variables for the agent."""
+    workers: int = Field(2, ge=1)
+    """Processes that run agents."""
+    concurrency: int = Field(64, ge=1)
+    """Attempts that run at the same time, over all workers."""
+    timeout_s: float = Field(60.0, gt=0)
+    """Seconds after which an attempt is given up."""
+    max_attempts: int = Field(2, ge=1)
+    """Tries at one rollout before it has failed."""
+
+    @model_validator(mode="after")
+    def _one_way_to_run(self) -> "AgentConfig":
+        if (self.entry is None) == (self.command is None):
+            raise ValueError("give either `entry` or `command`")
+        return self
+
+
+class TasksConfig(Section):
+    source: str
+    """`module:function`, called as f(split, seed=…, count=…), or the path of a JSONL file whose rows have `input` and `split`."""
+    heldout: int = Field(200, ge=1)
+    """Held-out tasks for the figures before and after."""
+    seed: int = 0
+    """Seed of the held-out tasks. Training tasks follow the run's own seed."""
+
+
+class ModelConfig(Section):
+    path: str
+    """A Hugging Face folder (relative to the recipe) or hub id."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the weights."""
+
+
+class RouteConfig(Section):
+    model: str = "*"
+    """The model name that the agent asks for; `*` and `?` are wildcards. The first route that fits is taken."""
+    agent: str = ""
+    """The role that calls under this name; empty: the name itself."""
+    policy: Literal["policy", "frozen"] = "policy"
+    """`policy` is the one that learns; `frozen` answers with the weights that training started from."""
+    train: bool = True
+    """Whether calls on this route teach. Calls to `frozen` never do."""
+
+
+class EngineConfig(Section):
+    name: str = "embedded"
+    """Which engine."""
+    slots: int = Field(64, ge=1)
+    """Generations that are decoded together."""
+    max_length: int = Field(1024, ge=16)
+    """Tokens of prompt and completion that fit in a slot."""
+
+
+class GatewayConfig(Section):
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(0, ge=0, le=65535)
+    """0 takes any free port."""
+
+
+class StoreConfig(Section):
+    url: str = ""
+    """Empty: a SQLite file in the run's folder."""
+
+
+class AlgorithmConfig(Section):
+    credit: str = "uniform"
+    """What each call of a rollout was worth."""
+    advantage: str = "grpo"
+    """How good that is, compared with the rest of the group."""
+    aggregation: Literal["rollout-mean", "call-mean", "token-mean"] = "rollout-mean"
+    """Whether every rollout, every call or every token counts the same."""
+    truncation_penalty: float = Field(0.0, ge=0)
+    """Taken off the value of a call that ran into its token limit."""
+
+
+class LossConfig(Section):
+    name: Literal["ppo_clip", "pg"] = "ppo_clip"
+    """`pg`: plain policy gradient (with advantages of 1: supervised learning). `ppo_clip`: clipped ratio, arXiv 1707.06347."""
+    clip_low: float = Field(0.2, ge=0)
+    """The ratio is clipped below 1 - this."""
+    clip_high: float = Field(0.28, ge=0)
+    """The ratio is clipped above 1 + this; larger than `clip_low` keeps exploring (DAPO, arXiv 2503.14476)."""
+
+
+class TrainerConfig(Section):
+    name: str = "local"
+    """Which trainer."""
+    learning_rate: float = Field(5e-4, gt=0)
+    """Peak step size of AdamW."""
+    schedule: Literal["linear", "constant"] = "linear"
+    """`linear` decays to zero over the run."""
+    minibatches: int = Field(4, ge=1)
+    """Optimizer steps made from one collected batch."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradients longer than this are scaled down."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Of AdamW."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """Of AdamW."""
+    beta2: float = Field(0.95, ge=0, lt=1)
+    """Of AdamW."""
+    max_tokens: int = Field(65536, ge=1)
+    """Unique tokens in one forward and backward; a larger batch is split, which changes nothing but memory."""
+    threads: int = Field(2, ge=1)
+    """Threads of one matrix product while training."""
+
+
+class LoopConfig(Section):
+    steps: int = Field(60, ge=0)
+    """Batches to collect and learn from."""
+    tasks_per_step: int = Field(24, ge=1)
+    """Groups in a batch."""
+    group_size: int = Field(8, ge=1)
+    """Rollouts of each task."""
+    eval_every: int = Field(10, ge=0)
+    """Steps between looks at held-out tasks; 0: only before and after."""
+    eval_tasks: int = Field(64, ge=1)
+    """Held-out tasks in each of those looks."""
+    checkpoint_every: int = Field(1, ge=1)
+    """Steps between checkpoints to resume from."""
+
+
+class Config(Section):
+    name: str
+    """Names the run's folder."""
+    seed: int = 0
+    """Everything random follows from it."""
+    policy: str = "policy"
+    """The name of the policy that learns."""
+    agent: AgentConfig
+    tasks: TasksConfig
+    model: ModelConfig
+    routes: list[RouteConfig] = Field(default_factory=lambda: [RouteConfig()])
+    engine: EngineConfig = EngineConfig()
+    gateway: GatewayConfig = GatewayConfig()
+    store: StoreConfig = StoreConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    loss: LossConfig = LossConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    loop: LoopConfig = LoopConfig()
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a recipe and lay the overrides (`a.b=value`, value in TOML) over it."""
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"no recipe at `{path}`", hint="give the path of a recipe.toml") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"`{path}` is not valid TOML: {error}", hint="mend the line it names") from error
+    for override in overrides:
+        _lay_over(tree, override)
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise _explain(error, where=str(path)) from error
+
+
+def _lay_over(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals:
+        raise UserError(f"override `{override}` has no `=`", hint="write it as `trainer.learning_rate=1e-4`")
+    try:
+        value = tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word is a string
+    *parents, last = key.strip().split(".")
+    for name in parents:
+        tree = tree.setdefault(name, {})
+        if not isinstance(tree, dict):
+            raise UserError(f"`{name}` in override `{override}` is a value, not a section", hint="see `lightningrl train --dry-run`")
+    tree[last] = value
+
+
+def _explain(error: ValidationError, *, where: str) -> UserError:
+    """Name the first wrong setting, and the setting that was probably meant."""
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        section: Any = Config
+        for part in first["loc"][:-1]:
+            field = section.model_fields.get(part) if isinstance(part, str) else None
+            section = field.annotation if field is not None else RouteConfig
+        near = difflib.get_close_matches(str(first["loc"][-1]), list(section.model_fields), n=1)
+        known = f"did you mean `{near[0]}`?" if near else "known here: " + ", ".join(section.model_fields)
+        return UserError(f"unknown key `{name}` in `{where}`", hint=known)
+    return UserError(f"`{name or 'recipe'}` in `{where}`: {first['msg']} (got `{json.dumps(first['input'], default=str)[:80]}`)", hint="`lightningrl train --dry-run` prints the resolved settings")

@@ -1,0 +1,1 @@
+"""Records → transitions → forest, in pure numpy."""

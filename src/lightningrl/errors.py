@@ -1,0 +1,38 @@
+"""The error model: a failure is attributed, at a boundary, to whoever owns it.
+
+A `UserError` is something the person at the keyboard can mend: it carries a hint, and the CLI exits with code 2.
+`AgentError`, `GraderError` and `EngineError` say whose code failed. A failed rollout is a record, not a crash: the runner
+turns these into `Attempt.error`; they are only raised when nothing can go on.
+"""
+
+
+class LightningError(Exception):
+    """Base of every error that LightningRL raises on purpose."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
+
+class UserError(LightningError):
+    """Bad input: a recipe, a path, a name, a port."""
+
+
+class AgentError(UserError):
+    """The user's agent raised, hung, or never called the model."""
+
+
+class GraderError(UserError):
+    """The user's reward function raised, or returned something that is not a finite number."""
+
+
+class EngineError(LightningError):
+    """The inference engine failed, or was asked for something it cannot do."""
+
+
+class StoreError(LightningError):
+    """The record store could not keep its promise."""

@@ -1,0 +1,59 @@
+"""One way to reach an implementation by name: built-in name | entry point | `pkg.module:attr`.
+
+Implementations are found here and never imported upwards, so the ground floor knows none of them.
+"""
+
+import importlib
+import sys
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from lightningrl.errors import UserError
+
+BUILTIN: Mapping[str, Mapping[str, str]] = {
+    "store": {"sqlite": "lightningrl.store.sqlite:SQLiteStore"},
+    "engine": {"embedded": "lightningrl.engine.embedded:EmbeddedEngine"},
+    "trainer": {"local": "lightningrl.trainer.local:LocalTrainer"},
+    "dialect": {"openai.chat": "lightningrl.gateway.dialects.openai_chat:OpenAIChat"},
+    "credit": {"uniform": "lightningrl.algorithms.credit:uniform"},
+    "advantage": {
+        "grpo": "lightningrl.algorithms.advantage:grpo",
+        "rloo": "lightningrl.algorithms.advantage:rloo",
+    },
+}
+"""kind → name → where it lives. Other packages add theirs as entry points in the group `lightningrl.<kind>`."""
+
+
+def names(kind: str) -> list[str]:
+    """Every name that `load` would accept for `kind`, except `pkg.module:attr`."""
+    return sorted({*BUILTIN.get(kind, {}), *(e.name for e in entry_points(group=f"lightningrl.{kind}"))})
+
+
+def load(name: str, *, kind: str, root: Path | None = None) -> Any:
+    """The object behind `name`. `root` is a folder that `pkg.module:attr` may also be imported from (a recipe's own)."""
+    if name in BUILTIN.get(kind, {}):
+        return _attribute(BUILTIN[kind][name], kind=kind)
+    for entry in entry_points(group=f"lightningrl.{kind}", name=name):
+        return entry.load()
+    if ":" not in name:
+        known = ", ".join(f"`{n}`" for n in names(kind)) or "none built in"
+        raise UserError(f"unknown {kind} `{name}`", hint=f"known: {known}; or `pkg.module:attr`")
+    if root is not None and str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    return _attribute(name, kind=kind)
+
+
+def _attribute(path: str, *, kind: str) -> Any:
+    module_name, _, attribute = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and not module_name.startswith(error.name):
+            raise  # the module is there; something that it imports is not
+        raise UserError(f"no module `{module_name}` for {kind} `{path}`", hint="is it installed, or beside the recipe?") from error
+    try:
+        return getattr(module, attribute)
+    except AttributeError as error:
+        raise UserError(f"`{module_name}` has no `{attribute}` ({kind} `{path}`)", hint="check the name after the colon") from error

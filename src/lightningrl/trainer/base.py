@@ -1,0 +1,40 @@
+"""What a trainer promises: the verbs the field has settled on, and the same gradient however the tokens are packed."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from lightningrl.data.forest import Forest
+from lightningrl.types import Doubles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What `forward_backward` found out about a forest."""
+
+    metrics: dict[str, float]
+    """`area/name` → value, e.g. `loss/value`, `loss/clip_fraction`."""
+    logprobs: Doubles
+    """[M] logprob of each sampled token under the current weights, in the forest's order."""
+
+
+class Trainer(Protocol):
+    """`lightningrl.trainer.conformance` is the suite that every implementation passes."""
+
+    def forward_backward(self, forest: Forest) -> Evaluation:
+        """Add the gradient of this forest's loss. May be called several times before `optim_step`: the sums are what one call would give."""
+        ...
+
+    def optim_step(self, *, learning_rate: float) -> dict[str, float]:
+        """Clip, update, clear. Returns metrics, e.g. `optim/grad_norm`."""
+        ...
+
+    def save(self, path: Path) -> None:
+        """Write weights, optimizer and counters so that `load` goes on bit for bit. The folder is complete or absent, never half there."""
+        ...
+
+    def load(self, path: Path) -> None: ...
+
+    def publish(self, path: Path) -> None:
+        """Export the weights as an ordinary Hugging Face folder, tokenizer included; complete or absent."""
+        ...
