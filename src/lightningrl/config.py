@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lightningrl.errors import UserError
@@ -153,6 +154,8 @@ class LoopConfig(Section):
 class Config(Section):
     name: str
     """Names the run's folder."""
+    root: Path = Path(".")
+    """The folder that `entry`, `reward`, `source` and relative paths are looked up in; the recipe's own unless it says otherwise."""
     seed: int = 0
     """Everything random follows from it."""
     policy: str = "policy"
@@ -180,10 +183,16 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise UserError(f"`{path}` is not valid TOML: {error}", hint="mend the line it names") from error
     for override in overrides:
         _lay_over(tree, override)
+    tree["root"] = str((path.parent / tree.get("root", ".")).resolve())
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
         raise _explain(error, where=str(path)) from error
+
+
+def dump_config(config: Config) -> str:
+    """The resolved tree as TOML; `load_config` reads it back to the same settings."""
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
 
 
 def _lay_over(tree: dict[str, Any], override: str) -> None:
