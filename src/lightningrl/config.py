@@ -164,6 +164,7 @@ class Config(Section):
     tasks: TasksConfig
     model: ModelConfig
     routes: list[RouteConfig] = Field(default_factory=lambda: [RouteConfig()])
+    """Which model name leads to which policy, and whether it learns; by default every name leads to the one that does."""
     engine: EngineConfig = EngineConfig()
     gateway: GatewayConfig = GatewayConfig()
     store: StoreConfig = StoreConfig()

@@ -1,0 +1,94 @@
+"""A run's folder: `config.toml`, `metrics.jsonl`, `store.sqlite`, `checkpoints/`, `model/`, `curve.png`."""
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightningrl.config import Config, dump_config, load_config
+from lightningrl.errors import UserError
+from lightningrl.loop import Exam
+
+RUNS = Path("runs")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Where everything about one run lies."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    @property
+    def curve(self) -> Path:
+        return self.path / "curve.png"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What `metrics.jsonl` holds; a last line that was cut off by a crash is left out."""
+        lines = self.metrics.read_text(encoding="utf-8").splitlines(keepends=True) if self.metrics.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def new_folder(config: Config, path: Path | None = None) -> RunFolder:
+    """Begin a run. A folder that holds one already is left alone."""
+    path = path or RUNS / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = RunFolder(path)
+    if folder.config.exists():
+        raise UserError(f"`{path}` holds a run already", hint="go on with it by `--resume`, or give another `--run-dir`")
+    path.mkdir(parents=True, exist_ok=True)
+    folder.config.write_text(dump_config(config), encoding="utf-8")
+    return folder
+
+
+def resumed_folder(config: Config, path: Path | None = None) -> RunFolder:
+    """Find the run to go on with: `path`, or the newest of this name. Its settings must be the ones it began with."""
+    if path is None:
+        newest = sorted(RUNS.glob(f"{config.name}-*/config.toml"))
+        if not newest:
+            raise UserError(f"no run of `{config.name}` in `{RUNS}/` to resume", hint="leave out `--resume` to begin one")
+        path = newest[-1].parent
+    folder = RunFolder(path)
+    if not folder.config.exists():
+        raise UserError(f"`{path}` holds no run", hint="leave out `--resume` to begin one")
+    begun = load_config(folder.config).model_dump()
+    changed = [name for name, value in config.model_dump().items() if begun[name] != value]
+    if changed:
+        raise UserError(
+            f"settings of `{', '.join(changed)}` are not those that `{path}` began with",
+            hint=f"resume with the same ones: lightningrl train {folder.config} --run-dir {path} --resume",
+        )
+    return folder
+
+
+class Journal:
+    """A watcher that writes `metrics.jsonl`, one row an event."""
+
+    def __init__(self, folder: RunFolder, *, version: int) -> None:
+        kept = [row for row in folder.rows() if row["step"] < version]
+        folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        self._path = folder.metrics
+
+    def collecting(self, what: str, done: int, total: int) -> None:
+        pass
+
+    def stepped(self, step: int, metrics: dict[str, float]) -> None:
+        self._write({"kind": "step", "step": step, **metrics})
+
+    def examined(self, exam: Exam) -> None:
+        self._write({"kind": "exam", "step": exam.version, "mode": exam.mode, "reward/mean": exam.mean, "tasks": len(exam.rewards)})
+
+    def _write(self, row: dict[str, Any]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")

@@ -1,0 +1,106 @@
+"""What came of it: held-out reward before and after, one task then and now, and what to type next."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from rich.console import Console, Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from lightningrl.data.intervals import bootstrap_mean
+from lightningrl.loop import MODES, Exam, Summary
+from lightningrl.store import Store
+from lightningrl.types import Rollout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The figures of a run, as `--json` prints them."""
+
+    heldout_before: float
+    heldout_after: float
+    """Mean reward on held-out tasks, sampled at temperature 1, as the policy acts."""
+    heldout_greedy_before: float
+    heldout_greedy_after: float
+    heldout_tasks: int
+    seconds: float
+    steps: int
+    rollouts: int
+    run_dir: str
+
+
+def result_of(summary: Summary, *, seconds: float, steps: int, run_dir: str) -> Result:
+    return Result(
+        heldout_before=summary.before["sampled"].mean,
+        heldout_after=summary.after["sampled"].mean,
+        heldout_greedy_before=summary.before["greedy"].mean,
+        heldout_greedy_after=summary.after["greedy"].mean,
+        heldout_tasks=len(summary.after["sampled"].rollouts),
+        seconds=round(seconds, 1),
+        steps=steps,
+        rollouts=summary.rollouts,
+        run_dir=run_dir,
+    )
+
+
+def as_json(result: Any) -> str:
+    return json.dumps(asdict(result))
+
+
+def before_after(summary: Summary) -> Table:
+    """Held-out reward, with 95 % bootstrap intervals over tasks."""
+    tasks = len(summary.after["sampled"].rollouts)
+    table = Table(title=f"Reward on {tasks} held-out tasks, with 95 % intervals", title_justify="left", title_style="bold")
+    for column in ("", "before", "after", "change"):
+        table.add_column(column, justify="left" if not column else "right")
+    for mode in MODES:
+        before, after = summary.before[mode], summary.after[mode]
+        label = {"sampled": "sampled, as it acts (T = 1)", "greedy": "greedy (T = 0)"}[mode]
+        table.add_row(label, interval(before), interval(after), Text(f"{after.mean - before.mean:+.3f}", style="bold green" if after.mean > before.mean else "bold red"))
+    return table
+
+
+def interval(exam: Exam) -> str:
+    """`0.790 [0.735, 0.845]`"""
+    low, high = bootstrap_mean(exam.rewards[~np.isnan(exam.rewards)])
+    return f"{exam.mean:.3f} [{low:.3f}, {high:.3f}]"
+
+
+async def then_and_now(summary: Summary, store: Store) -> Panel | None:
+    """One task the policy could not do before and can do now; None if there is none."""
+    before, after = summary.before["greedy"], summary.after["greedy"]
+    learned = [i for i, (b, a) in enumerate(zip(before.rewards, after.rewards, strict=True)) if a > b]
+    if not learned:
+        return None
+    # The one with the most calls shows most.
+    calls = {i: len(await _answers(store, after.rollouts[i])) for i in learned[:50]}
+    index = max(calls, key=lambda i: (calls[i], -i))
+    then, now = (await _answers(store, exam.rollouts[index]) for exam in (before, after))
+    task = after.rollouts[index].task
+    question = task.input.get("question", json.dumps(dict(task.input))[:300])
+    parts: list[Text] = [Text(str(question), style="bold")]
+    for label, answers, reward in (("before", then, before.rewards[index]), ("after", now, after.rewards[index])):
+        parts += [Text(""), Text(f"{label}: reward {reward:.0f}", style="green" if reward > 0 else "red")]
+        parts += [Text(f"  {number}. {answer}") for number, answer in enumerate(answers, start=1)]
+    return Panel(Group(*parts), title="one held-out task, then and now (greedy)", title_align="left", padding=(1, 2))
+
+
+async def _answers(store: Store, rollout: Rollout) -> list[str]:
+    """What the model said, call by call."""
+    if rollout.accepted_attempt_id is None:
+        return []
+    answers: list[str] = []
+    for call in await store.calls([rollout.accepted_attempt_id]):
+        message = call.response["choices"][0]["message"]
+        answers.append(str(message.get("content") or message.get("tool_calls") or "").strip())
+    return answers
+
+
+def next_steps(console: Console, *, recipe: str, run_dir: str, model: str) -> None:
+    console.print("\n[bold]Next[/]")
+    console.print("  look at the curve            ", f"{run_dir}/curve.png", highlight=False)
+    console.print("  reproduce the figures        ", f"lightningrl eval {recipe} --checkpoint {model}", highlight=False, soft_wrap=True)
+    console.print("  read the agent, unchanged    ", "recipes/sql_langgraph/agent.py", highlight=False)

@@ -1,0 +1,67 @@
+"""`lightningrl train recipe.toml`: one run from a recipe to a trained model."""
+
+import asyncio
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from lightningrl.cli.curve import draw_curve
+from lightningrl.cli.folder import Journal, RunFolder
+from lightningrl.cli.live import Progress
+from lightningrl.cli.report import Result, as_json, before_after, next_steps, result_of, then_and_now
+from lightningrl.config import Config
+from lightningrl.loop import Exam, Watcher
+from lightningrl.serve import lightning
+
+
+class Watchers:
+    """Several watchers as one."""
+
+    def __init__(self, *watchers: Watcher) -> None:
+        self._watchers = watchers
+
+    def collecting(self, what: str, done: int, total: int) -> None:
+        for watcher in self._watchers:
+            watcher.collecting(what, done, total)
+
+    def stepped(self, step: int, metrics: dict[str, float]) -> None:
+        for watcher in self._watchers:
+            watcher.stepped(step, metrics)
+
+    def examined(self, exam: Exam) -> None:
+        for watcher in self._watchers:
+            watcher.examined(exam)
+
+
+def train(config: Config, folder: RunFolder, *, console: Console, recipe: str) -> Result:
+    """Run it, show it, write everything into the run's folder."""
+    return asyncio.run(_train(config, folder, console=console, recipe=recipe))
+
+
+async def _train(config: Config, folder: RunFolder, *, console: Console, recipe: str) -> Result:
+    began = time.monotonic()
+    progress = Progress(console, name=config.name, steps=config.loop.steps, where=str(folder.path))
+    with progress:
+        async with lightning(config, folder.path) as server:
+            version = await server.version()
+            loop = server.loop(Watchers(Journal(folder, version=version), progress))
+            summary = await loop.run()
+            server.trainer.publish(folder.model)
+            example = await then_and_now(summary, server.store)
+    draw_curve(folder.rows(), folder.curve, title=config.name)
+    result = result_of(summary, seconds=time.monotonic() - began, steps=config.loop.steps, run_dir=str(folder.path))
+    console.print(before_after(summary))
+    if example:
+        console.print(example)
+    console.print(f"{result.steps} steps, {result.rollouts:,} rollouts, {result.seconds:.0f} s", highlight=False)
+    next_steps(console, recipe=recipe, run_dir=str(folder.path), model=str(folder.model))
+    (folder.path / "result.json").write_text(as_json(result) + "\n", encoding="utf-8")
+    return result
+
+
+def demo_recipe() -> Path:
+    """The text-to-SQL recipe: beside the package in a wheel, two folders up in a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    inside, checkout = package / "recipes", package.parent.parent / "recipes"
+    return (inside if inside.exists() else checkout) / "sql_langgraph" / "recipe.toml"

@@ -1,0 +1,227 @@
+"""collect → credit → pack → step → publish. Read this first.
+
+The loop asks the store for rollouts and waits for them; agents run elsewhere and know nothing of it. What it learns from are
+records alone, so a run that is killed anywhere goes on from its last published weights as if nothing had happened.
+"""
+
+import asyncio
+import shutil
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, TypeAlias
+
+import numpy as np
+
+from lightningrl.algorithms import lessons_of
+from lightningrl.config import Config
+from lightningrl.data.forest import Lesson, build_forest, minibatches, pack
+from lightningrl.data.tasks import derived_seed, load_tasks
+from lightningrl.data.transitions import trajectories_of
+from lightningrl.engine import Engine
+from lightningrl.errors import AgentError, GraderError
+from lightningrl.store import Store
+from lightningrl.trainer import Trainer
+from lightningrl.types import FINAL, Doubles, Rollout, Task, Weights
+
+Mode: TypeAlias = Literal["sampled", "greedy"]
+MODES: tuple[Mode, ...] = ("sampled", "greedy")
+TEMPERATURE: dict[Mode, float] = {"sampled": 1.0, "greedy": 0.0}
+CHECKPOINTS_KEPT = 2
+PROGRESS_EVERY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exam:
+    """How the policy did on the first held-out tasks."""
+
+    version: int
+    mode: Mode
+    rollouts: tuple[Rollout, ...]
+    """One a task, in the order of the tasks."""
+    rewards: Doubles
+    """[tasks] a rollout that failed has NaN."""
+
+    @property
+    def mean(self) -> float:
+        """Over the rollouts that did not fail."""
+        return float(np.nanmean(self.rewards))
+
+
+class Watcher(Protocol):
+    """Somebody who wants to know how it goes. Nothing it does changes the run."""
+
+    def collecting(self, what: str, done: int, total: int) -> None: ...
+
+    def stepped(self, step: int, metrics: dict[str, float]) -> None: ...
+
+    def examined(self, exam: Exam) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """The run in a few figures: held-out exams before and after."""
+
+    before: dict[Mode, Exam]
+    after: dict[Mode, Exam]
+    rollouts: int
+
+
+class Loop:
+    """One policy, learning from one recipe."""
+
+    def __init__(self, config: Config, *, store: Store, engine: Engine, trainer: Trainer, folder: Path, watcher: Watcher) -> None:
+        self.config = config
+        self.store = store
+        self.engine = engine
+        self.trainer = trainer
+        self.folder = folder
+        self.watcher = watcher
+        self._compute = ThreadPoolExecutor(1, thread_name_prefix="trainer")
+
+    async def run(self) -> Summary:
+        """Learn for `loop.steps` steps, from wherever the store says we are."""
+        config, steps = self.config.loop, self.config.loop.steps
+        version = await self.restore()
+        before = {mode: await self.examine(0, mode, self.config.tasks.heldout) for mode in MODES}
+        for step in range(version, steps):
+            if step and config.eval_every and step % config.eval_every == 0:
+                await self.examine(step, "sampled", min(config.eval_tasks, self.config.tasks.heldout))
+            started = time.monotonic()
+            batch = await self.collect(step)
+            collected = time.monotonic()
+            metrics = await self.learn(step, batch)
+            await self.publish(step + 1)
+            metrics |= {"time/collect_s": collected - started, "time/learn_s": time.monotonic() - collected}
+            self.watcher.stepped(step, metrics)
+        after = {mode: await self.examine(steps, mode, self.config.tasks.heldout) for mode in MODES}
+        return Summary(before=before, after=after, rollouts=len(await self.store.rollouts()))
+
+    async def restore(self) -> int:
+        """Go back to the last published weights; the first time, publish those that the model came with."""
+        latest = await self.store.weights(self.config.policy)
+        if latest is None:
+            await self.publish(0)
+            return 0
+        self.trainer.load(Path(latest.uri))
+        await self._serve(latest)
+        return latest.version
+
+    async def collect(self, step: int) -> list[Rollout]:
+        """Run every task of this step `group_size` times, and wait for all of them."""
+        config = self.config
+        seed = derived_seed(config.seed, "train", step)
+        tasks = load_tasks(config.tasks, "train", seed=seed, count=config.loop.tasks_per_step, root=config.root)
+        return await self._finish(
+            [
+                self._rollout(f"train-{step:05d}-{index:03d}-{member:02d}", task, group_id=f"train-{step:05d}-{index:03d}", temperature=1.0)
+                for index, task in enumerate(tasks)
+                for member in range(config.loop.group_size)
+            ],
+            what=f"step {step}",
+        )
+
+    async def learn(self, step: int, batch: Sequence[Rollout]) -> dict[str, float]:
+        """Turn the records of a batch into new weights."""
+        lessons, metrics = await self.credit(batch)
+        decay = 1.0 - step / self.config.loop.steps if self.config.trainer.schedule == "linear" else 1.0
+        rate = self.config.trainer.learning_rate * decay
+        seed = derived_seed(self.config.seed, "minibatches", step)
+        await self.engine.pause()
+        metrics |= await asyncio.get_running_loop().run_in_executor(self._compute, self._update, lessons, seed, rate)
+        return metrics | {"optim/learning_rate": rate}
+
+    async def credit(self, batch: Sequence[Rollout]) -> tuple[list[Lesson], dict[str, float]]:
+        """records → trajectories → what each sampled token is to teach."""
+        accepted = [rollout.accepted_attempt_id for rollout in batch if rollout.accepted_attempt_id]
+        calls, rewards = await self.store.calls(accepted), await self.store.rewards(accepted)
+        trained = {route.agent or route.model for route in self.config.routes if route.train and route.policy == "policy"}
+        trajectories, census = trajectories_of(batch, calls, rewards, policy=self.config.policy, agents=trained)
+        if not any(trajectory.transitions for trajectory in trajectories):
+            raise AgentError("the agent never called the model", hint="it must take its base URL from OPENAI_BASE_URL, as OpenAI's SDKs do")
+        lessons, statistics = lessons_of(trajectories, self.config.algorithm)
+        return lessons, census.metrics() | statistics
+
+    async def publish(self, version: int) -> None:
+        """Save, then say so, then serve: a crash in between repeats work and loses none."""
+        checkpoint = self.folder / "checkpoints" / f"step-{version:05d}"
+        weights = Weights(policy=self.config.policy, version=version, uri=str(checkpoint))
+        if version % self.config.loop.checkpoint_every == 0 or version == self.config.loop.steps:
+            self.trainer.save(checkpoint)
+            await self.store.publish(weights)
+            for stale in sorted(checkpoint.parent.glob("step-*"))[:-CHECKPOINTS_KEPT]:
+                shutil.rmtree(stale)
+        await self._serve(weights)
+
+    async def examine(self, version: int, mode: Mode, count: int) -> Exam:
+        """Try the policy on held-out tasks, the same ones every time. Looking again at a version runs nothing twice."""
+        config = self.config
+        tasks = load_tasks(config.tasks, "heldout", seed=config.tasks.seed, count=count, root=config.root)
+        rollouts = [
+            self._rollout(f"exam-{version:05d}-{mode}-{index:04d}", task, seed_of=f"exam-{mode}-{index}", temperature=TEMPERATURE[mode])
+            for index, task in enumerate(tasks)
+        ]
+        rollouts = await self._finish(rollouts, what=f"{mode} exam of version {version}")
+        rewards = {r.attempt_id: r.value for r in await self.store.rewards([r.accepted_attempt_id for r in rollouts if r.accepted_attempt_id]) if r.name == FINAL}
+        exam = Exam(
+            version=version,
+            mode=mode,
+            rollouts=tuple(rollouts),
+            rewards=np.array([rewards.get(rollout.accepted_attempt_id or "", np.nan) for rollout in rollouts]),
+        )
+        self.watcher.examined(exam)
+        return exam
+
+    def _rollout(self, rollout_id: str, task: Task, *, temperature: float, group_id: str | None = None, seed_of: str | None = None) -> Rollout:
+        """Its sampling seed follows from its name, so a repeated attempt draws the same tokens."""
+        return Rollout(
+            id=rollout_id,
+            group_id=group_id or rollout_id,
+            task=task,
+            max_attempts=self.config.agent.max_attempts,
+            timeout_s=self.config.agent.timeout_s,
+            sampling={"temperature": temperature, "top_p": 1.0, "seed": derived_seed(self.config.seed, seed_of or rollout_id)},
+        )
+
+    async def _finish(self, rollouts: Sequence[Rollout], *, what: str) -> list[Rollout]:
+        """Enqueue, wait, report progress. Rollouts that failed are part of the answer, unless all did."""
+        ids = [rollout.id for rollout in rollouts]
+        await self.store.enqueue(rollouts)
+        ended: list[Rollout] = []
+        while len(ended) < len(ids):
+            ended = await self.store.wait(ids, timeout_s=PROGRESS_EVERY_S)
+            self.watcher.collecting(what, len(ended), len(ids))
+        if all(rollout.status == "failed" for rollout in ended):
+            await self._give_up(ended, what=what)
+        return await self.store.rollouts(ids=ids)
+
+    async def _give_up(self, failed: Sequence[Rollout], *, what: str) -> None:
+        """Say whose failure it was: the most frequent first line, with its traceback."""
+        errors = [attempt.error or "no error was given" for attempt in await self.store.attempts([rollout.id for rollout in failed])]
+        line, count = Counter(error.splitlines()[0] for error in errors).most_common(1)[0]
+        example = next(error for error in errors if error.startswith(line))
+        kind = GraderError if line.startswith("GraderError") else AgentError
+        hint = "nothing was lost: mend it, then go on with `--resume`"
+        raise kind(f"all {len(failed)} rollouts of {what} failed; {count} times: {example}", hint=hint)
+
+    async def _serve(self, weights: Weights) -> None:
+        await self.engine.pause()
+        await self.engine.load(weights)
+        await self.engine.resume()
+
+    def _update(self, lessons: Sequence[Lesson], seed: int, rate: float) -> dict[str, float]:
+        """Optimizer steps over the minibatches of one batch; metrics are their means."""
+        found: list[dict[str, float]] = []
+        for minibatch in minibatches(lessons, self.config.trainer.minibatches, seed=seed):
+            metrics: list[dict[str, float]] = []
+            for part in pack(minibatch, max_tokens=self.config.trainer.max_tokens):
+                metrics.append(self.trainer.forward_backward(build_forest(part)).metrics)
+            found.append(_mean(metrics) | self.trainer.optim_step(learning_rate=rate))
+        return _mean(found)
+
+
+def _mean(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: float(np.mean([row[name] for row in rows])) for name in (rows[0] if rows else {})}
