@@ -1,0 +1,75 @@
+"""Whatever is wrong with what a person gives: a message that says so, a hint, exit code 2, and nothing lost."""
+
+import json
+import shutil
+import socket
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import SmallRecipe
+
+
+def refused(recipe: SmallRecipe, *arguments: str) -> str:
+    done = recipe.cli("train", str(recipe.path), "--run-dir", "run", *arguments)
+    assert done.returncode == 2, (done.returncode, done.stderr)
+    assert "Traceback (most recent call last)" not in done.stderr.split("hint:")[-1]
+    assert "error:" in done.stderr and "hint:" in done.stderr, done.stderr
+    return " ".join(done.stderr.split())
+
+
+def test_an_unknown_key_is_refused_with_the_one_that_was_meant(small_recipe: SmallRecipe) -> None:
+    message = refused(small_recipe, "trainer.learning_rte=1")
+    assert "unknown key `trainer.learning_rte`" in message and "did you mean `learning_rate`?" in message
+
+
+def test_a_missing_recipe_is_refused(small_recipe: SmallRecipe) -> None:
+    done = small_recipe.cli("train", "nowhere.toml")
+    assert done.returncode == 2 and "no recipe at `nowhere.toml`" in done.stderr
+
+
+def test_a_missing_model_folder_is_refused(small_recipe: SmallRecipe) -> None:
+    assert "nowhere" in refused(small_recipe, "model.path=nowhere")
+
+
+def test_a_missing_agent_module_is_refused(small_recipe: SmallRecipe) -> None:
+    assert "no module `agnet`" in refused(small_recipe, "agent.entry=agnet:run")
+
+
+def test_a_model_without_a_chat_template_is_refused(small_recipe: SmallRecipe, model_folder: Path) -> None:
+    (small_recipe.folder / "model").unlink()
+    shutil.copytree(model_folder, small_recipe.folder / "model")
+    (small_recipe.folder / "model" / "chat_template.jinja").unlink(missing_ok=True)
+    settings = small_recipe.folder / "model" / "tokenizer_config.json"
+    settings.write_text(json.dumps({k: v for k, v in json.loads(settings.read_text()).items() if k != "chat_template"}))
+    assert "chat template" in refused(small_recipe)
+
+
+def test_a_port_in_use_is_refused(small_recipe: SmallRecipe) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"127.0.0.1:{port}" in refused(small_recipe, f"gateway.port={port}")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("    return answer\n", "    raise ValueError('no luck today')\n", "AgentError: ValueError: no luck today"),
+        ("    global client\n", "    import time; time.sleep(60)\n    global client\n", "time"),
+        ('len(answer) % 5 / 4', "float('nan')", "GraderError"),
+        ('len(answer) % 5 / 4', "1 / 0", "GraderError: ZeroDivisionError"),
+    ],
+    ids=["agent raises", "agent hangs", "reward is NaN", "reward raises"],
+)
+def test_failing_user_code_ends_the_run_and_says_whose_it_was(small_recipe: SmallRecipe, old: str, new: str, said: str) -> None:
+    small_recipe.rewrite_agent(lambda text: text.replace(old, new))
+    message = refused(small_recipe, "agent.timeout_s=3.0", "agent.max_attempts=1", "tasks.heldout=2")
+    assert said in message and "all 2 rollouts" in message
+    with sqlite3.connect(small_recipe.folder / "run" / "store.sqlite") as records:
+        assert records.execute("select count(*) from attempts where error is not null").fetchone() == (2,), "the failures are on record"
+
+
+def test_an_agent_that_never_calls_the_model_is_named(small_recipe: SmallRecipe) -> None:
+    small_recipe.rewrite_agent(lambda text: text.replace("    global client\n", "    return 'blue'\n    global client\n"))
+    assert "never called the model" in refused(small_recipe, "tasks.heldout=2")

@@ -1,0 +1,61 @@
+"""A whole run from the command line, on real parts: what it leaves behind, and that it is the same twice and after a kill."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from safetensors.numpy import load_file
+
+from tests.conftest import SmallRecipe
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "model" / "model.safetensors").read_bytes()
+
+
+def test_a_run_leaves_everything_behind_and_eval_reproduces_its_figures(small_recipe: SmallRecipe) -> None:
+    result = small_recipe.train("--run-dir", "run", "loop.eval_every=1", "tasks.heldout=8")
+    run = small_recipe.folder / "run"
+    for name in ("config.toml", "metrics.jsonl", "store.sqlite", "checkpoints", "curve.png", "result.json", "model/config.json", "model/tokenizer.json"):
+        assert (run / name).exists(), name
+    assert result["rollouts"] == 2 * 2 * 4 + 2 * 2 * 8 + 8  # steps · tasks · group + (before, after) · modes · held-out + one exam on the way
+    assert {"heldout_before", "heldout_after", "heldout_greedy_before", "heldout_greedy_after", "seconds", "steps", "run_dir"} <= result.keys()
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if row["kind"] == "step"] == [0, 1]
+    assert all(row["policy/logprob_gap"] < 1e-4 for row in rows if row["kind"] == "step")
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(run / "model"), AutoTokenizer.from_pretrained(run / "model")
+    assert model.config.model_type == "qwen3" and tokenizer.chat_template
+
+    done = small_recipe.cli("eval", str(small_recipe.path), "--checkpoint", "run", "--json", "tasks.heldout=8")
+    assert done.returncode == 0, done.stderr
+    score = json.loads(done.stdout.splitlines()[-1])
+    assert (score["heldout"], score["heldout_greedy"]) == (result["heldout_after"], result["heldout_greedy_after"])
+
+
+def test_same_seed_gives_the_same_weights_bit_for_bit_also_across_kill_and_resume(small_recipe: SmallRecipe) -> None:
+    arguments = ("loop.steps=4", "loop.group_size=6")
+    small_recipe.train("--run-dir", "first", *arguments)
+    small_recipe.train("--run-dir", "second", *arguments)
+    start = load_file(small_recipe.folder / "model" / "model.safetensors")
+    end = load_file(small_recipe.folder / "first" / "model" / "model.safetensors")
+    assert any((start[name] != end[name]).any() for name in start), "nothing was learnt, so nothing was compared"
+    assert weights(small_recipe.folder / "first") == weights(small_recipe.folder / "second")
+
+    run = small_recipe.folder / "killed"
+    command = [sys.executable, "-m", "lightningrl", "train", str(small_recipe.path), "--run-dir", "killed", *arguments]
+    killed = subprocess.Popen(command, cwd=small_recipe.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (run / "metrics.jsonl").exists() or '"step": 1' not in (run / "metrics.jsonl").read_text():
+        assert time.monotonic() < deadline and killed.poll() is None
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert not (run / "model").exists(), "it was over before it was killed"
+    small_recipe.train("--run-dir", "killed", "--resume", *arguments)
+    assert weights(run) == weights(small_recipe.folder / "first")
