@@ -169,7 +169,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """The paper's (input, output, reward) of one call of a trained policy."""
+    """The paper's (input, output, reward) of one call."""
 
     call_id: str
     parent_call_id: str | None
@@ -187,6 +187,8 @@ class Transition:
     """The softmax temperature that `logprobs` refer to."""
     truncated: bool = False
     """The call ran into its token limit."""
+    left_out: str | None = None
+    """Why this call is not trained; None: it is. It is still a member of its trajectory, so that baselines do not depend on selection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

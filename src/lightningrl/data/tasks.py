@@ -26,7 +26,9 @@ def load_tasks(config: TasksConfig, split: str, *, seed: int, count: int, root: 
         try:
             rows = list(make(split, seed=seed, count=count))
         except TypeError as error:
-            raise UserError(f"`{config.source}` cannot be called as f(split, seed=…, count=…): {error}", hint="see recipes/sql_langgraph/tasks.py") from error
+            raise UserError(
+                f"`{config.source}` cannot be called as f(split, seed=…, count=…): {error}", hint="see recipes/sql_langgraph/tasks.py"
+            ) from error
     return [Task(id=str(row.get("id", index)), input=row["input"], split=split) for index, row in enumerate(rows)]
 
 

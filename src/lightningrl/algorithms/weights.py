@@ -1,0 +1,36 @@
+"""How much does each sampled token count? One float64 per token over the whole batch, computed once, up front: packing cannot change it.
+
+    rollout-mean   w = 1 / (R · n_rollout)      every rollout counts the same
+    call-mean      w = 1 / (C · n_call)         every call counts the same
+    token-mean     w = 1 / T                    every token counts the same (DAPO, arXiv 2503.14476, eq. 8)
+
+R, C and T are the rollouts, calls and tokens that are trained, n_… how many trained tokens a rollout or call has. Each sums to 1.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from lightningrl.types import Doubles, Trajectory
+
+Aggregation: TypeAlias = Literal["rollout-mean", "call-mean", "token-mean"]
+
+
+def token_weights(trajectories: Sequence[Trajectory], *, aggregation: Aggregation) -> list[Doubles]:
+    """For each trajectory [calls]: the weight of each sampled token of that call; 0 for a call that is left out."""
+    lengths = [_trained_tokens(t) for t in trajectories]
+    per_rollout = np.array([n.sum() for n in lengths], dtype=np.int64)
+    match aggregation:
+        case "rollout-mean":
+            R = np.count_nonzero(per_rollout)
+            return [np.where(n > 0, 1.0 / max(R * n.sum(), 1), 0.0) for n in lengths]
+        case "call-mean":
+            C = sum(np.count_nonzero(n) for n in lengths)
+            return [np.where(n > 0, 1.0 / np.maximum(C * n, 1), 0.0) for n in lengths]
+        case "token-mean":
+            return [np.where(n > 0, 1.0 / max(per_rollout.sum(), 1), 0.0) for n in lengths]
+
+
+def _trained_tokens(trajectory: Trajectory) -> np.ndarray:
+    return np.array([len(t.completion_ids) if t.left_out is None else 0 for t in trajectory.transitions], dtype=np.int64)

@@ -1,0 +1,139 @@
+"""What did each call of an accepted attempt see, say and earn? Records in, trajectories out, and a report of what will not be trained.
+
+Every call of an accepted attempt becomes a transition, whether it teaches or not: a group's baseline is made of all of its members,
+so selection is a mark on the transition (`left_out`), never a gap in the trajectory.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lightningrl.errors import GraderError
+from lightningrl.types import FINAL, Call, Reward, Rollout, Trajectory, Transition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Where the sampled tokens of a batch went: `trained_tokens` plus the sum of `left_out_tokens` is all of them."""
+
+    succeeded: int
+    """Rollouts that became a trajectory."""
+    excluded: int
+    """Rollouts without an accepted attempt. They are no members of their group: a failure is not a reward of 0."""
+    trained_calls: int
+    trained_tokens: int
+    left_out_calls: Mapping[str, int]
+    """Reason → calls of accepted attempts that are not trained."""
+    left_out_tokens: Mapping[str, int]
+    """Reason → their sampled tokens."""
+
+    def metrics(self) -> dict[str, float]:
+        """`area/name` → value."""
+        tokens = {f"tokens/left_out_{reason}": float(n) for reason, n in self.left_out_tokens.items()}
+        return {
+            "rollouts/succeeded": float(self.succeeded),
+            "rollouts/excluded": float(self.excluded),
+            "tokens/selected": float(self.trained_tokens),
+            **tokens,
+        }
+
+
+def trajectories(
+    rollouts: Sequence[Rollout],
+    calls: Mapping[str, Sequence[Call]],
+    rewards: Mapping[str, Sequence[Reward]],
+    *,
+    policy: str,
+    trains: Callable[[str], bool] = lambda agent: True,
+) -> tuple[list[Trajectory], Report]:
+    """One trajectory per succeeded rollout, in the order given. `calls` and `rewards` are by attempt id; `trains` is asked for each agent.
+
+    Raises `GraderError` if a succeeded rollout has no final reward, or several and not exactly one from the grader.
+    """
+    made: list[Trajectory] = []
+    for rollout in rollouts:
+        attempt_id = rollout.accepted_attempt_id
+        if rollout.status != "succeeded" or attempt_id is None:
+            continue
+        given = rewards.get(attempt_id, ())
+        steps = _step_rewards(given)
+        ordered = sorted(calls.get(attempt_id, ()), key=lambda call: call.index)
+        made.append(
+            Trajectory(
+                rollout_id=rollout.id,
+                group_id=rollout.group_id,
+                task_id=rollout.task.id,
+                transitions=tuple(_transition(c, reward=steps.get(c.id), left_out=why_left_out(c, policy=policy, trains=trains)) for c in ordered),
+                reward=final_reward(given, rollout_id=rollout.id),
+            )
+        )
+    return made, _report(made, excluded=len(rollouts) - len(made))
+
+
+def why_left_out(call: Call, *, policy: str, trains: Callable[[str], bool]) -> str | None:
+    """The first reason why a call must not be trained; None if it is trained."""
+    reasons = {
+        "incomplete": call.capture == "incomplete" or len(call.prompt_ids) == 0,
+        call.finish_reason: call.finish_reason in ("cancelled", "error"),
+        "logprobs": len(call.logprobs) != len(call.completion_ids) or not np.isfinite(call.logprobs).all(),
+        "policy": call.policy != policy,
+        "agent": not trains(call.agent),
+        # the recorded logprobs then belong to a distribution that the trainer does not compute: ratios to it would be wrong
+        "sampling": call.sampling.temperature <= 0 or call.sampling.top_p < 1 or call.sampling.top_k > 0,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def final_reward(rewards: Sequence[Reward], *, rollout_id: str) -> float:
+    """What the attempt as a whole was worth. Rewards with another name, or for one call, never count here."""
+    finals = [r for r in rewards if r.name == FINAL and r.call_id is None]
+    graded = [r for r in finals if r.source == "grader"]
+    chosen = finals if len(finals) == 1 else graded
+    if len(chosen) != 1:
+        sources = ", ".join(f"`{r.source}`" for r in finals) or "nobody"
+        raise GraderError(
+            f"rollout `{rollout_id}` needs one final reward; it was given by {sources}", hint="let the reward function alone give `final`"
+        )
+    return chosen[0].value
+
+
+def _step_rewards(rewards: Sequence[Reward]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for reward in rewards:
+        if reward.call_id is not None:
+            sums[reward.call_id] = sums.get(reward.call_id, 0.0) + reward.value
+    return sums
+
+
+def _transition(call: Call, *, reward: float | None, left_out: str | None) -> Transition:
+    return Transition(
+        call_id=call.id,
+        parent_call_id=call.parent_call_id,
+        agent=call.agent,
+        policy_version=call.policy_version,
+        prompt_ids=call.prompt_ids,
+        completion_ids=call.completion_ids,
+        logprobs=call.logprobs,
+        reward=reward,
+        temperature=call.sampling.temperature,
+        truncated=call.finish_reason == "length",
+        left_out=left_out,
+    )
+
+
+def _report(made: Sequence[Trajectory], *, excluded: int) -> Report:
+    calls: Counter[str | None] = Counter()
+    tokens: Counter[str | None] = Counter()
+    for transition in (t for trajectory in made for t in trajectory.transitions):
+        calls[transition.left_out] += 1
+        tokens[transition.left_out] += len(transition.completion_ids)
+    return Report(
+        succeeded=len(made),
+        excluded=excluded,
+        trained_calls=calls.pop(None, 0),
+        trained_tokens=tokens.pop(None, 0),
+        left_out_calls={str(reason): n for reason, n in sorted(calls.items(), key=str)},
+        left_out_tokens={str(reason): n for reason, n in sorted(tokens.items(), key=str)},
+    )

@@ -1,0 +1,175 @@
+"""Attention over a forest: every token looks at its ancestors and itself, and nothing is computed twice or masked away in bulk.
+
+The queries of a segment are cut into blocks, and blocks of like size are padded together into batches that fit in the cache. Keys come
+in the order of their depth, so one comparison masks everything: a query at position p may look at the keys 0..p of its own path.
+Scores are computed again in the backward pass, where they are cheaper than the memory they would take.
+
+Legend: N tokens · S segments · B blocks of a batch · Q padded queries · T padded keys · H query heads · K key/value heads ·
+G = H / K query heads that share one · E head size.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+BLOCK = 64
+"""Queries of a block."""
+BATCH = 1 << 17
+"""Scores per head of a batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Blocks that are computed together, padded to the longest. Rows are of `[N·heads E]`, so that one gather also sorts by head."""
+
+    shape: tuple[int, int, int]
+    """B, Q, T"""
+    queries: Tensor
+    """[B·H·Q] row of each query; padding repeats the first."""
+    keys: Tensor
+    """[B·K·T] row of the key at each depth; padding repeats the root."""
+    bias: Tensor
+    """[B 1 1 Q T] 0 where the query may look at the key, else -inf."""
+    real: Tensor
+    """[R] which of `queries` are no padding."""
+    real_queries: Tensor
+    """[R] their rows."""
+
+
+class ForestAttention:
+    """An `Attend` for `DenseModel.hidden`, for one forest (`starts`, `parents` and `positions` as in `lightningrl.data.forest.Forest`)."""
+
+    def __init__(self, starts: np.ndarray, parents: np.ndarray, positions: np.ndarray, *, heads: int, kv_heads: int, dtype: torch.dtype) -> None:
+        cut = _batches(_blocks(starts, parents))
+        self.batches = [_batch(blocks, positions, heads=heads, kv_heads=kv_heads, dtype=dtype) for blocks in cut]
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [N H E], k and v [N K E] → [N H E]"""
+        out: Any = _Attention.apply(q, k, v, self.batches)
+        return out
+
+
+class _Attention(torch.autograd.Function):
+    """O = P V with P = softmax(QKᵀ/√E); dS = P ⊙ (dO Vᵀ - rowsum(dO ⊙ O))   (arXiv 2205.14135, appendix B.2)"""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, batches: list[Batch]) -> Tensor:
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        q_rows, k_rows, v_rows, out_rows = (_rows(x) for x in (q, k, v, out))
+        for batch in batches:
+            Q, K = _gather(q_rows, batch.queries, k_rows, batch.keys, batch.shape, k.shape[1])
+            V = v_rows.index_select(0, batch.keys).view_as(K)
+            O = torch.bmm(_probabilities(Q, K, batch), V).view(-1, q.shape[2])
+            out_rows.index_copy_(0, batch.real_queries, O.index_select(0, batch.real))
+        ctx.save_for_backward(q, k, v, out)
+        ctx.batches = batches
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        q, k, v, out = ctx.saved_tensors
+        dout = grads[0].contiguous()
+        dq, dk, dv = torch.empty_like(out), k.new_zeros(k.shape), v.new_zeros(v.shape)
+        q_rows, k_rows, v_rows, dq_rows, dk_rows, dv_rows, dout_rows = (_rows(x) for x in (q, k, v, dq, dk, dv, dout))
+        delta = (dout * out).sum(-1).view(-1, 1)
+        for batch in ctx.batches:
+            Q, K = _gather(q_rows, batch.queries, k_rows, batch.keys, batch.shape, k.shape[1])
+            V = v_rows.index_select(0, batch.keys).view_as(K)
+            P = _probabilities(Q, K, batch)
+            dO, D = (_padded(x, batch, Q) for x in (dout_rows, delta))
+            dv_rows.index_add_(0, batch.keys, torch.bmm(P.transpose(1, 2), dO).view(-1, q.shape[2]))
+            dS = torch.bmm(dO, V.transpose(1, 2)).sub_(D).mul_(P)
+            dq_rows.index_copy_(0, batch.real_queries, torch.bmm(dS, K).view(-1, q.shape[2]).index_select(0, batch.real))
+            dk_rows.index_add_(0, batch.keys, torch.bmm(dS.transpose(1, 2), Q).view(-1, q.shape[2]))
+        scale = q.shape[2] ** -0.5
+        return dq.mul_(scale), dk.mul_(scale), dv, None
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[N heads E] → [N·heads E]"""
+    return x.reshape(-1, x.shape[2])
+
+
+def _gather(q_rows: Tensor, queries: Tensor, k_rows: Tensor, keys: Tensor, shape: tuple[int, int, int], kv_heads: int) -> tuple[Tensor, Tensor]:
+    """Q [B·K G·Q E], K [B·K T E]"""
+    B, _, T = shape
+    E = q_rows.shape[1]
+    return q_rows.index_select(0, queries).view(B * kv_heads, -1, E), k_rows.index_select(0, keys).view(B * kv_heads, T, E)
+
+
+def _probabilities(Q: Tensor, K: Tensor, batch: Batch) -> Tensor:
+    """[B·K G·Q T]"""
+    B, queries, T = batch.shape
+    S = torch.bmm(Q, K.transpose(1, 2)).mul_(Q.shape[2] ** -0.5)
+    kv_heads = S.shape[0] // B
+    S.view(B, kv_heads, -1, queries, T).add_(batch.bias)
+    return torch.softmax(S, dim=-1)
+
+
+def _padded(rows: Tensor, batch: Batch, like: Tensor) -> Tensor:
+    """Rows of real queries laid out as `like`, with zeros for padding: it must not reach the gradient of a key."""
+    padded = rows.new_zeros(batch.queries.shape[0], rows.shape[1])
+    padded.index_copy_(0, batch.real, rows.index_select(0, batch.real_queries))
+    return padded.view(like.shape[0], like.shape[1], rows.shape[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Block:
+    queries: np.ndarray
+    keys: np.ndarray
+
+
+def _blocks(starts: np.ndarray, parents: np.ndarray) -> list[_Block]:
+    """Cut every segment into blocks of queries, each with the path from its root to its last query."""
+    paths: list[np.ndarray] = []
+    blocks: list[_Block] = []
+    for s, parent in enumerate(parents):
+        own = np.arange(starts[s], starts[s + 1])
+        above = paths[parent] if parent >= 0 else own[:0]
+        paths.append(np.concatenate((above, own)))
+        for first in range(0, len(own), BLOCK):
+            last = min(first + BLOCK, len(own))
+            blocks.append(_Block(queries=own[first:last], keys=paths[s][: len(above) + last]))
+    return blocks
+
+
+def _batches(blocks: list[_Block]) -> list[list[_Block]]:
+    """Sort by size and cut so that a batch is small and little of it is padding."""
+    batches: list[list[_Block]] = []
+    Q = T = area = 0
+    for block in sorted(blocks, key=lambda b: (-((len(b.queries) + 7) // 8), -len(b.keys))):
+        q, t = len(block.queries), len(block.keys)
+        if batches:
+            padded = max(Q, q) * max(T, t) * (len(batches[-1]) + 1)
+            if padded <= BATCH and padded <= 1.25 * (area + q * t):
+                batches[-1].append(block)
+                Q, T, area = max(Q, q), max(T, t), area + q * t
+                continue
+        batches.append([block])
+        Q, T, area = q, t, q * t
+    return batches
+
+
+def _batch(blocks: list[_Block], positions: np.ndarray, *, heads: int, kv_heads: int, dtype: torch.dtype) -> Batch:
+    B, Q, T = len(blocks), max(len(b.queries) for b in blocks), max(len(b.keys) for b in blocks)
+    queries, keys, real = np.zeros((B, Q), np.int64), np.zeros((B, T), np.int64), np.zeros((B, Q), bool)
+    for b, block in enumerate(blocks):
+        q, t = len(block.queries), len(block.keys)
+        queries[b], keys[b] = block.queries[0], block.keys[0]
+        queries[b, :q], keys[b, :t], real[b, :q] = block.queries, block.keys, True
+    allowed = np.arange(T) <= positions[queries][:, :, None]
+    bias = torch.zeros(allowed.shape, dtype=dtype).masked_fill_(torch.from_numpy(~allowed), float("-inf"))
+    q_rows = (queries[:, None, :] * heads + np.arange(heads)[:, None]).reshape(-1)
+    k_rows = (keys[:, None, :] * kv_heads + np.arange(kv_heads)[:, None]).reshape(-1)
+    real_rows = np.flatnonzero(np.broadcast_to(real[:, None, :], (B, heads, Q)))
+    return Batch(
+        shape=(B, Q, T),
+        queries=torch.from_numpy(q_rows),
+        keys=torch.from_numpy(k_rows),
+        bias=bias[:, None, None],
+        real=torch.from_numpy(real_rows),
+        real_queries=torch.from_numpy(q_rows[real_rows]),
+    )
