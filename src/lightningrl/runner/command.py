@@ -1,0 +1,78 @@
+"""Runs an agent that is a program: the task on its stdin, the answer on its stdout, its group ended with it whatever happens."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from lightningrl.errors import AgentError
+from lightningrl.runner.wire import MAX_OUTPUT
+
+MAX_ENV = 120_000
+"""Linux refuses a program any single variable of 128 KiB or more (MAX_ARG_STRLEN); a larger task is on stdin alone."""
+MAX_STDERR = 4000
+"""Characters of stderr that a record keeps: the last."""
+
+
+async def run_command(command: Sequence[str], task: bytes, env: Mapping[str, str], *, started: Callable[[int], None]) -> Any:
+    """The program's answer: parsed if it is JSON, else its text. `started` is told its process group."""
+    task_env = {"LIGHTNINGRL_TASK": task.decode()} if len(task) < MAX_ENV else {}
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=pipe, stdout=pipe, stderr=pipe, env={**os.environ, **env, **task_env}, start_new_session=True
+    )
+    started(process.pid)
+    assert process.stdin and process.stdout and process.stderr
+    try:
+        stdout, stderr, _ = await asyncio.gather(_all(process.stdout), _tail(process.stderr), _feed(process.stdin, task))
+        code = await process.wait()
+    finally:
+        end_group(process.pid)
+        await process.wait()
+    if code != 0:
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        text = stderr.decode(errors="replace").strip()
+        last = text.splitlines()[-1:] or ["it wrote nothing to stderr"]
+        raise AgentError(f"`{command[0]}` {how}: {last[0]}\n{text[-MAX_STDERR:]}")
+    return _parsed(stdout)
+
+
+def end_group(group: int) -> None:
+    """SIGKILL to a process group that may have ended already."""
+    with suppress(ProcessLookupError, PermissionError):  # PermissionError: what macOS says of a group of zombies
+        os.killpg(group, signal.SIGKILL)
+
+
+async def _all(stream: asyncio.StreamReader) -> bytes:
+    parts, size = [], 0
+    while part := await stream.read(2**16):
+        parts.append(part)
+        size += len(part)
+        if size > MAX_OUTPUT:
+            raise AgentError(f"the agent printed more than `{MAX_OUTPUT}` bytes", hint="stdout is for the answer; log to stderr")
+    return b"".join(parts)
+
+
+async def _tail(stream: asyncio.StreamReader) -> bytes:
+    kept = b""
+    while part := await stream.read(2**16):
+        kept = (kept + part)[-4 * MAX_STDERR :]  # a character has at most 4 bytes
+    return kept
+
+
+async def _feed(stream: asyncio.StreamWriter, task: bytes) -> None:
+    with suppress(BrokenPipeError, ConnectionResetError):  # a program need not read its input
+        stream.write(task)
+        await stream.drain()
+    stream.close()
+
+
+def _parsed(stdout: bytes) -> Any:
+    try:
+        return msgspec.json.decode(stdout)
+    except msgspec.DecodeError:
+        return stdout.decode(errors="replace").strip()

@@ -1,0 +1,171 @@
+"""One worker process, as its parent sees it: jobs go in, what became of them comes out, even when it dies."""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from lightningrl.errors import AgentError, GraderError
+from lightningrl.runner import wire
+from lightningrl.runner.command import end_group
+
+DRAIN_S = 1.0
+"""What is left in the socket of a worker that has ended is read within this time."""
+EXIT_S = 3.0
+"""A worker that was told to leave is killed after this."""
+
+
+class WorkerProcess:
+    """A worker that has loaded the agent. `changed` is called whenever a job has ended, or the worker itself."""
+
+    def __init__(self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.pid = process.pid
+        self.retired = False
+        """It takes no more jobs: an agent that cannot be stopped runs in it, or it is dead."""
+        self.changed: Callable[[WorkerProcess], None] | None = None
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._jobs: dict[str, asyncio.Future[wire.Done]] = {}
+        self._groups: dict[str, int] = {}
+        self._gone = False
+        self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def load(self) -> int:
+        """Jobs that run in it."""
+        return len(self._jobs)
+
+    @classmethod
+    async def spawn(cls, setup: wire.Setup, *, env: Mapping[str, str], log: Path | None, timeout_s: float) -> "WorkerProcess":
+        """Start a process and wait until it has loaded the agent. Raises `AgentError` or `GraderError` if it cannot."""
+        ours, theirs = socket.socketpair()
+        with theirs, open(log or os.devnull, "ab") as output:  # noqa: ASYNC230  a local file, once for each worker
+            process = await asyncio.create_subprocess_exec(
+                # -P: a file of the recipe must not stand in for a module of Python; -u: what was printed is there after a crash
+                *(sys.executable, "-P", "-u", "-m", "lightningrl.runner.worker", str(theirs.fileno())),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=setup.root,
+                env=env,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=wire.MAX_LINE)
+        worker = cls(process, reader, writer)
+        try:
+            async with asyncio.timeout(timeout_s):
+                writer.write(wire.line(setup))
+                line = await reader.readline()
+        except ConnectionResetError:
+            line = b""  # it died before it had read everything
+        except TimeoutError as error:
+            await worker.close()
+            name = setup.entry or "command"
+            raise AgentError(
+                f"agent `{name}` was not loaded within {timeout_s:g} s", hint="is something slow or waiting at the top of its module?"
+            ) from error
+        except BaseException:
+            await worker.close()
+            raise
+        match wire.from_worker.decode(line) if line else None:
+            case wire.Ready():
+                worker._watching = asyncio.create_task(worker._watch())
+                return worker
+            case wire.Refused(owner=owner, message=message, hint=hint):
+                await worker.close()
+                raise (AgentError if owner == "agent" else GraderError)(message, hint=hint)
+            case _:
+                await worker.close()
+                raise AgentError(f"the process died while it loaded the agent ({worker._ending()})", hint=f"see `{log}`" if log else None)
+
+    def submit(self, job: wire.Job) -> asyncio.Future[wire.Done]:
+        """What will have become of the job. Cancelling the future does not end the job; `cancel` does."""
+        future: asyncio.Future[wire.Done] = asyncio.get_running_loop().create_future()
+        self._jobs[job.id] = future
+        self._writer.write(wire.line(job))
+        return future
+
+    def cancel(self, job_id: str) -> None:
+        if job_id in self._jobs:
+            self._writer.write(wire.line(wire.Cancel(id=job_id)))
+
+    def kill(self) -> None:
+        """SIGKILL to the worker and to everything that was started in it. What runs is lost."""
+        self.retired = True
+        if not self._gone:
+            end_group(self.pid)
+        for group in self._groups.values():
+            end_group(group)
+        self._groups.clear()
+
+    async def idle(self, *, timeout_s: float) -> None:
+        """Wait until all its jobs have ended, or the time is up."""
+        if self._jobs:
+            await asyncio.wait(self._jobs.values(), timeout=timeout_s)
+
+    async def close(self) -> None:
+        """Have the worker end its commands and itself; returns when it is gone."""
+        self.retired = True
+        self.changed = None
+        self._writer.close()
+        try:
+            async with asyncio.timeout(EXIT_S):
+                await self._process.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self.kill()
+        await self._process.wait()
+        self._gone = True
+        if self._watching is not None:
+            await self._watching
+
+    async def _watch(self) -> None:
+        """Read until the worker has ended; then everything that still ran in it is lost."""
+        reading = asyncio.create_task(self._read())
+        ending = asyncio.create_task(self._process.wait())
+        await asyncio.wait({reading, ending}, return_when=asyncio.FIRST_COMPLETED)
+        if ending.done():
+            await asyncio.wait({reading}, timeout=DRAIN_S)
+        reading.cancel()
+        self.kill()  # what agents have started in its group outlives a worker that was killed
+        await ending
+        self._gone = True
+        self._writer.close()
+        error = f"the worker process died ({self._ending()})"
+        for job_id in list(self._jobs):
+            self._end(wire.Done(id=job_id, status="lost", error=error))
+        self._change()
+
+    async def _read(self) -> None:
+        try:
+            while line := await self._reader.readline():
+                match wire.from_worker.decode(line):
+                    case wire.Done() as done:
+                        self.retired = self.retired or done.stuck
+                        self._end(done)
+                        self._change()
+                    case wire.Started(id=job_id, group=group):
+                        self._groups[job_id] = group
+                    case message:
+                        raise AssertionError(f"unexpected `{message}`")
+        except ConnectionResetError:
+            pass  # it was killed before it had read everything
+
+    def _end(self, done: wire.Done) -> None:
+        self._groups.pop(done.id, None)
+        future = self._jobs.pop(done.id, None)
+        if future is not None and not future.done():
+            future.set_result(done)
+
+    def _change(self) -> None:
+        if self.changed is not None:
+            self.changed(self)
+
+    def _ending(self) -> str:
+        code = self._process.returncode
+        return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"

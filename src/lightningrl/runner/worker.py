@@ -1,0 +1,200 @@
+"""The process that runs agents: `python -m lightningrl.runner.worker <fd>`, several attempts at the same time.
+
+It reads jobs from the socket `fd`, calls agent and reward function for each, and writes back how that ended. Its own stdout and stderr belong to
+user code. When the socket closes, its parent is gone, and it goes too, with everything it started.
+"""
+
+import asyncio
+import faulthandler
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import msgspec
+
+from lightningrl import plugins
+from lightningrl.errors import AgentError, GraderError, UserError
+from lightningrl.runner import attach, wire
+from lightningrl.runner.boundary import as_json, as_rewards, attributed, call, describe
+from lightningrl.runner.command import run_command
+
+SETTLE_S = 0.5
+"""What a coroutine or a command gets to clean up after it was cancelled."""
+EXIT_S = 2.0
+"""What an event loop that user code may be blocking gets to notice that the parent is gone."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """One attempt under way."""
+
+    job: wire.Job
+    phase: Literal["agent", "grader"] = "agent"
+    threads: list[threading.Thread] = field(default_factory=list)
+
+
+class Worker:
+    """Runs jobs; `send` carries its answers."""
+
+    def __init__(self, setup: wire.Setup, *, send: Callable[[wire.FromWorker], None]) -> None:
+        self._command = setup.command
+        self._send = send
+        self._tasks: dict[str, asyncio.Task[wire.Done]] = {}
+        self._supervisors: set[asyncio.Task[None]] = set()
+        if setup.command is not None:
+            _check_program(setup.command[0])
+        else:
+            self._agent = _load(setup.entry or "", kind="agent", root=Path(setup.root), blame=AgentError)
+        self._grade = _load(setup.reward, kind="reward", root=Path(setup.root), blame=GraderError)
+
+    def start(self, job: wire.Job) -> None:
+        progress = Progress(job=job)
+        task = asyncio.create_task(self._attempt(progress))
+        self._tasks[job.id] = task
+        supervisor = asyncio.create_task(self._supervise(progress, task))
+        self._supervisors.add(supervisor)
+        supervisor.add_done_callback(self._supervisors.discard)
+
+    def cancel(self, job_id: str) -> None:
+        if job_id in self._tasks:
+            self._tasks[job_id].cancel()
+
+    async def stop(self) -> None:
+        """End everything that can be ended."""
+        for task in self._tasks.values():
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=SETTLE_S)
+
+    async def _supervise(self, progress: Progress, task: asyncio.Task[wire.Done]) -> None:
+        """Report how the attempt ended, on time even if it does not end."""
+        job = progress.job
+        late = not (await asyncio.wait({task}, timeout=job.timeout_s))[0]
+        if late:
+            task.cancel()
+            await asyncio.wait({task}, timeout=SETTLE_S)
+        del self._tasks[job.id]
+        if not late and not task.cancelled():
+            self._send(task.result())
+            return
+        stuck = not task.done() or any(thread.is_alive() for thread in progress.threads)
+        if late:
+            blame, what = ("AgentError", "answer") if progress.phase == "agent" else ("GraderError", "reward")
+            self._send(wire.Done(id=job.id, status="timeout", error=f"{blame}: timed out, no {what} within {job.timeout_s:g} s", stuck=stuck))
+        else:
+            self._send(wire.Done(id=job.id, status="lost", error="nobody waited for it any more", stuck=stuck))
+
+    async def _attempt(self, progress: Progress) -> wire.Done:
+        job = progress.job
+        output = b"null"
+        try:
+            output = as_json(await self._run_agent(progress))
+            progress.phase = "grader"
+            attach.identity.set(None)  # what a judge model is asked is not the agent's doing
+            with attributed(GraderError):
+                value = await call(self._grade, msgspec.json.decode(job.input), msgspec.json.decode(output), threads=progress.threads)
+                rewards = as_rewards(value)
+        except (AgentError, GraderError) as error:
+            return wire.Done(id=job.id, status="failed", output=msgspec.Raw(output), error=f"{type(error).__name__}: {error}")
+        return wire.Done(id=job.id, status="succeeded", output=msgspec.Raw(output), rewards=rewards)
+
+    async def _run_agent(self, progress: Progress) -> Any:
+        job = progress.job
+        with attributed(AgentError):
+            if self._command is not None:
+                return await run_command(
+                    self._command, bytes(job.input), job.env, started=lambda group: self._send(wire.Started(id=job.id, group=group))
+                )
+            os.environ.update({name: value for name, value in job.env.items() if job.token not in value})
+            attach.assume(job.token, base_url=job.env.get("OPENAI_BASE_URL", ""))
+            return await call(self._agent, msgspec.json.decode(job.input), threads=progress.threads)
+
+
+def _load(name: str, *, kind: str, root: Path, blame: type[AgentError] | type[GraderError]) -> Callable[..., Any]:
+    try:
+        function = plugins.load(name, kind=kind, root=root)
+    except UserError as error:
+        raise blame(error.message, hint=error.hint) from error
+    except BaseException as error:  # importing user code may raise anything; `SystemExit` is what a script without a main guard does
+        module = name.partition(":")[0]
+        raise blame(f"{kind} `{name}` cannot be imported: {describe(error)}", hint=f"try `python -c 'import {module}'` in `{root}`") from error
+    if not callable(function):
+        raise blame(f"{kind} `{name}` is a `{type(function).__name__}`, not a function", hint="name a function that takes the task's input")
+    return function
+
+
+def _check_program(program: str) -> None:
+    if shutil.which(program) is None:
+        raise AgentError(f"there is no program `{program}`", hint="`command` is looked up on PATH, or from the recipe's folder if it has a `/`")
+
+
+def _leave() -> NoReturn:
+    """End this process at once, and with it whatever agents have started in its group."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
+
+
+def _guard(connection: socket.socket) -> None:
+    """Leave when the parent is gone, even while user code blocks the event loop."""
+    poll = select.poll()
+    poll.register(connection, 0)  # hanging up is reported unasked
+    poll.poll()
+    time.sleep(EXIT_S)
+    _leave()
+
+
+async def _serve(connection: socket.socket) -> NoReturn:
+    reader, writer = await asyncio.open_unix_connection(sock=connection, limit=wire.MAX_LINE)
+    setup = wire.to_worker.decode(await reader.readline())
+    assert isinstance(setup, wire.Setup)
+
+    def send(message: wire.FromWorker) -> None:
+        writer.write(wire.line(message))
+
+    attach.install()
+    try:
+        worker = Worker(setup, send=send)
+    except (AgentError, GraderError) as error:
+        send(wire.Refused(owner="agent" if isinstance(error, AgentError) else "grader", message=error.message, hint=error.hint))
+        await writer.drain()
+        return _leave()
+    send(wire.Ready())
+    with suppress(ConnectionResetError):  # the parent was killed before it had read everything
+        await _listen(reader, worker)
+    await worker.stop()
+    _leave()
+
+
+async def _listen(reader: asyncio.StreamReader, worker: Worker) -> None:
+    while line := await reader.readline():
+        match wire.to_worker.decode(line):
+            case wire.Job() as job:
+                worker.start(job)
+            case wire.Cancel(id=job_id):
+                worker.cancel(job_id)
+            case wire.Setup():
+                raise AssertionError("set up twice")
+
+
+def main(arguments: Iterable[str]) -> None:
+    (descriptor,) = arguments
+    faulthandler.enable()
+    connection = socket.socket(fileno=int(descriptor))
+    connection.set_inheritable(False)
+    threading.Thread(target=_guard, args=(connection,), daemon=True).start()
+    asyncio.run(_serve(connection))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
