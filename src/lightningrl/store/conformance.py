@@ -1,0 +1,234 @@
+"""What every store must do, as checks that plugin authors run on theirs: `await conformance.check_…(store)` on a fresh store each.
+
+@pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
+async def test_store_keeps_its_promises(check): await check(await MyStore.open(...))
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+import numpy as np
+
+from lightningrl.errors import StoreError
+from lightningrl.store.base import Store
+from lightningrl.types import Attempt, Call, Capture, Reward, Rollout, Sampling, Task, Weights
+
+
+def rollout(rollout_id: str, *, group_id: str = "g", max_attempts: int = 1) -> Rollout:
+    task = Task(id="t", input={"question": "wie groß?", "n": 1}, split="train")
+    return Rollout(id=rollout_id, group_id=group_id, task=task, max_attempts=max_attempts, sampling={"temperature": 0.0})
+
+
+def call(
+    attempt: Attempt,
+    index: int,
+    prompt_ids: Sequence[int],
+    completion_ids: Sequence[int],
+    *,
+    parent: str | None = None,
+    capture: Capture = "rendered",
+    logprob: float = -0.1,
+) -> Call:
+    """A call whose numbers are easy to follow."""
+    return Call(
+        id=f"{attempt.id}/{index}",
+        attempt_id=attempt.id,
+        index=index,
+        parent_call_id=parent,
+        agent="writer",
+        policy="policy",
+        policy_version=3,
+        dialect="openai.chat",
+        request={"messages": [{"role": "user", "content": "naïve"}]},
+        response={"choices": [None, True, 1.5]},
+        prompt_ids=np.array(prompt_ids, np.int32),
+        completion_ids=np.array(completion_ids, np.int32),
+        logprobs=np.full(len(completion_ids), logprob, np.float32),
+        sampling=Sampling(temperature=0.7, stop=(";",), stop_token_ids=(2,), seed=7),
+        finish_reason="stop",
+        capture=capture,
+        started_at=1.5,
+        ended_at=2.5,
+    )
+
+
+async def begin(store: Store, rollout_id: str = "r") -> Attempt:
+    """Enqueue one rollout and claim it."""
+    await store.enqueue([rollout(rollout_id)])
+    [(_, attempt)] = await store.claim("w", limit=1, lease_s=60)
+    return attempt
+
+
+async def refuses(work: Awaitable[object]) -> None:
+    """Assert that `work` raises `StoreError`."""
+    try:
+        await work
+    except StoreError:
+        return
+    raise AssertionError("expected a StoreError")
+
+
+def same(one: Call, other: Call) -> bool:
+    """Equal in every field, arrays bit for bit."""
+    for name in Call.__dataclass_fields__:
+        mine, theirs = getattr(one, name), getattr(other, name)
+        equal = np.array_equal(mine, theirs, equal_nan=name == "logprobs") if isinstance(mine, np.ndarray) else mine == theirs
+        if not equal:
+            return False
+    return True
+
+
+async def check_enqueueing_twice_changes_nothing(store: Store) -> None:
+    await store.enqueue([rollout("a"), rollout("b")])
+    await store.claim("w", limit=1, lease_s=60)
+    await store.enqueue([rollout("a", group_id="other"), rollout("c")])
+    assert [(r.id, r.group_id, r.status) for r in await store.rollouts()] == [("a", "g", "running"), ("b", "g", "queued"), ("c", "g", "queued")]
+    assert await store.rollouts(ids=["b"]) == [rollout("b")]
+    assert [r.id for r in await store.rollouts(group_ids=["g"])] == ["a", "b", "c"]
+    assert await store.rollouts(ids=[]) == []
+
+
+async def check_no_rollout_is_claimed_twice(store: Store) -> None:
+    await store.enqueue([rollout(f"r{n}") for n in range(40)])
+    claims = await asyncio.gather(*(store.claim(f"w{n}", limit=3, lease_s=60) for n in range(20)))
+    claimed = [r.id for claim in claims for r, _ in claim]
+    assert sorted(claimed) == sorted(f"r{n}" for n in range(40))
+    attempts = await store.attempts([f"r{n}" for n in range(40)])
+    assert [a.rollout_id for a in attempts] == [f"r{n}" for n in range(40)]
+    assert len({a.token for a in attempts}) == 40
+
+
+async def check_a_token_leads_to_its_own_attempt(store: Store) -> None:
+    attempt = await begin(store)
+    found = await store.attempt_by_token(attempt.token)
+    assert found is not None
+    assert (found[0].id, found[1]) == ("r", attempt)
+    assert await store.attempt_by_token("nobody's") is None
+
+
+async def check_calls_come_back_as_they_were(store: Store) -> None:
+    attempt = await begin(store)
+    root = call(attempt, 0, [1, 2, 3], [7, 8, 9])
+    child = call(attempt, 2, [1, 2, 3, 7, 8, 9, 4, 5], [6, 9], parent=root.id, capture="bridged")
+    sibling = call(attempt, 1, [1, 2, 3], [8], logprob=-1e-9)
+    fork = call(attempt, 3, [1, 2, 4], [], parent=child.id, capture="forked")
+    odd = call(attempt, 4, [2**31 - 1], [5], logprob=math.nan, capture="incomplete")
+    await store.append(root)
+    reward = Reward(attempt_id=attempt.id, value=0.5, name="format", source="air", call_id=child.id)
+    await asyncio.gather(store.append(child, reward), store.append(sibling))
+    await store.append(fork, odd)
+    kept = await store.calls([attempt.id])
+    assert [c.index for c in kept] == [0, 1, 2, 3, 4]
+    assert all(same(one, other) for one, other in zip(kept, [root, sibling, child, fork, odd], strict=True))
+    assert await store.rewards([attempt.id]) == [reward]
+
+
+async def check_what_is_not_finite_is_refused_whole(store: Store) -> None:
+    attempt = await begin(store)
+    good = call(attempt, 0, [1], [2])
+    for value in (math.nan, math.inf, -math.inf):
+        await refuses(store.append(good, Reward(attempt_id=attempt.id, value=value)))
+        await refuses(store.finish(attempt.id, "succeeded", rewards=[Reward(attempt_id=attempt.id, value=value)]))
+    await refuses(store.append(call(attempt, 0, [1], [2], logprob=math.nan)))
+    assert await store.calls([attempt.id]) == []
+    assert (await store.attempts(["r"]))[0].status == "running"
+    await store.append(good)
+    await store.append(call(attempt, 1, [1, 2, 3], [4], parent=good.id))
+    assert (await store.calls([attempt.id]))[1].prompt_ids.tolist() == [1, 2, 3]
+
+
+async def check_a_bad_record_does_not_touch_its_neighbours(store: Store) -> None:
+    attempt = await begin(store)
+    appends = [store.append(call(attempt, n, [n], [n])) for n in range(8)]
+    twice = [store.append(call(attempt, n, [n], [n])) for n in range(4)]
+    lonely = store.append(call(attempt, 9, [1], [1], parent="nobody"))
+    stray = store.append(Reward(attempt_id=attempt.id, value=1.0, call_id="nobody"))
+    results = await asyncio.gather(*appends, *twice, lonely, stray, return_exceptions=True)
+    assert [isinstance(r, StoreError) for r in results] == [False] * 8 + [True] * 6
+    assert [c.index for c in await store.calls([attempt.id])] == list(range(8))
+
+
+async def check_an_ended_attempt_takes_no_more(store: Store) -> None:
+    attempt = await begin(store)
+    rewards = [Reward(attempt_id=attempt.id, value=1.0)]
+    await store.finish(attempt.id, "succeeded", rewards=rewards, output={"sql": "SELECT 1"})
+    await store.finish(attempt.id, "failed", rewards=[Reward(attempt_id=attempt.id, value=0.0)], error="late")
+    await refuses(store.append(call(attempt, 0, [1], [2])))
+    await refuses(store.append(Reward(attempt_id=attempt.id, value=9.0)))
+    await refuses(store.append(Reward(attempt_id="nobody", value=1.0)))
+    assert await store.rewards([attempt.id]) == rewards
+    [ended] = await store.attempts(["r"])
+    assert (ended.status, ended.output, ended.error) == ("succeeded", {"sql": "SELECT 1"}, None)
+    assert ended.ended_at is not None
+    assert (await store.rollouts())[0].accepted_attempt_id == attempt.id
+
+
+async def check_a_failed_attempt_is_tried_again_while_tries_are_left(store: Store) -> None:
+    await store.enqueue([rollout("r", max_attempts=2)])
+    for number in (1, 2):
+        [(_, attempt)] = await store.claim("w", limit=5, lease_s=60)
+        assert attempt.number == number
+        await store.finish(attempt.id, "failed", error="agent raised")
+    assert await store.claim("w", limit=5, lease_s=60) == []
+    [ended] = await store.rollouts()
+    assert (ended.status, ended.accepted_attempt_id) == ("failed", None)
+
+
+async def check_a_lost_attempt_is_forgiven_ten_times(store: Store) -> None:
+    await store.enqueue([rollout("r")])
+    for number in range(1, 12):
+        [(_, attempt)] = await store.claim("w", limit=1, lease_s=0.0)
+        assert attempt.number == number
+    assert await store.claim("w", limit=1, lease_s=60) == []
+    assert {a.status for a in await store.attempts(["r"])} == {"lost"}
+    assert (await store.rollouts())[0].status == "failed"
+
+
+async def check_a_heartbeat_keeps_the_lease(store: Store) -> None:
+    await store.enqueue([rollout("kept"), rollout("dropped")])
+    [(_, kept), (_, dropped)] = await store.claim("w", limit=2, lease_s=0.05)
+    await store.heartbeat([kept.id], lease_s=60)
+    await asyncio.sleep(0.06)
+    assert [r.id for r, _ in await store.claim("w", limit=2, lease_s=60)] == ["dropped"]
+    await refuses(store.append(call(dropped, 0, [1], [2])))
+    await store.append(call(kept, 0, [1], [2]))
+
+
+async def check_wait_wakes_when_the_last_one_ends(store: Store) -> None:
+    await store.enqueue([rollout("a"), rollout("b")])
+    [(_, a), (_, b)] = await store.claim("w", limit=2, lease_s=60)
+    assert await store.wait(["a", "b"], timeout_s=0.01) == []
+    waiting = asyncio.create_task(store.wait(["a", "b"], timeout_s=30))
+    await store.finish(a.id, "succeeded")
+    assert not (await asyncio.wait([waiting], timeout=0.05))[0]
+    started = time.monotonic()
+    await store.finish(b.id, "failed")
+    assert [(r.id, r.status) for r in await waiting] == [("a", "succeeded"), ("b", "failed")]
+    assert time.monotonic() - started < 1.0
+    assert len(await store.wait(["a"], timeout_s=0)) == 1
+
+
+async def check_the_latest_weights_are_found(store: Store) -> None:
+    assert await store.weights("policy") is None
+    for version in (0, 10, 9):
+        await store.publish(Weights(policy="policy", version=version, uri=f"/w/{version}"))
+    await store.publish(Weights(policy="policy", version=10, uri="/elsewhere"))
+    assert await store.weights("policy") == Weights(policy="policy", version=10, uri="/w/10")
+
+
+CHECKS: tuple[Callable[[Store], Awaitable[None]], ...] = (
+    check_enqueueing_twice_changes_nothing,
+    check_no_rollout_is_claimed_twice,
+    check_a_token_leads_to_its_own_attempt,
+    check_calls_come_back_as_they_were,
+    check_what_is_not_finite_is_refused_whole,
+    check_a_bad_record_does_not_touch_its_neighbours,
+    check_an_ended_attempt_takes_no_more,
+    check_a_failed_attempt_is_tried_again_while_tries_are_left,
+    check_a_lost_attempt_is_forgiven_ten_times,
+    check_a_heartbeat_keeps_the_lease,
+    check_wait_wakes_when_the_last_one_ends,
+    check_the_latest_weights_are_found,
+)

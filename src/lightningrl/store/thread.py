@@ -1,0 +1,137 @@
+"""Who touches the database? One thread that owns the connection: what has queued up meanwhile is committed together.
+
+`run(work)` hands a function of the connection to the thread. It resolves after the commit that contains it, so returned means durable.
+A work that raises is undone by itself (savepoint); its neighbours in the same commit are not touched.
+"""
+
+import asyncio
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from lightningrl.errors import StoreError
+
+T = TypeVar("T")
+Work = Callable[[sqlite3.Connection], Any]
+
+GROUP = 512
+"""Works in one commit at most, which bounds how long the first of them waits for the last."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Job:
+    work: Work
+    future: asyncio.Future[Any]
+    loop: asyncio.AbstractEventLoop
+    result: Any = None
+    error: Exception | None = None
+
+
+class Events(Protocol):
+    """What the owner of a thread wants to know of it."""
+
+    def committed(self) -> None: ...
+
+    def undone(self) -> None:
+        """One work, or a whole commit, was rolled back."""
+        ...
+
+
+class DatabaseThread:
+    """Owns one connection. With `transactions`, works are grouped into commits; without, they are plain reads.
+
+    `events` of transactions are called on the thread, before anybody is answered.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, *, name: str, transactions: bool, events: "Events") -> None:
+        self._connection = connection
+        self._transactions = transactions
+        self._events = events
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        if self._closed:
+            raise StoreError("the store is closed")
+        loop = asyncio.get_running_loop()
+        job = _Job(work=work, future=loop.create_future(), loop=loop)
+        self._jobs.put(job)
+        return await job.future
+
+    async def close(self) -> None:
+        """Finish what is queued, then close the connection. A second call changes nothing."""
+        if not self._closed:
+            self._closed = True
+            self._jobs.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _serve(self) -> None:
+        going = True
+        while going:
+            batch = [self._jobs.get()]
+            while len(batch) < GROUP and not self._jobs.empty():
+                batch.append(self._jobs.get())
+            going = None not in batch
+            jobs = [job for job in batch if job is not None]
+            if jobs:
+                self._commit(jobs)
+                _answer(jobs)
+        self._connection.close()
+
+    def _commit(self, jobs: list[_Job]) -> None:
+        try:
+            if self._transactions:
+                self._connection.execute("BEGIN IMMEDIATE")
+            for job in jobs:
+                self._do(job)
+            if self._transactions:
+                self._connection.execute("COMMIT")
+                self._events.committed()
+        except sqlite3.Error as error:  # nothing of this group was kept, so nothing of it may be acknowledged
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            self._events.undone()
+            for job in jobs:
+                job.error = StoreError(f"the store could not commit: {error}", hint="is the disk full, or the file locked by another program?")
+
+    def _do(self, job: _Job) -> None:
+        if self._transactions:
+            self._connection.execute("SAVEPOINT work")
+        try:
+            job.result = job.work(self._connection)
+        except sqlite3.IntegrityError as error:
+            job.error = StoreError(f"the store refused a record: {error}")
+        except sqlite3.Error as error:
+            job.error = StoreError(f"the store failed: {error}")
+        except Exception as error:  # noqa: BLE001 - handed to whoever awaits this work; the thread lives on
+            job.error = error
+        if self._transactions:
+            if job.error is not None:
+                self._connection.execute("ROLLBACK TO work")
+                self._events.undone()
+            self._connection.execute("RELEASE work")
+
+
+def _answer(jobs: list[_Job]) -> None:
+    """One wake-up for each event loop, however many of its works were committed."""
+    for loop in {job.loop for job in jobs}:
+        mine = [job for job in jobs if job.loop is loop]
+        try:
+            loop.call_soon_threadsafe(_resolve, mine)
+        except RuntimeError:  # the loop was closed while its work was being done: nobody waits any more
+            continue
+
+
+def _resolve(jobs: list[_Job]) -> None:
+    for job in jobs:
+        if job.future.done():
+            continue  # whoever waited was cancelled; the work is done all the same
+        if job.error is not None:
+            job.future.set_exception(job.error)
+        else:
+            job.future.set_result(job.result)

@@ -1,0 +1,201 @@
+"""Does SQLite keep a store's promises, also when the process is killed in the middle of them?"""
+
+import asyncio
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from lightningrl.errors import StoreError, UserError
+from lightningrl.store import Store, conformance, open_store
+from lightningrl.store.conformance import begin, call, rollout, same
+from lightningrl.store.schema import MIGRATIONS
+from lightningrl.store.sqlite import SQLiteStore
+from lightningrl.types import Call
+
+WRITER = """
+import asyncio, sys
+from lightningrl.store.conformance import begin, call
+from lightningrl.store.sqlite import SQLiteStore
+
+async def branch(store, attempt, lane):
+    parent, prompt, index = None, [lane], lane
+    while True:
+        record = call(attempt, index, prompt, [index, lane], parent=parent)
+        await store.append(record)
+        print(record.id, flush=True)
+        parent, prompt, index = record.id, [*prompt, index, lane, 7], index + 4
+
+async def main():
+    store = await SQLiteStore.open(sys.argv[1], exclusive=True)
+    attempt = await begin(store, sys.argv[2])
+    await asyncio.gather(*(branch(store, attempt, lane) for lane in range(4)))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("where", ["file", "memory"])
+@pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
+async def test_sqlite_keeps_the_promises_of_a_store(check: Callable[[Store], Awaitable[None]], where: str, tmp_path: Path) -> None:
+    store = await open_store("sqlite:///:memory:" if where == "memory" else f"sqlite://{tmp_path}/s.db")
+    try:
+        await check(store)
+    finally:
+        await store.close()
+
+
+def _acknowledged_until_killed(path: Path, rollout_id: str, *, after_s: float) -> list[str]:
+    """The call ids that a writer printed, each after its append returned, before it was killed."""
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path), rollout_id], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    first = writer.stdout.readline()
+    time.sleep(after_s)
+    os.kill(writer.pid, signal.SIGKILL)
+    lines = [first, *writer.stdout]
+    writer.stdout.close()
+    writer.wait()
+    return [line.strip() for line in lines if line.endswith("\n")]
+
+
+async def test_everything_acknowledged_survives_sigkill_and_nothing_is_there_twice(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    delays = random.Random(0)
+    for life in range(4):
+        acknowledged = _acknowledged_until_killed(path, f"r{life}", after_s=delays.uniform(0.0, 0.15))
+        store = await SQLiteStore.open(path, exclusive=True)
+        lost = await store.attempts([f"r{life}"])
+        assert [a.status for a in lost] == ["lost"]
+        kept = await store.calls([lost[0].id])
+        assert acknowledged
+        assert set(acknowledged) <= {c.id for c in kept}
+        assert len(kept) == len({c.id for c in kept}) <= len(acknowledged) + 4  # at most one unacknowledged in each lane
+        by_id = {c.id: c for c in kept}
+        for c in kept:
+            before = [] if c.parent_call_id is None else [*by_id[c.parent_call_id].prompt_ids, *by_id[c.parent_call_id].completion_ids, 7]
+            assert c.prompt_ids.tolist() == (before or [c.index % 4])
+        [(again, attempt)] = await store.claim("w", limit=1, lease_s=60)
+        assert again.id == f"r{life}"
+        await store.finish(attempt.id, "failed")
+        await store.close()
+
+
+async def test_a_long_conversation_takes_linear_space(tmp_path: Path) -> None:
+    store = await SQLiteStore.open(tmp_path / "s.db")
+    attempt = await begin(store)
+    prompt, parent = list(range(100)), None
+    for index in range(200):
+        record = call(attempt, index, prompt, [1] * 50, parent=parent)
+        await store.append(record)
+        prompt, parent = [*prompt, *([1] * 50), 2, 3], record.id
+    await store.close()
+    (size,) = sqlite3.connect(tmp_path / "s.db").execute("SELECT sum(length(prompt_delta)) FROM calls").fetchone()
+    assert size == 4 * (100 + 199 * 2)
+    again = await SQLiteStore.open(tmp_path / "s.db")
+    assert (await again.calls([attempt.id]))[-1].prompt_ids.tolist() == prompt[:-52]
+    # a store that starts afresh does not know the parent's ids by heart
+    child = call(attempt, 200, prompt, [5], parent=parent)
+    await again.append(child)
+    assert same((await again.calls([attempt.id]))[-1], child)
+    await again.close()
+
+
+async def test_many_appends_share_a_commit(tmp_path: Path) -> None:
+    store = await SQLiteStore.open(tmp_path / "s.db")
+    attempt = await begin(store)
+    before = _wal_frames(tmp_path / "s.db")
+    await asyncio.gather(*(store.append(call(attempt, n, [n], [n])) for n in range(200)))
+    # one by one, each commit would write at least the table's leaf, three index leaves: 4 frames
+    assert _wal_frames(tmp_path / "s.db") - before < 200
+    await store.close()
+
+
+def _wal_frames(path: Path) -> int:
+    return (Path(f"{path}-wal").stat().st_size - 32) // (4096 + 24)
+
+
+async def test_a_second_process_reads_while_the_first_writes(tmp_path: Path) -> None:
+    store = await SQLiteStore.open(tmp_path / "s.db", exclusive=True)
+    attempt = await begin(store)
+    await store.append(call(attempt, 0, [1], [2]))
+    script = (
+        "import asyncio, sys; from lightningrl.store.sqlite import SQLiteStore\n"
+        "async def main():\n"
+        "    store = await SQLiteStore.open(sys.argv[1])\n"
+        "    print(len(await store.calls([sys.argv[2]]))); await store.close()\n"
+        "asyncio.run(main())"
+    )
+    reader = await asyncio.create_subprocess_exec(sys.executable, "-c", script, str(tmp_path / "s.db"), attempt.id, stdout=asyncio.subprocess.PIPE)
+    for index in range(1, 50):
+        await store.append(call(attempt, index, [1], [2]))
+    output, _ = await reader.communicate()
+    assert 1 <= int(output) <= 50
+    await store.close()
+
+
+async def test_a_store_has_one_exclusive_owner(tmp_path: Path) -> None:
+    store = await SQLiteStore.open(tmp_path / "s.db", exclusive=True)
+    with pytest.raises(UserError, match="in use by another run"):
+        await SQLiteStore.open(tmp_path / "s.db", exclusive=True)
+    await store.close()
+    await (await SQLiteStore.open(tmp_path / "s.db", exclusive=True)).close()
+
+
+async def test_attempts_of_a_dead_owner_wait_for_their_lease_unless_opened_exclusively(tmp_path: Path) -> None:
+    store = await SQLiteStore.open(tmp_path / "s.db")
+    await store.enqueue([rollout("r")])
+    await store.claim("w", limit=1, lease_s=1000)
+    await store.close()
+    store = await SQLiteStore.open(tmp_path / "s.db")
+    assert await store.claim("w", limit=1, lease_s=1000) == []
+    await store.close()
+    store = await SQLiteStore.open(tmp_path / "s.db", exclusive=True)
+    [(_, attempt)] = await store.claim("w", limit=1, lease_s=1000)
+    assert attempt.number == 2
+    await store.close()
+
+
+async def test_bad_files_are_refused_with_a_hint(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("not a database, " * 100)
+    for path in (tmp_path / "text", tmp_path / "nowhere" / "s.db"):
+        with pytest.raises(UserError, match="hint: is it a SQLite file"):
+            await SQLiteStore.open(path)
+    newer = sqlite3.connect(tmp_path / "newer.db")
+    newer.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+    newer.close()
+    with pytest.raises(UserError, match="use the LightningRL that wrote it"):
+        await SQLiteStore.open(tmp_path / "newer.db")
+
+
+async def test_a_closed_store_refuses_instead_of_hanging() -> None:
+    store = await SQLiteStore.open(":memory:")
+    await store.close()
+    await store.close()
+    with pytest.raises(StoreError, match="closed"):
+        await store.rollouts()
+
+
+async def test_output_that_is_not_json_is_refused_and_strange_text_is_kept() -> None:
+    store = await SQLiteStore.open(":memory:")
+    attempt = await begin(store)
+    with pytest.raises(StoreError, match="cannot be kept as JSON"):
+        await store.finish(attempt.id, "succeeded", output=object())
+    await store.finish(attempt.id, "failed", error="bad \udcff byte")
+    assert (await store.attempts(["r"]))[0].error == "bad \\udcff byte"
+    await store.close()
+
+
+def test_conformance_tells_calls_apart() -> None:
+    """The comparison that the suite rests on can fail."""
+    attempt = conformance.Attempt(id="a", rollout_id="r", number=1, token="t")
+    one: Call = call(attempt, 0, [1], [2])
+    assert same(one, call(attempt, 0, [1], [2]))
+    assert not same(one, call(attempt, 0, [1], [3]))
+    assert not same(one, call(attempt, 0, [1], [2], logprob=-0.2))
