@@ -16,7 +16,7 @@ from lightningrl.errors import UserError
 from lightningrl.types import Doubles, Trajectory
 
 
-def lessons(trajectories: Sequence[Trajectory], algorithm: AlgorithmConfig, *, root: Path | None = None) -> tuple[list[Lesson], dict[str, float]]:
+def lessons_of(trajectories: Sequence[Trajectory], algorithm: AlgorithmConfig, *, root: Path | None = None) -> tuple[list[Lesson], dict[str, float]]:
     """One lesson per call, in order, and what there is to say about them. `root`: where a recipe's own functions are imported from."""
     credit = plugins.load(algorithm.credit, kind="credit", root=root)
     values = [_values(t, credit, algorithm) for t in trajectories]

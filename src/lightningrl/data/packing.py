@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from lightningrl.data.forest import Forest, Lesson, build_forest, read_ids
+from lightningrl.data.forest import Lesson, read_ids
 from lightningrl.data.trie import count_unique, sort_sequences
 
 
@@ -29,22 +29,22 @@ def minibatches(lessons: Sequence[Lesson], count: int, *, seed: int) -> list[lis
     return dealt
 
 
-def forests(lessons: Sequence[Lesson], *, max_tokens: int) -> list[Forest]:
-    """Pack what teaches into forests of at most `max_tokens` unique tokens. A single call that is longer has a forest of its own.
+def pack(lessons: Sequence[Lesson], *, max_tokens: int) -> list[list[Lesson]]:
+    """Lessons of one optimizer step → those of each forest, of at most `max_tokens` unique tokens. A longer call has a forest of its own.
 
-    Calls whose advantages are all 0 have no gradient under any loss there is, and are not computed.
+    Calls whose advantages are all 0 have no gradient under any loss there is, and are left out: there is nothing to compute.
     """
-    packs: list[list[Lesson]] = [[]]
-    room = max_tokens
-    for group in _by_group([lesson for lesson in lessons if teaches(lesson)]):
+    packs: list[list[Lesson]] = []
+    room = 0
+    for group in _by_group(lesson for lesson in lessons if teaches(lesson)):
         size = count_unique([read_ids(lesson.transition) for lesson in group])
-        for pack, tokens in [(group, size)] if size <= max_tokens else _cut(group, max_tokens=max_tokens):
-            if tokens > room and packs[-1]:
+        for piece, tokens in [(group, size)] if size <= max_tokens else _cut(group, max_tokens=max_tokens):
+            if not packs or tokens > room:
                 packs.append([])
                 room = max_tokens
-            packs[-1] += pack
+            packs[-1] += piece
             room -= tokens
-    return [build_forest(pack) for pack in packs if pack]
+    return packs
 
 
 def teaches(lesson: Lesson) -> bool:

@@ -5,13 +5,16 @@ so selection is a mark on the transition (`left_out`), never a gap in the trajec
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from lightningrl.errors import GraderError
 from lightningrl.types import FINAL, Call, Reward, Rollout, Trajectory, Transition
+
+Record = TypeVar("Record", Call, Reward)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,26 +43,27 @@ class Report:
         }
 
 
-def trajectories(
+def trajectories_of(
     rollouts: Sequence[Rollout],
-    calls: Mapping[str, Sequence[Call]],
-    rewards: Mapping[str, Sequence[Reward]],
+    calls: Iterable[Call],
+    rewards: Iterable[Reward],
     *,
     policy: str,
     trains: Callable[[str], bool] = lambda agent: True,
 ) -> tuple[list[Trajectory], Report]:
-    """One trajectory per succeeded rollout, in the order given. `calls` and `rewards` are by attempt id; `trains` is asked for each agent.
+    """One trajectory per succeeded rollout, in the order given. `trains` is asked about each agent; records of other attempts are ignored.
 
     Raises `GraderError` if a succeeded rollout has no final reward, or several and not exactly one from the grader.
     """
+    calls_of, rewards_of = _by_attempt(calls), _by_attempt(rewards)
     made: list[Trajectory] = []
     for rollout in rollouts:
         attempt_id = rollout.accepted_attempt_id
         if rollout.status != "succeeded" or attempt_id is None:
             continue
-        given = rewards.get(attempt_id, ())
+        given = rewards_of.get(attempt_id, [])
         steps = _step_rewards(given)
-        ordered = sorted(calls.get(attempt_id, ()), key=lambda call: call.index)
+        ordered = sorted(calls_of.get(attempt_id, []), key=lambda call: call.index)
         made.append(
             Trajectory(
                 rollout_id=rollout.id,
@@ -97,6 +101,13 @@ def final_reward(rewards: Sequence[Reward], *, rollout_id: str) -> float:
             f"rollout `{rollout_id}` needs one final reward; it was given by {sources}", hint="let the reward function alone give `final`"
         )
     return chosen[0].value
+
+
+def _by_attempt(records: Iterable[Record]) -> dict[str, list[Record]]:
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(record.attempt_id, []).append(record)
+    return found
 
 
 def _step_rewards(rewards: Sequence[Reward]) -> dict[str, float]:

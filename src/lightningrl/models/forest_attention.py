@@ -62,8 +62,8 @@ class _Attention(torch.autograd.Function):
         for batch in batches:
             Q, K = _gather(q_rows, batch.queries, k_rows, batch.keys, batch.shape, k.shape[1])
             V = v_rows.index_select(0, batch.keys).view_as(K)
-            O = torch.bmm(_probabilities(Q, K, batch), V).view(-1, q.shape[2])
-            out_rows.index_copy_(0, batch.real_queries, O.index_select(0, batch.real))
+            attended = torch.bmm(_probabilities(Q, K, batch), V).view(-1, q.shape[2])
+            out_rows.index_copy_(0, batch.real_queries, attended.index_select(0, batch.real))
         ctx.save_for_backward(q, k, v, out)
         ctx.batches = batches
         return out
