@@ -1,0 +1,57 @@
+"""How does the agent reach a database, and the grader? Through a connection that can only read, and never for long."""
+
+import sqlite3
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+Row: TypeAlias = tuple[Any, ...]
+
+MAX_STEPS = 200
+"""Thousands of SQLite's virtual machine instructions: about 10 ms. Queries over these small databases need far less than one thousand."""
+MAX_ROWS = 1000
+MAX_BYTES = 1_000_000
+"""Of one value."""
+
+READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
+
+
+def open_database(source: Mapping[str, Any]) -> sqlite3.Connection:
+    """From a script (`setup`) in memory, or from a file (`database`). Only reading is allowed from then on."""
+    if "setup" in source:
+        connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
+        connection.executescript(f"PRAGMA journal_mode=OFF;PRAGMA synchronous=OFF;BEGIN;{source['setup']};COMMIT;")
+    else:
+        connection = sqlite3.connect(f"file:{source['database']}?mode=ro", uri=True, check_same_thread=False)
+        connection.text_factory = lambda raw: raw.decode(errors="replace")
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_BYTES)
+    connection.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in READING else sqlite3.SQLITE_DENY)
+    return connection
+
+
+def run_query(connection: sqlite3.Connection, query: str) -> list[Row]:
+    """The rows. Raises `sqlite3.Error` for anything wrong with the query, too much work and too many rows included."""
+    ticks = iter(range(MAX_STEPS))
+    connection.set_progress_handler(lambda: next(ticks, None) is None, 1000)
+    try:
+        cursor = connection.execute(query)
+        if cursor.description is None:
+            raise sqlite3.ProgrammingError("not a query")
+        rows = cursor.fetchmany(MAX_ROWS + 1)
+    except sqlite3.Warning as warning:  # two statements in one
+        raise sqlite3.ProgrammingError(str(warning)) from warning
+    finally:
+        connection.set_progress_handler(None, 0)
+    if len(rows) > MAX_ROWS:
+        raise sqlite3.ProgrammingError("too many rows")
+    return rows
+
+
+def columns_of(connection: sqlite3.Connection) -> dict[str, list[str]]:
+    """Every table with its columns."""
+    tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    return {table: [column[0] for column in connection.execute(f'SELECT * FROM "{table}" LIMIT 0').description] for (table,) in tables}
+
+
+def is_empty(rows: list[Row]) -> bool:
+    """Nothing found: no rows, or only NULL and 0, which is what aggregates say of no rows."""
+    return all(value is None or value == 0 for row in rows for value in row)

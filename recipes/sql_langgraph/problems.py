@@ -1,0 +1,100 @@
+"""How is a task made? Draw a schema, a query over it and two fills, until no typical mistake would go unnoticed.
+
+Four kinds. `plain`: one good query answers it. `literal`: the database writes words in another way than the question. `column`: the
+schema text is out of date. `both`. What is missing can only be seen by running a query and reading what comes back.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from database import is_empty, open_database, run_query
+from draw import random_query
+from grammar import Query, question, sql, structure
+from schema import Column, Schema, fill, is_heldout, other_name, random_schema
+from slips import slips
+from words import Form, stored
+
+Kind: TypeAlias = Literal["plain", "literal", "column", "both"]
+
+KINDS: dict[Kind, int] = {"plain": 42, "literal": 28, "column": 22, "both": 8}
+"""Percent of tasks."""
+
+OUTDATED = 2
+"""Columns that the schema text calls by another name, in a database of kind `column` or `both`."""
+
+FILLS = 3
+"""Pairs of random fills that a query is tried on before another query is drawn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    kind: Kind
+    schema: Schema
+    query: Query
+    question: str
+    gold: str
+    """SQL that answers the question on this database."""
+    setups: tuple[str, str]
+    """Scripts that build the database, and a second fill of the same schema."""
+
+
+def random_problem(rng: random.Random, *, heldout: bool) -> Problem:
+    """Schema and structure are both of the split that is asked for."""
+    kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
+    while True:
+        schema = _disguised(random_schema(rng), kind, rng)
+        if is_heldout(schema.signature()) != heldout:
+            continue
+        query = random_query(schema, rng)
+        gold = gold_sql(query)
+        if is_heldout(structure(gold)) != heldout or not _needs_feedback(query, kind):
+            continue
+        for _ in range(FILLS):
+            setups = (_fill(schema, query, rng), _fill(schema, query, rng))
+            if _tells_slips_apart(query, gold, setups):
+                return Problem(kind=kind, schema=schema, query=query, question=question(query, rng), gold=gold, setups=setups)
+
+
+def gold_sql(query: Query) -> str:
+    return sql(query, name=lambda column: column.name, literal=lambda column, word: stored(word, column.form))
+
+
+def _disguised(schema: Schema, kind: Kind, rng: random.Random) -> Schema:
+    """Give the database its own way to write words, and names that the schema text does not know."""
+    form: Form = rng.choice(("upper", "code")) if kind in ("literal", "both") else "same"
+    named = [column for table in schema.tables for column in table.columns if column.kind != "label"]
+    outdated = rng.sample(named, OUTDATED) if kind in ("column", "both") else []
+
+    def disguise(column: Column) -> Column:
+        name = other_name(column) if column in outdated else column.name
+        return replace(column, name=name, form=form if column.kind == "text" else "same")
+
+    tables = (replace(table, columns=tuple(disguise(column) for column in table.columns)) for table in schema.tables)
+    return Schema(tables=tuple(tables))
+
+
+def _needs_feedback(query: Query, kind: Kind) -> bool:
+    """Whether the disguise concerns this query (for a plain task there is none)."""
+    compares_words = any(condition.column.kind == "text" for condition in query.filters)
+    uses_outdated = any(column.name != column.shown for column in query.used())
+    return (kind not in ("literal", "both") or compares_words) and (kind not in ("column", "both") or uses_outdated)
+
+
+def _fill(schema: Schema, query: Query, rng: random.Random) -> str:
+    return fill(schema, rng, {condition.column.name: condition.values for condition in query.filters if not query.either})
+
+
+def _tells_slips_apart(query: Query, gold: str, setups: Sequence[str]) -> bool:
+    """Whether gold finds something on both fills, and every slip finds something else on at least one of them."""
+    databases = [open_database({"setup": setup}) for setup in setups]
+    try:
+        expected = [run_query(database, gold) for database in databases]
+        if any(is_empty(rows) for rows in expected):
+            return False
+        wrong = [gold_sql(other) for name, other in slips(query) if name != "join"]  # no join: the column is not there
+        return all(any(run_query(database, text) != rows for database, rows in zip(databases, expected, strict=True)) for text in wrong)
+    finally:
+        for database in databases:
+            database.close()

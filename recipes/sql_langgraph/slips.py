@@ -1,0 +1,41 @@
+"""Which mistakes are typical? Each takes one decision of a query wrongly; a task on which a slip goes unnoticed is not a good task."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from grammar import Aggregate, Operator, Query
+
+WRONG_OPERATOR: dict[Operator, Operator] = {">": ">=", ">=": ">", "<": "<=", "<=": "<", "!=": "=", "BETWEEN": ">="}
+WRONG_AGGREGATE: dict[Aggregate, Aggregate] = {"AVG": "SUM", "SUM": "AVG", "MIN": "MAX", "MAX": "MIN"}
+
+
+def slips(query: Query) -> Iterator[tuple[str, Query]]:
+    """(name, query with that one mistake) for every mistake that can be made in it."""
+    for index, condition in enumerate(query.filters):
+        if condition.operator in WRONG_OPERATOR:
+            wrong = replace(condition, operator=WRONG_OPERATOR[condition.operator], values=condition.values[:1])
+            yield "operator", replace(query, filters=(*query.filters[:index], wrong, *query.filters[index + 1 :]))
+    if len(query.filters) > 1:
+        yield "filter", replace(query, filters=query.filters[:1], either=False)
+    if query.aggregate in WRONG_AGGREGATE:
+        yield "aggregate", replace(query, aggregate=WRONG_AGGREGATE[query.aggregate])
+    if query.distinct:
+        yield "distinct", replace(query, distinct=False)
+    if query.group is not None:
+        yield "group", replace(query, group=None)
+    if query.order is not None:
+        yield "order", replace(query, descending=not query.descending)
+    if query.limit is not None:
+        yield "limit", replace(query, limit=None)
+    if query.parent is not None:
+        yield "join", replace(query, parent=None)
+
+
+def with_slips(query: Query, names: frozenset[str]) -> Query:
+    """The query with all the mistakes named, where they can be made."""
+    for name in sorted(names):
+        for found, wrong in slips(query):
+            if found == name:
+                query = wrong
+                break
+    return query

@@ -1,0 +1,57 @@
+"""Which tasks are there, and what is an answer worth? Databases and questions follow from (split, seed) alone."""
+
+import random
+import sqlite3
+from collections.abc import Mapping
+from typing import Any
+
+from database import Row, open_database, run_query
+from problems import Problem, random_problem
+
+
+def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
+    """`count` tasks of `train` or `heldout`. Schemas and query structures of one split never occur in the other."""
+    return [as_task(problem, f"{split}-{seed}-{index}") for index, problem in enumerate(problems(split, seed=seed, count=count))]
+
+
+def problems(split: str, *, seed: int, count: int) -> list[Problem]:
+    """The same tasks, as the generator knows them."""
+    return [random_problem(random.Random(f"{split}-{seed}-{index}"), heldout=split != "train") for index in range(count)]
+
+
+def as_task(problem: Problem, task_id: str) -> dict[str, Any]:
+    """The agent reads `question`, `schema` and the database built by `setup`; the rest is for the grader."""
+    row = {"question": problem.question, "schema": problem.schema.text(), "setup": problem.setups[0]}
+    return {"id": task_id, "input": {**row, "kind": problem.kind, "gold": problem.gold, "second_setup": problem.setups[1]}}
+
+
+def reward(task_input: Mapping[str, Any], output: object) -> float:
+    """1 if the query returns what the gold query returns, on the database and on the second fill of it; else 0."""
+    query = output.get("sql") if isinstance(output, Mapping) else output
+    if not isinstance(query, str):
+        return 0.0
+    sources: list[Mapping[str, Any]] = [task_input]
+    if "second_setup" in task_input:
+        sources.append({"setup": task_input["second_setup"]})
+    return float(all(_same_result(source, query, gold=task_input["gold"]) for source in sources))
+
+
+def _same_result(source: Mapping[str, Any], query: str, *, gold: str) -> bool:
+    """Rows count as often as they occur; their order matters if gold has one."""
+    ordered = "ORDER BY" in gold.upper()
+    database = open_database(source)
+    try:
+        expected = _comparable(run_query(database, gold), ordered=ordered)
+        try:
+            found = run_query(database, query)
+        except (sqlite3.Error, ValueError):  # ValueError: a null character in the query
+            return False
+        return _comparable(found, ordered=ordered) == expected
+    finally:
+        database.close()
+
+
+def _comparable(rows: list[Row], *, ordered: bool) -> list[str]:
+    """Numbers to 9 digits: the last ones of a sum depend on the order of the rows."""
+    texts = [repr([float(f"{value:.9g}") if isinstance(value, int | float) else value for value in row]) for row in rows]
+    return texts if ordered else sorted(texts)

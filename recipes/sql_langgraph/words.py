@@ -1,0 +1,48 @@
+"""Which words can occur? All of them, here. Splits hold out combinations of words, never a word."""
+
+from typing import Literal, TypeAlias
+
+Form: TypeAlias = Literal["same", "upper", "code"]
+
+CHILDREN = ("book", "song", "film", "game", "boat", "plane", "horse", "dog", "bike", "lamp", "chair", "phone")
+"""Tables that refer to another one."""
+
+PARENTS = ("author", "singer", "team", "club", "farm", "shop", "school", "museum", "bank", "hotel", "studio", "agency")
+"""Tables that are referred to."""
+
+LABELS = ("name", "title", "label", "nickname")
+"""Columns whose values are unique, and never asked for by value."""
+
+TEXTS: tuple[tuple[tuple[str, str], tuple[str, ...]], ...] = (
+    (("city", "town"), ("paris", "rome", "oslo", "cairo", "lima", "tokyo")),
+    (("color", "paint"), ("orange", "blue", "green", "black", "white", "pink")),
+    (("status", "state"), ("ready", "closed", "waiting", "lost", "sold", "broken")),
+    (("genre", "style"), ("jazz", "rock", "opera", "comedy", "drama", "poetry")),
+    (("material", "fabric"), ("wood", "steel", "glass", "cotton", "silk", "paper")),
+    (("country", "nation"), ("france", "norway", "egypt", "peru", "japan", "kenya")),
+    (("season", "period"), ("spring", "summer", "autumn", "winter", "harvest", "monsoon")),
+    (("sport", "hobby"), ("tennis", "chess", "rugby", "sailing", "boxing", "golf")),
+)
+"""Two names for one column, and the values it takes."""
+
+INTEGERS: tuple[tuple[str, str], ...] = (
+    ("price", "cost"),
+    ("rating", "score"),
+    ("weight", "mass"),
+    ("size", "area"),
+    ("stock", "amount"),
+    ("length", "extent"),
+    ("speed", "pace"),
+    ("power", "strength"),
+    ("height", "altitude"),
+    ("age", "years"),
+)
+"""Two names for one column of numbers."""
+
+NUMBERS = range(1, 60)
+"""What such a column holds."""
+
+
+def stored(word: str, form: Form) -> str:
+    """How a database writes a word: `paris`, `PARIS` or `PAR`."""
+    return {"same": word, "upper": word.upper(), "code": word[:3].upper()}[form]
