@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lightningrl.errors import UserError
 
@@ -19,6 +20,8 @@ Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q [N H E], k [N K E], v [N K E]) → [N H E]"""
 
 FAMILIES = ("qwen3", "qwen2", "llama")
+STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+"""Rotary embeddings whose angles depend on nothing but the position, so that they can be looked up."""
 
 
 class DenseModel:
@@ -26,12 +29,7 @@ class DenseModel:
 
     def __init__(self, hf: Any) -> None:
         config = hf.config
-        if config.model_type not in FAMILIES:
-            known = ", ".join(f"`{f}`" for f in FAMILIES)
-            raise UserError(f"models of type `{config.model_type}` are not supported", hint=f"dense models of these families are: {known}")
-        sliding = [t for t in getattr(config, "layer_types", None) or [] if t != "full_attention"]
-        if sliding:
-            raise UserError(f"layers of type `{sliding[0]}` are not supported", hint="set `use_sliding_window` to false in the model's config.json")
+        check_family(config)
         self.hf = hf
         self.layers: int = config.num_hidden_layers
         self.heads: int = config.num_attention_heads
@@ -40,21 +38,29 @@ class DenseModel:
         self.vocab_size: int = config.vocab_size
         self.max_length: int = config.max_position_embeddings
         self.normalises_heads: bool = config.model_type == "qwen3"
+        self._angles: tuple[Tensor, Tensor] | None = None
 
     @property
     def dtype(self) -> torch.dtype:
         return self.hf.dtype
 
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The tokens that end a completion, as the model's folder says."""
+        ids = self.hf.generation_config.eos_token_id if self.hf.generation_config is not None else None
+        ids = self.hf.config.eos_token_id if ids is None else ids
+        return frozenset() if ids is None else frozenset([ids] if isinstance(ids, int) else ids)
+
     def hidden(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Final hidden states [N D] of tokens [N] at positions [N]."""
         base = self.hf.model
         x = base.embed_tokens(token_ids)
-        cos, sin = (t[0, :, None, :] for t in base.rotary_emb(x[None], positions[None]))
+        cos, sin = self._rotary(x, positions)
         for index, layer in enumerate(base.layers):
-            y = layer.input_layernorm(x)
-            x = x + self._attention(index, layer.self_attn, y, cos, sin, attend)
-            x = x + layer.mlp(layer.post_attention_layernorm(x))
-        return base.norm(x)
+            x = x + self._attention(index, layer.self_attn, _normalise(layer.input_layernorm, x), cos, sin, attend)
+            y, mlp = _normalise(layer.post_attention_layernorm, x), layer.mlp
+            x = x + _project(mlp.down_proj, mlp.act_fn(_project(mlp.gate_proj, y)) * _project(mlp.up_proj, y))
+        return _normalise(base.norm, x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[.. D] → [.. V]"""
@@ -62,16 +68,59 @@ class DenseModel:
 
     def _attention(self, index: int, attn: Any, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         N = x.shape[0]
-        q = attn.q_proj(x).view(N, self.heads, self.head_size)
-        k = attn.k_proj(x).view(N, self.kv_heads, self.head_size)
-        v = attn.v_proj(x).view(N, self.kv_heads, self.head_size)
+        q = _project(attn.q_proj, x).view(N, self.heads, self.head_size)
+        k = _project(attn.k_proj, x).view(N, self.kv_heads, self.head_size)
+        v = _project(attn.v_proj, x).view(N, self.kv_heads, self.head_size)
         if self.normalises_heads:
-            q, k = attn.q_norm(q), attn.k_norm(k)
+            q, k = _normalise(attn.q_norm, q), _normalise(attn.k_norm, k)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        return attn.o_proj(attend(index, q, k, v).reshape(N, self.heads * self.head_size))
+        return _project(attn.o_proj, attend(index, q, k, v).reshape(N, self.heads * self.head_size))
+
+    def _rotary(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [N 1 E], the sign of the rotation folded into sin (see `rotate`)."""
+        module = self.hf.model.rotary_emb
+        if module.rope_type not in STATIC_ROPE:
+            return _signed(*(t[0, :, None, :] for t in module(x[None], positions[None])))
+        reach = int(positions.max()) + 1
+        table = self._angles
+        if table is None or table[0].shape[0] < reach or table[0].dtype != x.dtype or table[0].device != x.device:
+            rows = torch.arange(max(64, 1 << (reach - 1).bit_length()), device=x.device)  # doubling: few rebuilds, and no odd tails
+            with torch.inference_mode(mode=False), torch.no_grad():  # a table made by an engine must serve a trainer too
+                table = self._angles = _signed(*(t[0, :, None, :] for t in module(x.new_empty(0), rows[None])))
+        cos, sin = table
+        return cos[positions], sin[positions]
+
+
+def check_family(config: Any) -> None:
+    """Refuse a model whose layers `DenseModel` would run wrongly. `config` is a Hugging Face one: no weights are needed to find out."""
+    if config.model_type not in FAMILIES:
+        known = ", ".join(f"`{f}`" for f in FAMILIES)
+        raise UserError(f"models of type `{config.model_type}` are not supported", hint=f"dense models of these families are: {known}")
+    sliding = [t for t in getattr(config, "layer_types", None) or [] if t != "full_attention"]
+    if sliding:
+        raise UserError(f"layers of type `{sliding[0]}` are not supported", hint="set `use_sliding_window` to false in the model's config.json")
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding of x [N heads E] by cos, sin [N 1 E] (arXiv 2104.09864, the half-split layout)."""
+    """Rotary position embedding of x [N heads E] (arXiv 2104.09864, the half-split layout): x·cos + (-b, a)·sin where x = (a, b).
+
+    The minus lives in `sin`, which is half as many operations on small tensors.
+    """
     a, b = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-b, a), dim=-1) * sin
+    return torch.addcmul(x * cos, torch.cat((b, a), dim=-1), sin)
+
+
+def _signed(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    a, b = sin.chunk(2, dim=-1)
+    return cos, torch.cat((-a, b), dim=-1)
+
+
+def _project(module: Any, x: Tensor) -> Tensor:
+    """A plain linear layer without the cost of calling a module, which is half the time of a tiny model; adapters are called as modules."""
+    return F.linear(x, module.weight, module.bias) if type(module) is nn.Linear else module(x)
+
+
+def _normalise(module: Any, x: Tensor) -> Tensor:
+    """The RMSNorm of all three families, in one operation."""
+    weight = module.weight
+    return F.rms_norm(x, weight.shape, weight, module.variance_epsilon)

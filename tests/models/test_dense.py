@@ -1,0 +1,32 @@
+"""Layer by layer must be what Hugging Face computes in one go."""
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+
+from lightningrl.errors import UserError
+from lightningrl.models.dense import DenseModel
+
+SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def causal(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(0, 1)
+
+
+@pytest.mark.parametrize("config", [Qwen3Config(**SMALL, head_dim=8), Qwen2Config(**SMALL), LlamaConfig(**SMALL)])
+def test_layer_by_layer_equals_hugging_face(config: object) -> None:
+    hf = AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval()
+    model = DenseModel(hf)
+    ids = torch.arange(20) * 7 % 64
+    with torch.no_grad():
+        mine = model.logits(model.hidden(ids, torch.arange(20), causal))
+        torch.testing.assert_close(mine, hf(ids[None]).logits[0], rtol=0, atol=1e-6)
+
+
+def test_sliding_window_layers_are_refused() -> None:
+    config = Qwen3Config(**SMALL, head_dim=8, use_sliding_window=True, sliding_window=4, max_window_layers=1)
+    with pytest.raises(UserError, match="sliding_attention"):
+        DenseModel(AutoModelForCausalLM.from_config(config))
