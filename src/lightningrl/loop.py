@@ -216,11 +216,11 @@ class Loop:
         """Optimizer steps over the minibatches of one batch; metrics are their means."""
         found: list[dict[str, float]] = []
         for minibatch in minibatches(lessons, self.config.trainer.minibatches, seed=seed):
-            metrics: list[dict[str, float]] = []
-            for part in pack(minibatch, max_tokens=self.config.trainer.max_tokens):
-                metrics.append(self.trainer.forward_backward(build_forest(part)).metrics)
-            found.append(_mean(metrics) | self.trainer.optim_step(learning_rate=rate))
-        return _mean(found)
+            parts = [self.trainer.forward_backward(build_forest(part)).metrics for part in pack(minibatch, max_tokens=self.config.trainer.max_tokens)]
+            found.append(_mean(parts) | self.trainer.optim_step(learning_rate=rate))
+        # Only the first minibatch is evaluated by the very weights that sampled it.
+        gap = {"policy/logprob_gap": found[0]["policy/logprob_gap_max"]} if found else {}
+        return _mean(found) | gap
 
 
 def _mean(rows: Sequence[dict[str, float]]) -> dict[str, float]:

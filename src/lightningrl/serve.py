@@ -2,38 +2,117 @@
 
 import asyncio
 import contextlib
-import fnmatch
-import os
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 
 from lightningrl import plugins
+from lightningrl.chat import Chat
 from lightningrl.config import Config, GatewayConfig
+from lightningrl.engine import Engine
 from lightningrl.errors import UserError
+from lightningrl.gateway import Route, create_app
 from lightningrl.loop import Loop, Watcher
+from lightningrl.models.load import export_folder, load_model, load_tokenizer
+from lightningrl.models.memory import keep_freed_memory
 from lightningrl.runner.dispatch import Dispatcher
+from lightningrl.runner.pool import WorkerPool
 from lightningrl.store import Store, open_store
+from lightningrl.trainer import Trainer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LightningServer:
+    """Everything that serves agents and learns from them, running."""
+
+    config: Config
+    folder: Path
+    store: Store
+    engine: Engine
+    """Of the policy that learns."""
+    trainer: Trainer
+
+    def loop(self, watcher: Watcher) -> Loop:
+        return Loop(self.config, store=self.store, engine=self.engine, trainer=self.trainer, folder=self.folder, watcher=watcher)
+
+    async def version(self) -> int:
+        """How many steps have been taken already; 0 for a new run."""
+        latest = await self.store.weights(self.config.policy)
+        return latest.version if latest else 0
 
 
 @asynccontextmanager
-async def listening(app: Any, config: GatewayConfig) -> AsyncIterator[str]:
-    """Serve `app` while the block runs; yields its base URL."""
+async def lightning(config: Config, folder: Path) -> AsyncIterator[LightningServer]:
+    """Start store, engines, gateway and agents; end them all, in turn, when the block is left.
+
+    What a person may have got wrong is tried first: the port, then the model, then the agent.
+    """
+    async with AsyncExitStack() as stack:
+        sock = stack.enter_context(_bound(config.gateway))
+        keep_freed_memory()
+        path = _model_path(config)
+        chat, tokenizer, model = Chat.load(path), load_tokenizer(path), load_model(path, dtype=config.model.dtype)
+        store = await open_store(config.store.url or f"sqlite:///{folder / 'store.sqlite'}", exclusive=True)
+        stack.push_async_callback(store.close)
+
+        make_engine = plugins.load(config.engine.name, kind="engine", root=config.root)
+        engines: dict[str, Engine] = {config.policy: make_engine(model, policy=config.policy, config=config.engine, decode=chat.decode)}
+        if any(route.policy == "frozen" for route in config.routes):
+            engines["frozen"] = make_engine(load_model(path, dtype=config.model.dtype), policy="frozen", config=config.engine, decode=chat.decode)
+        for engine in engines.values():
+            stack.push_async_callback(engine.close)
+        make_trainer = plugins.load(config.trainer.name, kind="trainer", root=config.root)
+        trainer = make_trainer(model, config=config.trainer, loss=config.loss, export=partial(export_folder, tokenizer=tokenizer))
+
+        routes = [Route(model=r.model, agent=r.agent, policy=config.policy if r.policy == "policy" else "frozen") for r in config.routes]
+        app = create_app(store=store, chat=chat, engines=engines, routes=routes, seed=config.seed)
+        base_url = await stack.enter_async_context(_listening(app, sock))
+        runner = WorkerPool(config.agent, root=config.root, env={"OPENAI_BASE_URL": f"{base_url}/v1"}, log_path=folder / "agents.log")
+        await runner.start()
+        stack.push_async_callback(runner.close)
+        await stack.enter_async_context(_dispatching(config, store, runner, base_url))
+        yield LightningServer(config=config, folder=folder, store=store, engine=engines[config.policy], trainer=trainer)
+
+
+@asynccontextmanager
+async def _dispatching(config: Config, store: Store, runner: WorkerPool, base_url: str) -> AsyncIterator[None]:
+    """Run what is queued while the block runs. If that breaks, the block is cancelled and the error handed on."""
+    dispatcher = Dispatcher(
+        store=store, runner=runner, base_url=base_url, env=config.agent.env, concurrency=config.agent.concurrency, worker="local"
+    )
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(dispatcher.run())
+        yield
+        task.cancel()
+
+
+@contextlib.contextmanager
+def _bound(config: GatewayConfig) -> Iterator[socket.socket]:
     try:
         sock = socket.create_server((config.host, config.port), backlog=2048)
     except OSError as error:
-        raise UserError(f"cannot listen on `{config.host}:{config.port}`: {error.strerror}", hint="set `gateway.port=0` to take any free port") from error
+        where = f"{config.host}:{config.port}"
+        raise UserError(f"cannot listen on `{where}`: {error.strerror}", hint="set `gateway.port=0` to take any free port") from error
+    with sock:
+        yield sock
+
+
+@asynccontextmanager
+async def _listening(app: Any, sock: socket.socket) -> AsyncIterator[str]:
+    """Serve `app` while the block runs; yields its base URL."""
     server = _Server(uvicorn.Config(app, log_level="warning", lifespan="off", access_log=False, timeout_graceful_shutdown=5))
     task = asyncio.create_task(server.serve(sockets=[sock]))
     try:
         while not server.started:
             await asyncio.sleep(0.005)
-        yield f"http://{config.host}:{sock.getsockname()[1]}"
+        host, port = sock.getsockname()[:2]
+        yield f"http://{host}:{port}"
     finally:
         server.should_exit = True
         await task
@@ -43,5 +122,11 @@ class _Server(uvicorn.Server):
     """Leaves signals to the process it is part of."""
 
     @contextlib.contextmanager
-    def capture_signals(self):
+    def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def _model_path(config: Config) -> str:
+    """A folder beside the recipe, if there is one; else what the hub may know."""
+    beside = config.root / config.model.path
+    return str(beside) if beside.is_dir() else config.model.path
