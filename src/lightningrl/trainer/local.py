@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,11 +59,6 @@ class LocalTrainer:
                 self._poisoned = True
             metrics = _metrics(forest, loss=loss, terms=terms, clipped=clipped, entropy=entropy)
             return Evaluation(metrics=metrics, logprobs=logprobs.detach().to(torch.float64).numpy())
-
-    def evaluate(self, forest: Forest) -> np.ndarray:
-        """[M] logprob of each sampled token under the current weights; changes nothing."""
-        with _threads(self._config.threads), torch.no_grad():
-            return self._logprobs(forest)[0].to(torch.float64).numpy()
 
     def optim_step(self, *, learning_rate: float) -> dict[str, float]:
         """Clip, update, clear. A gradient that is not finite is thrown away: weights and moments stay as they are."""

@@ -1,0 +1,132 @@
+"""Invariant 3: every sampled token of an accepted attempt is trained once, or counted in a report that says why not."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightningrl.data.transitions import trajectories_of
+from lightningrl.errors import GraderError
+from lightningrl.types import Call, Reward, Rollout, Sampling, Task
+
+
+def rollout(name: str, *, group: str = "g", **changes: Any) -> Rollout:
+    made = Rollout(id=name, group_id=group, task=Task(id="t", input={}, split="train"), status="succeeded", accepted_attempt_id=f"{name}/1")
+    return dataclasses.replace(made, **changes)
+
+
+def call(attempt: str, index: int, *, tokens: int = 4, **changes: Any) -> Call:
+    made = Call(
+        id=f"{attempt}/{index}",
+        attempt_id=attempt,
+        index=index,
+        parent_call_id=None,
+        agent="writer",
+        policy="policy",
+        policy_version=2,
+        dialect="openai.chat",
+        request={},
+        response={},
+        prompt_ids=np.arange(3, dtype=np.int32),
+        completion_ids=np.arange(tokens, dtype=np.int32),
+        logprobs=np.full(tokens, -0.5, np.float32),
+        sampling=Sampling(temperature=0.8),
+        finish_reason="stop",
+        capture="rendered",
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def final(rollout_id: str, value: float = 1.0, **changes: Any) -> Reward:
+    return dataclasses.replace(Reward(attempt_id=f"{rollout_id}/1", value=value), **changes)
+
+
+REASONS: dict[str, dict[str, Any]] = {
+    "incomplete": {"capture": "incomplete"},
+    "cancelled": {"finish_reason": "cancelled"},
+    "error": {"finish_reason": "error"},
+    "policy": {"policy": "frozen"},
+    "agent": {"agent": "checker"},
+    "sampling": {"sampling": Sampling(temperature=0.0)},
+    "logprobs": {"logprobs": np.array([-0.1, np.nan, -0.1, -0.1], np.float32)},
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_call_that_must_not_teach_is_kept_and_counted_with_its_reason(reason: str) -> None:
+    calls = [call("r/1", 0, tokens=5), call("r/1", 1, **REASONS[reason])]
+    [made], report = trajectories_of([rollout("r")], calls, [final("r")], policy="policy", trains=lambda agent: agent == "writer")
+    assert [t.left_out for t in made.transitions] == [None, reason]
+    assert (report.trained_calls, report.trained_tokens) == (1, 5)
+    assert (report.left_out_calls, report.left_out_tokens) == ({reason: 1}, {reason: 4})
+
+
+@pytest.mark.parametrize("sampling", [Sampling(top_p=0.9), Sampling(top_k=5)])
+def test_shaped_sampling_is_left_out(sampling: Sampling) -> None:
+    _, report = trajectories_of([rollout("r")], [call("r/1", 0, sampling=sampling)], [final("r")], policy="policy")
+    assert report.left_out_tokens == {"sampling": 4}
+
+
+def test_every_sampled_token_of_an_accepted_attempt_is_counted_once() -> None:
+    rng = np.random.default_rng(0)
+    rollouts = [rollout(f"r{i}") for i in range(40)]
+    calls = [
+        call(f"r{i}/{attempt}", index, tokens=4, **(REASONS[rng.choice(list(REASONS))] if rng.random() < 0.5 else {}))
+        for i in range(40)
+        for attempt in (1, 2)  # of two attempts the first is accepted
+        for index in range(rng.integers(0, 4))
+    ]
+    made, report = trajectories_of(rollouts, calls, [final(f"r{i}") for i in range(40)], policy="policy", trains=lambda agent: agent == "writer")
+    accepted = sum(len(c.completion_ids) for c in calls if c.attempt_id.endswith("/1"))
+    assert report.trained_tokens + sum(report.left_out_tokens.values()) == accepted
+    assert report.trained_tokens == sum(len(t.completion_ids) for m in made for t in m.transitions if t.left_out is None) > 0
+    seen = [t.call_id for m in made for t in m.transitions]
+    assert len(seen) == len(set(seen))
+    assert sum(v for k, v in report.metrics().items() if k.startswith("tokens/")) == accepted
+
+
+def test_failed_rollout_is_excluded_and_not_worth_zero() -> None:
+    rollouts = [rollout("a"), rollout("b", status="failed", accepted_attempt_id=None)]
+    made, report = trajectories_of(rollouts, [call("a/1", 0), call("b/1", 0)], [final("a"), final("b", 0.0)], policy="policy")
+    assert [m.rollout_id for m in made] == ["a"]
+    assert (report.succeeded, report.excluded, report.trained_tokens) == (1, 1, 4)
+
+
+def test_rollout_whose_calls_are_all_left_out_is_still_a_member_of_its_group() -> None:
+    [made], report = trajectories_of([rollout("r")], [call("r/1", 0)], [final("r", 0.25)], policy="policy", trains=lambda agent: False)
+    assert made.reward == 0.25
+    assert report.trained_tokens == 0
+
+
+def test_calls_come_in_the_order_they_were_made_with_what_was_recorded() -> None:
+    calls = [call("r/1", 1, finish_reason="length"), call("r/1", 0)]
+    [made], _ = trajectories_of([rollout("r")], calls, [final("r")], policy="policy")
+    assert [t.call_id for t in made.transitions] == ["r/1/0", "r/1/1"]
+    assert [t.truncated for t in made.transitions] == [False, True]
+    assert made.transitions[0].temperature == 0.8
+    assert made.transitions[0].prompt_ids is calls[1].prompt_ids
+
+
+def test_step_rewards_belong_to_their_call_and_never_overwrite_the_final_one() -> None:
+    rewards = [
+        final("r", 0.5),
+        final("r", 9.0, call_id="r/1/0"),
+        final("r", 0.25, call_id="r/1/0", name="valid"),
+        final("r", 7.0, name="style"),
+    ]
+    [made], _ = trajectories_of([rollout("r")], [call("r/1", 0), call("r/1", 1)], rewards, policy="policy")
+    assert made.reward == 0.5
+    assert [t.reward for t in made.transitions] == [9.25, None]
+
+
+def test_of_several_final_rewards_the_graders_counts() -> None:
+    rewards = [final("r", 0.0, source="agent"), final("r", 0.75), final("r", 0.1, source="air")]
+    [made], _ = trajectories_of([rollout("r")], [], rewards, policy="policy")
+    assert made.reward == 0.75
+
+
+@pytest.mark.parametrize("rewards", [[], [final("r"), final("r")], [final("r", source="agent"), final("r", source="agent")]])
+def test_no_final_reward_or_an_ambiguous_one_is_an_error(rewards: list[Reward]) -> None:
+    with pytest.raises(GraderError, match="needs one final reward"):
+        trajectories_of([rollout("r")], [], rewards, policy="policy")

@@ -1,0 +1,119 @@
+"""The trainer in this process: what every trainer promises, and what only this one does."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from lightningrl.config import LossConfig, TrainerConfig
+from lightningrl.data.forest import build_forest
+from lightningrl.errors import UserError
+from lightningrl.models.load import export_folder, load_model, load_tokenizer
+from lightningrl.trainer import conformance
+from lightningrl.trainer.local import LocalTrainer
+
+
+@pytest.fixture
+def make(model_folder: Path) -> conformance.Make:
+    export = partial(export_folder, tokenizer=load_tokenizer(str(model_folder)))
+    return lambda: LocalTrainer(load_model(str(model_folder)), config=TrainerConfig(threads=1), loss=LossConfig(), export=export)
+
+
+@pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
+def test_local_trainer_keeps_its_promises(check: Callable[[conformance.Make, Path], None], make: conformance.Make, tmp_path: Path) -> None:
+    check(make, tmp_path)
+
+
+def test_two_threads_give_the_same_bits_twice(model_folder: Path) -> None:
+    config = TrainerConfig(threads=2)
+    found = []
+    for _ in range(2):
+        trainer = LocalTrainer(load_model(str(model_folder)), config=config, loss=LossConfig(), export=lambda model, path: None)
+        for seed in range(3):
+            conformance.step(trainer, seed)
+        found.append([p.detach().clone() for p in trainer.model.hf.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_weights_are_changed_in_place(make: Callable[[], LocalTrainer], tmp_path: Path) -> None:
+    trainer = make()
+    places = [p.data_ptr() for p in trainer.model.hf.parameters()]
+    conformance.step(trainer, 0)
+    trainer.save(tmp_path / "state")
+    trainer.load(tmp_path / "state")
+    conformance.step(trainer, 1)
+    assert [p.data_ptr() for p in trainer.model.hf.parameters()] == places
+
+
+def test_number_of_threads_is_left_as_it_was(make: Callable[[], LocalTrainer]) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        conformance.step(make(), 0)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_gradient_that_is_not_finite_is_never_applied(make: Callable[[], LocalTrainer]) -> None:
+    """The loss may be finite where its gradient is not."""
+    trainer, clean = make(), make()
+    trainer.forward_backward(build_forest(conformance.lessons(0)))
+    next(trainer.model.hf.parameters()).grad[0, 0] = float("inf")
+    assert trainer.optim_step(learning_rate=1e-2)["optim/skipped"] == 1.0
+    np.testing.assert_array_equal(conformance.look(trainer), conformance.look(clean))
+
+
+def test_long_gradient_is_scaled_to_the_limit(make: Callable[[], LocalTrainer]) -> None:
+    trainer = make()
+    forest = build_forest(conformance.lessons(0))
+    trainer.forward_backward(forest)
+    gradients = [p.grad.clone() for p in trainer.model.hf.parameters()]
+    norm = float(torch.sqrt(sum((g.double() ** 2).sum() for g in gradients)))
+    found = trainer.optim_step(learning_rate=0.0)
+    assert found["optim/grad_norm"] == pytest.approx(norm, rel=1e-5)
+    assert norm > 1.0
+    moments = [s["exp_avg"] for s in trainer._optimizer.state.values()]
+    length = float(torch.sqrt(sum((m.double() ** 2).sum() for m in moments))) / (1 - 0.9)
+    assert length == pytest.approx(1.0, rel=1e-3)
+
+
+def test_exported_folder_has_the_trained_weights(make: Callable[[], LocalTrainer], tmp_path: Path) -> None:
+    trainer = make()
+    conformance.step(trainer, 0)
+    trainer.publish(tmp_path / "out")
+    again = load_model(str(tmp_path / "out"))
+    assert all(torch.equal(a, b) for a, b in zip(trainer.model.hf.parameters(), again.hf.parameters(), strict=True))
+
+
+def test_load_from_nowhere_and_from_another_model_are_refused(make: Callable[[], LocalTrainer], tmp_path: Path) -> None:
+    trainer = make()
+    with pytest.raises(UserError, match="no checkpoint"):
+        trainer.load(tmp_path / "missing")
+    trainer.save(tmp_path / "state")
+    weights = tmp_path / "state" / "weights.safetensors"
+    save_file({"other": torch.zeros(2)}, weights)
+    before = conformance.look(trainer)
+    with pytest.raises(UserError, match="another model"):
+        trainer.load(tmp_path / "state")
+    np.testing.assert_array_equal(conformance.look(trainer), before)
+
+
+def test_first_look_at_recorded_logprobs_measures_parity(make: Callable[[], LocalTrainer]) -> None:
+    trainer = make()
+    forest = build_forest(conformance.lessons(0))
+    logprobs = trainer.forward_backward(forest).logprobs
+    given = []
+    for lesson in conformance.lessons(0):
+        recorded = trainer.forward_backward(build_forest([lesson])).logprobs.astype(np.float32)
+        given.append(replace(lesson, transition=replace(lesson.transition, logprobs=recorded)))
+    metrics = trainer.forward_backward(build_forest(given)).metrics
+    assert metrics["policy/logprob_gap_max"] < 1e-4
+    assert abs(metrics["policy/kl_engine"]) < 1e-8
+    gap = np.abs(logprobs - forest.logprobs).max()
+    assert trainer.forward_backward(forest).metrics["policy/logprob_gap_max"] == pytest.approx(gap, rel=1e-5)
