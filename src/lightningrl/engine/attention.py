@@ -1,0 +1,61 @@
+"""How do new tokens look at the cache? The same way, bit for bit, whatever else is computed in the same pass.
+
+Floating point sums depend on the order of their terms, and libraries choose that order by shape. So every query token does its own
+pair of products, `[G E] @ [E T]` and `[G T] @ [T E]`, whether it is decoded, prefilled alone or prefilled with a hundred others, and the
+sum over T goes in blocks of fixed size. Found by measurement with MKL on AVX-512 (torch 2.13, float32, one thread):
+
+- rows of `F.linear` keep their bits for any number of rows ≥ 16, not below: passes are padded (`embedded.PAD`);
+- a product over T keeps its bits when T grows by masked positions up to 256, not beyond: hence `SUM_BLOCK`;
+- softmax keeps its bits when T grows by masked positions in whole vectors: hence `cache.BLOCK`.
+
+tests/engine/test_invariance.py asserts it on the machine at hand.
+
+Legend: A decoded sequences · N new tokens of a prompt · H query heads · K key/value heads · G = H / K · E head size · T cached tokens.
+"""
+
+import torch
+from torch import Tensor
+
+SUM_BLOCK = 256
+
+
+def causal_mask(positions: Tensor, length: int, *, dtype: torch.dtype) -> Tensor:
+    """[.. 1 T] of 0 where a token at `positions` [..] may look, -inf where it may not."""
+    future = torch.arange(length) > positions[..., None, None]
+    return torch.zeros(future.shape, dtype=dtype).masked_fill_(future, -torch.inf)
+
+
+def attend_rows(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """One token of each of A sequences, each over its own row: q [A H E], keys and values [A K T E], mask [A·K G T] → [A H E]."""
+    A, H, E = q.shape
+    K, T = keys.shape[1:3]
+    out = _attend(q.reshape(A * K, H // K, E), _flat(keys, A * K, T), _flat(values, A * K, T), mask)
+    return out.view(A, H, E)
+
+
+def attend_prompt(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """N tokens of one sequence, all over the same row: q [N H E], keys and values [K T E], mask [N G T] → [N H E]."""
+    N, H, E = q.shape
+    K, T = keys.shape[:2]
+    G = H // K
+    out = torch.empty_like(q)
+    for head in range(K):  # the row is not copied for each token: it is a view that stands still
+        k, v = (x[head].unsqueeze(0).expand(N, T, E) for x in (keys, values))
+        out[:, head * G : (head + 1) * G] = _attend(q[:, head * G : (head + 1) * G], k, v, mask)
+    return out
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """q [B G E], keys and values [B T E], mask [B G T] → [B G E]"""
+    scores = torch.baddbmm(mask, q, keys.transpose(1, 2), alpha=q.shape[-1] ** -0.5)
+    weights = torch.softmax(scores, dim=-1)
+    out = torch.bmm(weights[:, :, :SUM_BLOCK], values[:, :SUM_BLOCK])
+    for start in range(SUM_BLOCK, values.shape[1], SUM_BLOCK):
+        out.baddbmm_(weights[:, :, start : start + SUM_BLOCK], values[:, start : start + SUM_BLOCK])
+    return out
+
+
+def _flat(rows: Tensor, count: int, length: int) -> Tensor:
+    """[A K T E] as [A·K T E], without a copy although rows are longer than T."""
+    stride = rows.stride()
+    return rows.as_strided((count, length, rows.shape[-1]), (stride[1], stride[2], stride[3]))

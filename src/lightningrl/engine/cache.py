@@ -1,0 +1,112 @@
+"""Which keys and values are already known? Rows of token ids with the keys and values that belong to them.
+
+Rows `[0, active)` are being decoded, the others keep what ended generations left, so that a prompt that starts alike need not be
+computed again. Running rows stay together at the front: attention over them is then one strided view, and a finished one costs nothing.
+
+Legend: R rows · T tokens that fit in a row · L layers · K key/value heads · E head size.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightningrl.types import Ints
+
+BLOCK = 32
+"""Rows are read in multiples of this many tokens, so that vectorised kernels meet no odd tail."""
+
+
+def rounded(length: int, to: int = BLOCK) -> int:
+    return -(-length // to) * to
+
+
+class PrefixCache:
+    """Rows of keys and values, and the tokens they were computed from."""
+
+    def __init__(self, *, rows: int, length: int, layers: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> None:
+        shape = (layers, 2, rows, kv_heads, rounded(length), head_size)
+        self.keys_values = torch.zeros(shape, dtype=dtype)
+        """[L 2 R K T E]. Never NaN: masked positions are multiplied by zero."""
+        self.tokens: Ints = np.zeros((rows, rounded(length)), dtype=np.int32)
+        """[R T]"""
+        self.known: Ints = np.zeros(rows, dtype=np.int32)
+        """[R] leading tokens of each row whose keys and values are in place."""
+        self.used = np.zeros(rows, dtype=np.int64)
+        """[R] when the row was last of use; the least recent is given up first."""
+        self.active = 0
+        self._now = 0
+
+    def keys(self, layer: int) -> Tensor:
+        """[R K T E]"""
+        return self.keys_values[layer, 0]
+
+    def values(self, layer: int) -> Tensor:
+        """[R K T E]"""
+        return self.keys_values[layer, 1]
+
+    def shared_with(self, prompt: Ints) -> Ints:
+        """[R] how many leading tokens of `prompt` each row holds, or is about to."""
+        differs = self.tokens[:, : len(prompt)] != prompt
+        first = differs.argmax(axis=1).astype(np.int32)
+        first[~differs[np.arange(len(first)), first]] = len(prompt)
+        return first
+
+    def admit(self, prompt: Ints, *, source: int, shared: int) -> int:
+        """Give `prompt` the next active row, with the first `shared` tokens taken from row `source`. Returns the row."""
+        row = self.active
+        self.active += 1
+        if shared:
+            self._touch(source)
+        if shared and source != row and source >= self.active and self.known[source] == shared:
+            self._swap(source, row)  # the conversation goes on: nobody else needs the shorter one
+        elif source != row:
+            self._keep_elsewhere(row, but=source)
+            self._copy(source, row, shared)
+        self.tokens[row, : len(prompt)] = prompt
+        self.known[row] = shared
+        return row
+
+    def release(self, row: int) -> int:
+        """End the generation in `row`; what it knows stays. Returns the row that moved into its place (`row` itself if none did)."""
+        self.active -= 1
+        self._touch(row)
+        if row != self.active:
+            self._swap(row, self.active)
+        return self.active
+
+    def clear(self) -> None:
+        """Forget everything: the weights have changed."""
+        assert self.active == 0
+        self.known[:] = 0
+
+    def reset(self) -> None:
+        """Forget everything, running rows included: the engine has failed in the middle of a step."""
+        self.active = 0
+        self.keys_values.zero_()
+        self.clear()
+
+    def _touch(self, row: int) -> None:
+        self._now += 1
+        self.used[row] = self._now
+
+    def _keep_elsewhere(self, row: int, *, but: int) -> None:
+        """Before `row` is overwritten, move what it knows over an empty or longer unused row, if there is one."""
+        age = np.where(self.known == 0, -1, self.used)
+        age[: self.active] = age[but] = np.iinfo(np.int64).max
+        victim = int(age.argmin())
+        if self.known[row] and age[victim] < self.used[row]:
+            self._copy(row, victim, int(self.known[row]))
+            self.used[victim] = self.used[row]
+
+    def _copy(self, source: int, target: int, count: int) -> None:
+        self.keys_values[:, :, target, :, :count] = self.keys_values[:, :, source, :, :count]
+        self.tokens[target, :count] = self.tokens[source, :count]
+        self.known[target] = count
+
+    def _swap(self, a: int, b: int) -> None:
+        count = int(max(self.known[a], self.known[b]))
+        kept = self.keys_values[:, :, a, :, :count].clone()
+        self.keys_values[:, :, a, :, :count] = self.keys_values[:, :, b, :, :count]
+        self.keys_values[:, :, b, :, :count] = kept
+        for array in (self.tokens, self.known, self.used):
+            array[[a, b]] = array[[b, a]]

@@ -1,0 +1,368 @@
+"""An engine inside this process: one policy, one thread that decodes, weights shared with a trainer without a copy.
+
+`generate` (asyncio) → inbox → thread: scheduler → decoder → sampler → outbox → asyncio. The two sides share nothing but the inbox and a
+`cancelled` flag; a client that does not stream is woken once, when its answer is complete, and one that streams at most once per step.
+
+Threads: torch's `set_num_threads` holds for the thread that calls it (new threads start with the value last set anywhere), so the engine's
+choice does not bind a trainer. Results are the same bit for bit whatever else is served: `attention` says how, and needs `threads=1`.
+"""
+
+import asyncio
+import queue
+import secrets
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from collections.abc import Sequence as Tokens
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from lightningrl.engine.base import Delta
+from lightningrl.engine.cache import PrefixCache
+from lightningrl.engine.decoder import Decoder
+from lightningrl.engine.sampler import Draw, prepare, sample, uniform
+from lightningrl.engine.scheduler import Scheduler
+from lightningrl.engine.sequence import Sequence, as_tokens
+from lightningrl.engine.stop import StopFinder
+from lightningrl.errors import EngineError, UserError
+from lightningrl.models.dense import DenseModel
+from lightningrl.models.load import load_into
+from lightningrl.types import Sampling, Weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """What an engine has done since it was made."""
+
+    tokens_sampled: int
+    prompt_tokens_computed: int
+    prompt_tokens_reused: int
+    """Taken from the prefix cache."""
+    steps: int
+    busy_s: float
+    """Seconds spent in steps."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Client:
+    """The asyncio side of a generation. Touched by its event loop only."""
+
+    loop: asyncio.AbstractEventLoop
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    pending: list[Delta] = field(default_factory=list[Delta])
+    error: EngineError | None = None
+
+    async def next(self) -> Delta:
+        """What has come since the last time, in one piece."""
+        await self.news.wait()
+        self.news.clear()
+        if self.error is not None:
+            raise self.error
+        deltas, self.pending = self.pending, []
+        if len(deltas) == 1:
+            return deltas[0]
+        return Delta(
+            token_ids=tuple(t for d in deltas for t in d.token_ids),
+            logprobs=tuple(p for d in deltas for p in d.logprobs),
+            policy_version=deltas[-1].policy_version,
+            finish_reason=deltas[-1].finish_reason,
+        )
+
+
+class EmbeddedEngine:
+    """Serves `model` as `policy`. Dense Qwen3/Qwen2/Llama models, on the CPU."""
+
+    def __init__(
+        self,
+        model: DenseModel,
+        *,
+        policy: str = "policy",
+        slots: int = 64,
+        max_length: int = 1024,
+        decode: Callable[[list[int]], str] | None = None,
+        version: int = 0,
+        shared: bool = False,
+        threads: int = 1,
+    ) -> None:
+        """`decode` is needed for stop strings. `shared`: a trainer in this process updates the parameters of `model` in place, so that
+        `load` has nothing to read. Keys and values take 2·slots·max_length·layers·kv_heads·head_size·2 numbers when all of it is used."""
+        if max_length > model.max_length:
+            raise UserError(f"`engine.max_length` is {max_length}, the model's limit is `{model.max_length}`", hint="lower `engine.max_length`")
+        self.policy = policy
+        self.version = version
+        self.max_length = max_length
+        self._model, self._shared, self._threads = model, shared, threads
+        self._stop = StopFinder(decode) if decode is not None else None
+        cache = PrefixCache(
+            rows=2 * slots, length=max_length, layers=model.layers, kv_heads=model.kv_heads, head_size=model.head_size, dtype=model.dtype
+        )
+        self._scheduler = Scheduler(cache, slots=slots)
+        self._decoder = Decoder(model, cache)
+        self._clients: dict[Sequence, _Client] = {}
+        self._draw: Draw | None = None
+        self._steps, self._sampled, self._busy_s = 0, 0, 0.0
+        self._paused = self._closed = False
+        self._drained: list[Future[None]] = []
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"engine-{policy}", daemon=True)
+        self._thread.start()
+
+    @property
+    def statistics(self) -> Statistics:
+        scheduler = self._scheduler
+        return Statistics(
+            tokens_sampled=self._sampled,
+            prompt_tokens_computed=scheduler.prompt_tokens_computed,
+            prompt_tokens_reused=scheduler.prompt_tokens_reused,
+            steps=self._steps,
+            busy_s=self._busy_s,
+        )
+
+    # The asyncio side
+
+    async def generate(self, prompt_ids: Tokens[int], *, sampling: Sampling, policy: str, stream: bool = False) -> AsyncIterator[Delta]:
+        """See `Engine.generate`. Raises `EngineError` for what it cannot do, and when the engine fails while it waits."""
+        sequence = self._sequence(prompt_ids, sampling=sampling, policy=policy, stream=stream)
+        client = _Client(loop=asyncio.get_running_loop())
+        self._inbox.put(lambda: self._enter(sequence, client))
+        try:
+            while True:
+                delta = await client.next()
+                yield delta
+                if delta.finish_reason is not None:
+                    return
+        finally:
+            sequence.cancelled = True  # no news to the thread if it has ended
+            self._inbox.put(_nothing)  # it may sleep while paused
+
+    async def load(self, weights: Weights) -> None:
+        if weights.policy != self.policy:
+            raise EngineError(f"this engine serves `{self.policy}`, not `{weights.policy}`", hint="give each policy an engine of its own")
+        await self._ask(lambda: self._load(weights))
+
+    async def pause(self, *, timeout_s: float = 60.0) -> None:
+        drained: Future[None] = Future()
+        self._inbox.put(lambda: self._pause(drained))
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(drained), timeout_s)
+        except TimeoutError as error:
+            raise EngineError(f"generations still run after `{timeout_s}` s", hint="wait longer, or lower `max_tokens`") from error
+
+    async def resume(self) -> None:
+        await self._ask(self._resume)
+
+    async def close(self) -> None:
+        """End the thread. Generations that still run or wait end with an `EngineError`."""
+        self._inbox.put(self._close)
+        await asyncio.to_thread(self._thread.join)
+
+    async def _ask(self, command: Callable[[], None]) -> None:
+        """Have the thread do something between two steps."""
+        done: Future[None] = Future()
+
+        def run() -> None:
+            try:
+                command()
+            except (EngineError, UserError) as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        if self._closed:
+            raise EngineError("the engine is closed")
+        self._inbox.put(run)
+        await asyncio.wrap_future(done)
+
+    def _sequence(self, prompt_ids: Tokens[int], *, sampling: Sampling, policy: str, stream: bool) -> Sequence:
+        prompt = as_tokens(prompt_ids)
+        if self._closed:
+            raise EngineError("the engine is closed")
+        if policy != self.policy:
+            raise EngineError(f"this engine serves `{self.policy}`, not `{policy}`", hint="give each policy an engine of its own")
+        if not 0 < len(prompt) < self.max_length:
+            hint = "raise `engine.max_length`, or shorten the conversation"
+            raise EngineError(f"a prompt of `{len(prompt)}` tokens does not fit in `{self.max_length}`", hint=hint)
+        if prompt.min() < 0 or prompt.max() >= self._model.vocab_size:
+            raise EngineError(f"token ids must lie in 0..{self._model.vocab_size - 1}", hint="is this the tokenizer of the model?")
+        if sampling.stop and self._stop is None:
+            raise EngineError("stop strings need a tokenizer", hint="make the engine with `decode`, or use `stop_token_ids`")
+        if sampling.max_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
+            raise EngineError(f"cannot sample with `{sampling}`", hint="max_tokens ≥ 1, temperature ≥ 0, 0 < top_p ≤ 1, top_k ≥ 0")
+        return Sequence(
+            prompt_ids=prompt,
+            sampling=sampling,
+            seed=(secrets.randbits(64) if sampling.seed is None else sampling.seed) % 2**64,
+            stop_ids=self._model.eos_token_ids | frozenset(sampling.stop_token_ids),
+            limit=min(sampling.max_tokens, self.max_length - len(prompt)),
+            stream=stream,
+        )
+
+    # The thread's side
+
+    @torch.inference_mode()
+    def _run(self) -> None:
+        torch.set_num_threads(self._threads)
+        while not self._closed:
+            self._read_inbox()
+            if self._runnable():
+                started = time.perf_counter()
+                try:
+                    self._step()
+                except Exception as error:  # noqa: BLE001  whatever it was, those who wait must hear of it
+                    self._fail(error)
+                self._busy_s += time.perf_counter() - started
+            self._tell_drained()
+        self._abort("the engine was closed")
+
+    def _runnable(self) -> bool:
+        return bool(self._scheduler.running) or (bool(self._scheduler.waiting) and not self._paused)
+
+    def _read_inbox(self) -> None:
+        """Do what has been asked for; sleep if there is nothing else to do."""
+        if not self._runnable() and not self._closed:
+            self._inbox.get()()
+        while not self._inbox.empty():
+            self._inbox.get()()
+        self._drop_cancelled()
+
+    def _step(self) -> None:
+        scheduler = self._scheduler
+        if not self._paused and scheduler.admit():
+            self._draw = None
+        running = scheduler.running
+        batch = scheduler.batch()
+        logits = self._decoder.forward(batch)
+        scheduler.computed(batch)
+        if self._draw is None:
+            self._draw = prepare([s.sampling for s in running])
+        seeds = np.fromiter((s.seed for s in running), dtype=np.uint64, count=len(running))
+        indices = np.fromiter((len(s.token_ids) for s in running), dtype=np.uint64, count=len(running))
+        tokens, logprobs = sample(logits, self._draw, uniform(seeds, indices))
+        self._append(tokens, logprobs)
+        self._steps += 1
+
+    def _append(self, tokens: torch.Tensor, logprobs: torch.Tensor) -> None:
+        """Give each running sequence its token, release those that have ended, and tell the clients."""
+        scheduler = self._scheduler
+        running, cache = scheduler.running, scheduler.cache
+        count = len(running)
+        cache.tokens[np.arange(count), np.minimum(cache.known[:count], cache.tokens.shape[1] - 1)] = tokens.numpy()
+        ended: list[Sequence] = []
+        for sequence, token, logprob in zip(running, tokens.tolist(), logprobs.tolist(), strict=True):
+            sequence.token_ids.append(token)
+            sequence.logprobs.append(logprob)
+            if token in sequence.stop_ids:
+                sequence.finish_reason = "stop"
+            elif not logprob > -np.inf:
+                sequence.finish_reason = "error"  # NaN: recorded as what it is
+            elif sequence.sampling.stop and self._stop is not None and self._stop.found(sequence.token_ids, sequence.sampling.stop):
+                sequence.finish_reason = "stop"
+            elif len(sequence.token_ids) >= sequence.limit:
+                sequence.finish_reason = "length"
+            else:
+                continue
+            ended.append(sequence)
+        self._sampled += count
+        self._tell([*ended, *(s for s in running if s.stream and s.finish_reason is None)])
+        for sequence in reversed(ended):
+            self._release(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        self._scheduler.release(sequence)
+        self._clients.pop(sequence, None)
+        self._draw = None
+
+    def _tell(self, sequences: list[Sequence]) -> None:
+        """One wake-up per event loop and step, for all of its clients together."""
+        news: dict[asyncio.AbstractEventLoop, list[tuple[_Client, Delta]]] = {}
+        for sequence in sequences:
+            client = self._clients[sequence]
+            delta = Delta(
+                token_ids=tuple(sequence.token_ids[sequence.told :]),
+                logprobs=tuple(sequence.logprobs[sequence.told :]),
+                policy_version=self.version,
+                finish_reason=sequence.finish_reason,
+            )
+            sequence.told = len(sequence.token_ids)
+            news.setdefault(client.loop, []).append((client, delta))
+        for loop, batch in news.items():
+            _call(loop, _deliver, batch)
+
+    def _enter(self, sequence: Sequence, client: _Client) -> None:
+        self._clients[sequence] = client
+        self._scheduler.waiting.append(sequence)
+
+    def _drop_cancelled(self) -> None:
+        scheduler = self._scheduler
+        for sequence in [s for s in reversed(scheduler.running) if s.cancelled]:
+            self._release(sequence)
+        if any(s.cancelled for s in scheduler.waiting):
+            for sequence in [s for s in scheduler.waiting if s.cancelled]:
+                scheduler.waiting.remove(sequence)
+                self._clients.pop(sequence)
+
+    def _load(self, weights: Weights) -> None:
+        if self._scheduler.running or not self._paused:
+            raise EngineError("weights cannot change while generations run", hint="`pause` the engine first")
+        if not self._shared:
+            load_into(self._model, weights.uri)
+        self._scheduler.cache.clear()
+        self.version = weights.version
+
+    def _pause(self, drained: Future[None]) -> None:
+        self._paused = True
+        self._drained.append(drained)
+
+    def _resume(self) -> None:
+        self._paused = False
+
+    def _close(self) -> None:
+        self._closed = True
+
+    def _tell_drained(self) -> None:
+        if not self._scheduler.running:
+            for future in self._drained:
+                if not future.done():
+                    future.set_result(None)
+            self._drained.clear()
+
+    def _fail(self, error: Exception) -> None:
+        """A step went wrong: everybody hears of it, and the next generation starts afresh."""
+        self._abort(f"{type(error).__name__}: {error}", cause=error)
+
+    def _abort(self, reason: str, cause: Exception | None = None) -> None:
+        scheduler = self._scheduler
+        for client in self._clients.values():
+            error = EngineError(f"generation aborted: {reason}")
+            error.__cause__ = cause
+            _call(client.loop, _deliver_error, client, error)
+        self._clients.clear()
+        scheduler.running.clear()
+        scheduler.waiting.clear()
+        scheduler.cache.reset()
+        self._draw = None
+
+
+def _nothing() -> None:
+    """Wakes the thread."""
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: object) -> None:
+    try:
+        loop.call_soon_threadsafe(function, *arguments)
+    except RuntimeError:
+        pass  # the loop has been closed, and its clients with it
+
+
+def _deliver(batch: list[tuple[_Client, Delta]]) -> None:
+    for client, delta in batch:
+        client.pending.append(delta)
+        client.news.set()
+
+
+def _deliver_error(client: _Client, error: EngineError) -> None:
+    client.error = error
+    client.news.set()

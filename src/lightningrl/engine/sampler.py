@@ -1,0 +1,89 @@
+"""Which token comes next? A function of the logits, the request's settings, its seed and the token's place, and of nothing else.
+
+Randomness is counter-based: the number for a token is a hash of (seed, index of the token in its completion), so it does not
+matter what else is sampled in the same step. The logprob handed out is that of the distribution the token was drawn from: after
+temperature, after top-k and top-p, renormalised. At temperature 0 there is no such distribution; it is that of the policy itself, unscaled.
+
+Legend: A sequences · V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lightningrl.types import Sampling
+
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """Settings of the sequences of one step, in arrays."""
+
+    temperatures: Tensor | None
+    """[A 1] positive (1 for greedy rows); None: all are 1."""
+    greedy: Tensor | None
+    """[A] bool; None: no row is."""
+    shaped: tuple[int, ...]
+    """Rows that ask for top-k or top-p."""
+    samplings: tuple[Sampling, ...]
+    """[A]"""
+
+
+def prepare(samplings: Sequence[Sampling]) -> Draw:
+    temperatures = [s.temperature or 1.0 for s in samplings]
+    greedy = [s.temperature == 0 for s in samplings]
+    return Draw(
+        temperatures=torch.tensor(temperatures)[:, None] if any(t != 1 for t in temperatures) else None,
+        greedy=torch.tensor(greedy) if any(greedy) else None,
+        shaped=tuple(i for i, s in enumerate(samplings) if s.temperature and (s.top_p < 1 or s.top_k)),
+        samplings=tuple(samplings),
+    )
+
+
+def sample(logits: Tensor, draw: Draw, uniforms: npt.NDArray[np.float64]) -> tuple[Tensor, Tensor]:
+    """Token [A] and logprob [A] from logits [A V] (float32) and one uniform number in [0, 1) each."""
+    if draw.temperatures is not None:
+        logits = logits / draw.temperatures
+    logprobs = torch.log_softmax(logits, dim=-1)
+    probabilities = torch.softmax(logits, dim=-1)  # not exp(logprobs): elementwise kernels treat the last few numbers of a batch differently
+    for row in draw.shaped:
+        kept = _kept(probabilities[row], draw.samplings[row])
+        logprobs[row] = torch.log_softmax(logits[row].masked_fill(~kept, -torch.inf), dim=-1)
+        probabilities[row] = torch.softmax(logits[row].masked_fill(~kept, -torch.inf), dim=-1)
+    cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
+    total = cumulative[:, -1:]
+    # the first token whose cumulative probability exceeds the target; never one of probability 0, and never past the end
+    target = torch.minimum(torch.from_numpy(uniforms)[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    tokens = torch.searchsorted(cumulative, target, right=True)[:, 0].clamp_(max=logits.shape[-1] - 1)
+    if draw.greedy is not None:
+        tokens = torch.where(draw.greedy, logits.argmax(dim=-1), tokens)
+    return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+
+
+def _kept(probabilities: Tensor, sampling: Sampling) -> Tensor:
+    """[V] bool: the `top_k` most likely tokens, then the fewest of them whose share reaches `top_p`. Ties go to the lower id."""
+    order = probabilities.argsort(descending=True, stable=True)
+    order = order[: sampling.top_k] if sampling.top_k else order
+    ranked = probabilities[order].double()
+    before = ranked.cumsum(0) - ranked
+    kept = torch.zeros_like(probabilities, dtype=torch.bool)
+    kept[order[before < sampling.top_p * ranked.sum()]] = True
+    kept[order[0]] = True  # whatever rounding says
+    return kept
+
+
+def uniform(seeds: npt.NDArray[np.uint64], indices: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+    """[A] numbers in [0, 1), one per (seed, index): two rounds of splitmix64 (Steele et al., OOPSLA 2014)."""
+    state = _mix(seeds + np.uint64(GOLDEN)) + indices * np.uint64(GOLDEN)
+    return (_mix(state) >> np.uint64(11)) * 2.0**-53
+
+
+def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
