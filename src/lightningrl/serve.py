@@ -86,10 +86,17 @@ async def _dispatching(config: Config, store: Store, runner: WorkerPool, base_ur
     dispatcher = Dispatcher(
         store=store, runner=runner, base_url=base_url, env=config.agent.env, concurrency=config.agent.concurrency, worker="local"
     )
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(dispatcher.run())
+    block = asyncio.current_task()
+    assert block is not None
+    task = asyncio.create_task(dispatcher.run())
+    task.add_done_callback(lambda ended: None if ended.cancelled() else block.cancel())
+    try:
         yield
+    finally:
         task.cancel()
+        (broken,) = await asyncio.gather(task, return_exceptions=True)
+        if isinstance(broken, Exception):
+            raise broken
 
 
 @contextlib.contextmanager
