@@ -28,11 +28,14 @@ async def run_command(command: Sequence[str], task: bytes, env: Mapping[str, str
     started(process.pid)
     assert process.stdin and process.stdout and process.stderr
     try:
-        stdout, stderr, _ = await asyncio.gather(_all(process.stdout), _tail(process.stderr), _feed(process.stdin, task))
+        stdout, stderr, _ = await asyncio.gather(_head(process.stdout, group=process.pid), _tail(process.stderr), _feed(process.stdin, task))
         code = await process.wait()
     finally:
         end_group(process.pid)
+        await asyncio.gather(_tail(process.stdout), _tail(process.stderr))  # a pipe that still holds data would keep `wait` waiting
         await process.wait()
+    if len(stdout) > MAX_OUTPUT:
+        raise AgentError(f"the agent printed more than `{MAX_OUTPUT}` bytes", hint="stdout is for the answer; log to stderr")
     if code != 0:
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         text = stderr.decode(errors="replace").strip()
@@ -47,14 +50,15 @@ def end_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-async def _all(stream: asyncio.StreamReader) -> bytes:
-    parts, size = [], 0
-    while part := await stream.read(2**16):
-        parts.append(part)
-        size += len(part)
-        if size > MAX_OUTPUT:
-            raise AgentError(f"the agent printed more than `{MAX_OUTPUT}` bytes", hint="stdout is for the answer; log to stderr")
-    return b"".join(parts)
+async def _head(stream: asyncio.StreamReader, *, group: int) -> bytes:
+    """All of the stream, unless it is too much: then a bit more than is allowed, and the group is ended."""
+    kept = b""
+    while part := await stream.read(2**20):
+        if len(kept) <= MAX_OUTPUT:
+            kept += part
+        else:
+            end_group(group)
+    return kept
 
 
 async def _tail(stream: asyncio.StreamReader) -> bytes:

@@ -42,19 +42,13 @@ class WorkerProcess:
     async def spawn(cls, setup: wire.Setup, *, env: Mapping[str, str], log: Path | None, timeout_s: float) -> "WorkerProcess":
         """Start a process and wait until it has loaded the agent. Raises `AgentError` or `GraderError` if it cannot."""
         ours, theirs = socket.socketpair()
-        with theirs, open(log or os.devnull, "ab") as output:  # noqa: ASYNC230  a local file, once for each worker
-            process = await asyncio.create_subprocess_exec(
-                # -P: a file of the recipe must not stand in for a module of Python; -u: what was printed is there after a crash
-                *(sys.executable, "-P", "-u", "-m", "lightningrl.runner.worker", str(theirs.fileno())),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                cwd=setup.root,
-                env=env,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=wire.MAX_LINE)
+        with theirs:
+            reader, writer = await asyncio.open_unix_connection(sock=ours, limit=wire.MAX_LINE)
+            try:
+                process = await _launch(theirs, env=env, root=setup.root, log=log)
+            except BaseException:
+                writer.close()
+                raise
         worker = cls(process, reader, writer)
         try:
             async with asyncio.timeout(timeout_s):
@@ -65,9 +59,8 @@ class WorkerProcess:
         except TimeoutError as error:
             await worker.close()
             name = setup.entry or "command"
-            raise AgentError(
-                f"agent `{name}` was not loaded within {timeout_s:g} s", hint="is something slow or waiting at the top of its module?"
-            ) from error
+            hint = "is something slow or waiting at the top of its module?"
+            raise AgentError(f"agent `{name}` was not loaded within {timeout_s:g} s", hint=hint) from error
         except BaseException:
             await worker.close()
             raise
@@ -169,3 +162,18 @@ class WorkerProcess:
     def _ending(self) -> str:
         code = self._process.returncode
         return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+
+
+async def _launch(connection: socket.socket, *, env: Mapping[str, str], root: str, log: Path | None) -> asyncio.subprocess.Process:
+    with open(log or os.devnull, "ab") as output:  # noqa: ASYNC230  a local file, once for each worker
+        return await asyncio.create_subprocess_exec(
+            # -P: a file of the recipe must not stand in for a module of Python; -u: what was printed is there after a crash
+            *(sys.executable, "-P", "-u", "-m", "lightningrl.runner.worker", str(connection.fileno())),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=root,
+            env=env,
+            pass_fds=[connection.fileno()],
+            start_new_session=True,
+        )

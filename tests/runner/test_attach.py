@@ -1,0 +1,185 @@
+"""Attempts that share a process never share a token: real SDKs, a real HTTP server, thirty-two at a time."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from lightningrl.config import AgentConfig
+from lightningrl.runner.attach import belongs
+from lightningrl.runner.conformance import attempt
+from lightningrl.runner.pool import WorkerPool
+
+AGENTS = '''
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+from langchain_core.runnables import RunnableLambda
+from langchain_openai import ChatOpenAI
+from langgraph.graph import END, START, StateGraph
+from openai import AsyncOpenAI, OpenAI
+
+client = OpenAI()  # shared by all attempts, made when the module is imported
+async_client = AsyncOpenAI()
+
+def reward(task, output):
+    return 1
+
+def ask(text):
+    return client.chat.completions.create(model="m", messages=[{"role": "user", "content": text}]).choices[0].message.content
+
+async def ask_async(text):
+    answer = await async_client.chat.completions.create(model="m", messages=[{"role": "user", "content": text}])
+    return answer.choices[0].message.content
+
+def sync_sdk(task):
+    return [ask(task["name"]), ask(task["name"])]
+
+async def async_sdk(task):
+    return await asyncio.gather(ask_async(task["name"]), ask_async(task["name"]))
+
+async def streamed(task):
+    stream = await async_client.chat.completions.create(model="m", messages=[{"role": "user", "content": task["name"]}], stream=True)
+    return ["".join([chunk.choices[0].delta.content or "" async for chunk in stream])]
+
+pool = ThreadPoolExecutor(8)  # shared by all attempts
+
+def threads(task):
+    return list(pool.map(ask, [task["name"]] * 3))
+
+async def executor(task):
+    loop = asyncio.get_running_loop()
+    return [await loop.run_in_executor(None, ask, task["name"]), await asyncio.to_thread(ask, task["name"])]
+
+def graph():
+    builder = StateGraph(dict)
+    builder.add_node("first", lambda s: {**s, "answers": [ChatOpenAI(model="m").invoke(s["name"]).content]})
+    batched = RunnableLambda(lambda n: ChatOpenAI(model="m").invoke(n).content)
+    builder.add_node("second", lambda s: {**s, "answers": s["answers"] + batched.batch([s["name"]] * 3)})
+    builder.add_edge(START, "first")
+    builder.add_edge("first", "second")
+    builder.add_edge("second", END)
+    return builder.compile()
+
+def langgraph(task):
+    return graph().invoke({"name": task["name"]})["answers"]
+
+async def langgraph_async(task):
+    return (await graph().ainvoke({"name": task["name"]}))["answers"]
+
+def elsewhere(task):
+    """The same server under another name, and under a path beside the gateway's."""
+    with httpx.Client(headers={"baggage": "mine=1"}) as http:
+        return [http.post(url, json={"messages": [{"content": task["name"]}]}).json()["choices"][0]["message"]["content"] for url in task["urls"]]
+'''
+
+
+@contextmanager
+def gateway() -> Iterator[tuple[str, list[tuple[str, str, str, str]]]]:
+    """Its origin, and what it was sent: (path, baggage, key, text of the last message). The answer repeats the text."""
+    seen: list[tuple[str, str, str, str]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            text = body["messages"][-1]["content"]
+            seen.append((self.path, self.headers.get("baggage", ""), self.headers.get("authorization", ""), text))
+            if body.get("stream"):
+                chunks = [{"delta": {"content": text}, "index": 0}, {"delta": {}, "index": 0, "finish_reason": "stop"}]
+                events = [json.dumps({"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "m", "choices": [c]}) for c in chunks]
+                self.answer("".join(f"data: {e}\n\n" for e in [*events, "[DONE]"]), kind="text/event-stream")
+            else:
+                choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+                self.answer(json.dumps({"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}))
+
+        def answer(self, text: str, *, kind: str = "application/json") -> None:
+            self.send_response(200)
+            self.send_header("content-type", kind)
+            self.send_header("content-length", str(len(text.encode())))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 256
+        daemon_threads = True
+
+    server = Server(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", seen
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+async def outcomes(root: Path, entry: str, url: str, *tasks: dict[str, Any]) -> list[Any]:
+    (root / "agents.py").write_text(AGENTS)
+    agent = AgentConfig(entry=f"agents:{entry}", reward="agents:reward", workers=1, concurrency=len(tasks))
+    runner = WorkerPool(agent, root=root, env={"OPENAI_BASE_URL": url}, log_path=root / "log")
+    try:
+        await runner.start()
+        jobs = [attempt(task, name=task["name"], timeout_s=60) for task in tasks]
+        results = await asyncio.gather(*(runner.run(rollout, a, {**env, "OPENAI_BASE_URL": url}) for rollout, a, env in jobs))
+    finally:
+        await runner.close()
+    for result in results:
+        assert result.status == "succeeded", result.error
+    return [result.output for result in results]
+
+
+@pytest.mark.parametrize("entry", ["sync_sdk", "async_sdk", "streamed", "threads", "executor", "langgraph", "langgraph_async"])
+async def test_every_call_carries_the_token_of_its_own_attempt(tmp_path: Path, entry: str) -> None:
+    names = [f"n{i}" for i in range(32)]
+    with gateway() as (origin, seen):
+        outputs = await outcomes(tmp_path, entry, f"{origin}/v1", *({"name": name} for name in names))
+    assert [set(output) for output in outputs] == [{name} for name in names]
+    assert len(seen) == sum(map(len, outputs))
+    for path, baggage, key, text in seen:
+        assert path == "/v1/chat/completions" and baggage == f"lightningrl.token=token-{text}" and key == "Bearer lightningrl"
+
+
+async def test_the_token_is_told_to_nobody_but_the_gateway(tmp_path: Path) -> None:
+    with gateway() as (origin, seen), gateway() as (other, overheard):
+        urls = [f"{origin}/v1/chat", f"{origin}/v2/chat", f"{origin}/v10", f"{other}/v1/chat", f"{origin.replace('127.0.0.1', 'localhost')}/v1/chat"]
+        await outcomes(tmp_path, "elsewhere", f"{origin}/v1", {"name": "n", "urls": urls})
+    assert sorted((path, baggage) for path, baggage, _, _ in seen) == [
+        ("/v1/chat", "mine=1"),
+        ("/v1/chat", "mine=1,lightningrl.token=token-n"),
+        ("/v10", "mine=1"),
+        ("/v2/chat", "mine=1"),
+    ]
+    assert [baggage for _, baggage, _, _ in overheard] == ["mine=1"]
+
+
+@pytest.mark.parametrize(
+    ("url", "base", "expected"),
+    [
+        ("http://h:80/v1/x", "http://h/v1", True),
+        ("http://h/v1/x", "http://h:80/v1/", True),
+        ("http://h/anything", "http://h", True),
+        ("https://h/v1/x", "http://h/v1", False),
+        ("http://h:8080/v1/x", "http://h:80/v1", False),
+        ("http://h:80@evil/v1/x", "http://h:80/v1", False),
+        ("http://h.evil/v1/x", "http://h/v1", False),
+        ("http://h/v1x", "http://h/v1", False),
+        ("http://h/v1/x", "", False),
+    ],
+)
+def test_only_addresses_below_the_base_url_belong_to_the_gateway(url: str, base: str, expected: bool) -> None:
+    assert belongs(httpx.URL(url), urlsplit(base)) is expected

@@ -1,0 +1,107 @@
+"""Agents that are programs of their own."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightningrl.config import AgentConfig
+from lightningrl.errors import AgentError
+from lightningrl.runner import Outcome
+from lightningrl.runner.conformance import attempt
+from lightningrl.runner.pool import WorkerPool
+from tests.runner.test_pool import alive, gone, written
+
+PROGRAM = """
+import json, os, sys
+task = json.load(sys.stdin)
+assert os.environ.get("LIGHTNINGRL_TASK", json.dumps(task)) and (len(json.dumps(task)) > 100000 or json.loads(os.environ["LIGHTNINGRL_TASK"]) == task)
+print(json.dumps({"x": len(str(task["x"])), "key": os.environ["OPENAI_API_KEY"], "url": os.environ["OPENAI_BASE_URL"], "folder": os.getcwd()}))
+"""
+
+
+@asynccontextmanager
+async def pool(root: Path, *command: str) -> AsyncIterator[WorkerPool]:
+    (root / "grader.py").write_text("def reward(task, output):\n    return 1\n")
+    runner = WorkerPool(AgentConfig(command=list(command), reward="grader:reward", workers=1, concurrency=8), root=root)
+    try:
+        await runner.start()
+        yield runner
+    finally:
+        await runner.close()
+
+
+async def run(runner: WorkerPool, name: str = "1", *, timeout_s: float = 20.0, **task: Any) -> Outcome:
+    return await runner.run(*attempt(task, name=name, timeout_s=timeout_s))
+
+
+async def test_a_program_gets_its_task_and_a_key_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(PROGRAM)
+    async with pool(tmp_path, "python", "agent.py") as runner:
+        outcomes = await asyncio.gather(*(run(runner, str(i), x=x) for i, x in enumerate(["abc", "x" * 300_000])))
+    for i, outcome in enumerate(outcomes):
+        assert outcome.status == "succeeded", outcome.error
+        expected = {"x": [3, 300_000][i], "key": f"token-{i}", "url": "http://127.0.0.1:9/v1", "folder": str(tmp_path)}
+        assert outcome.output == expected
+
+
+async def test_an_answer_that_is_not_json_is_text(tmp_path: Path) -> None:
+    async with pool(tmp_path, "echo", "it is", "blue") as runner:
+        assert (await run(runner)).output == "it is blue"
+
+
+async def test_a_failing_program_is_reported_with_the_end_of_its_stderr(tmp_path: Path) -> None:
+    async with pool(tmp_path, "sh", "-c", "yes noise | head -n 90000 >&2; echo 'no such table' >&2; exit 3") as runner:
+        outcome = await run(runner)
+    assert outcome.status == "failed" and outcome.rewards == () and outcome.error
+    assert outcome.error.splitlines()[0] == "AgentError: `sh` exited with code 3: no such table"
+    assert len(outcome.error) < 5000
+
+
+async def test_a_program_that_is_killed_has_failed(tmp_path: Path) -> None:
+    async with pool(tmp_path, "sh", "-c", "kill -SEGV $$") as runner:
+        outcome = await run(runner)
+    assert outcome.status == "failed" and outcome.error and "was ended by SIGSEGV" in outcome.error
+
+
+async def test_a_program_that_floods_stdout_is_stopped(tmp_path: Path) -> None:
+    async with pool(tmp_path, "yes") as runner:
+        outcome = await run(runner)
+    assert outcome.status == "failed" and outcome.error and outcome.error.startswith("AgentError: the agent printed more than `16777216` bytes")
+
+
+async def test_on_timeout_the_whole_group_is_killed_and_the_worker_stays(tmp_path: Path) -> None:
+    async with pool(tmp_path, "sh", "-c", "cat > /dev/null; sleep 1000 & echo $! > child; echo $$ > group; wait") as runner:
+        worker = runner._workers[0].pid
+        outcome = await run(runner, timeout_s=0.5)
+        assert outcome.status == "timeout"
+        assert await gone([await written(tmp_path / "child"), await written(tmp_path / "group")])
+        assert runner._workers[0].pid == worker
+
+
+@pytest.mark.parametrize("how", ["close", "kill"])
+async def test_a_program_does_not_outlive_its_worker(tmp_path: Path, how: str) -> None:
+    async with pool(tmp_path, "sh", "-c", "sleep 1000 & echo $! > child; wait") as runner:
+        running = asyncio.create_task(run(runner))
+        child = await written(tmp_path / "child")
+        assert alive(child)
+        if how == "kill":
+            await asyncio.sleep(0.2)  # the worker says which group it has started just after starting it
+            os.kill(runner._workers[0].pid, signal.SIGKILL)
+        else:
+            await runner.close()
+        assert (await running).status == "lost"
+        assert await gone([child])
+
+
+async def test_a_program_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(AgentError, match="no program `pyhton`") as raised:
+        async with pool(tmp_path, "pyhton", "agent.py"):
+            pass
+    assert json.dumps(raised.value.hint) != "null"
