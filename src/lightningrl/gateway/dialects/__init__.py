@@ -1,0 +1,1 @@
+"""One file for each wire format that agents speak."""

@@ -1,0 +1,122 @@
+"""A real gateway on a real socket, with a store in memory and an engine that says what a test tells it to."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from lightningrl.chat import ChatTemplate
+from lightningrl.engine.base import Delta
+from lightningrl.gateway import Route, create_app
+from lightningrl.store.sqlite import SQLiteStore
+from lightningrl.types import Attempt, Call, FinishReason, Rollout, Sampling, Task, Weights
+
+TEXTS = ["the quick brown fox says SELECT name FROM city WHERE id = 1 ;", "what is the weather in Paris ? It is sunny ."]
+
+Script = Callable[[list[int], Sampling], Sequence[int]]
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from lightningrl.models.tiny import build_tokenizer
+
+    folder = tmp_path_factory.mktemp("tokenizer")
+    build_tokenizer(TEXTS, vocab_size=400).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def template(tokenizer_folder: Path) -> ChatTemplate:
+    return ChatTemplate.load(tokenizer_folder)
+
+
+class ScriptedEngine:
+    """Samples what `script` says, one token a delta when streaming. Keeps what it was asked, and what became of it."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.asked: list[tuple[list[int], Sampling, str]] = []
+        self.cancelled = 0
+        self.delay_s = 0.0
+        self.version = 3
+        self.logprob = -0.5
+        self.finish: FinishReason = "stop"
+        self.error: Exception | None = None
+
+    async def generate(self, prompt_ids: Sequence[int], *, sampling: Sampling, policy: str, stream: bool = False) -> AsyncIterator[Delta]:
+        self.asked.append((list(prompt_ids), sampling, policy))
+        ids = tuple(self.script(list(prompt_ids), sampling))
+        done = False
+        try:
+            pieces = [(token,) for token in ids] if stream else [ids]
+            for place, piece in enumerate(pieces):
+                await asyncio.sleep(self.delay_s)
+                last = place == len(pieces) - 1
+                if last and self.error is not None:
+                    done = True
+                    raise self.error
+                done = done or last
+                yield Delta(
+                    token_ids=piece,
+                    logprobs=(self.logprob,) * len(piece),
+                    policy_version=self.version,
+                    finish_reason=self.finish if last else None,
+                )
+        finally:
+            self.cancelled += not done
+
+    async def load(self, weights: Weights) -> None: ...
+
+    async def pause(self, *, timeout_s: float = 60.0) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass
+class Stage:
+    """What a test plays with."""
+
+    store: SQLiteStore
+    template: ChatTemplate
+    engine: ScriptedEngine
+    url: str = ""
+    routes: Sequence[Route] = (Route(),)
+    rollouts: list[Rollout] = field(default_factory=list)
+
+    async def begin(self, rollout_id: str = "r", **sampling: Any) -> Attempt:
+        task = Task(id="t", input={}, split="train")
+        await self.store.enqueue([Rollout(id=rollout_id, group_id="g", task=task, sampling=sampling)])
+        [(_, attempt)] = await self.store.claim("w", limit=1, lease_s=60)
+        return attempt
+
+    async def calls(self, attempt: Attempt) -> list[Call]:
+        return await self.store.calls([attempt.id])
+
+    def says(self, *texts: str) -> None:
+        """Answer with these texts in turn (the last one for ever), tokenised as a tokenizer would, turn ended."""
+        left = [[*self.template.encode(text), self.template.turn_end_id or 0] for text in texts]
+        self.engine.script = lambda prompt_ids, sampling: left.pop(0) if len(left) > 1 else left[0]
+
+
+@pytest.fixture
+async def stage(template: ChatTemplate) -> AsyncIterator[Stage]:
+    store = await SQLiteStore.open(":memory:")
+    stage = Stage(store=store, template=template, engine=ScriptedEngine(lambda prompt_ids, sampling: ()))
+    stage.says("hello")
+    routes = [Route(model="checker", agent="check", policy="frozen"), Route(model="*", policy="policy")]
+    app = create_app(store=store, template=template, engines={"policy": stage.engine, "frozen": stage.engine}, routes=routes, seed=7, max_length=2000)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.005)
+    stage.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    yield stage
+    server.should_exit = True
+    await serving
+    await store.close()
