@@ -110,7 +110,7 @@ async def stage(template: ChatTemplate) -> AsyncIterator[Stage]:
     stage = Stage(store=store, template=template, engine=ScriptedEngine(lambda prompt_ids, sampling: ()))
     stage.says("hello")
     routes = [Route(model="checker", agent="check", policy="frozen"), Route(model="*", policy="policy")]
-    app = create_app(store=store, template=template, engines={"policy": stage.engine, "frozen": stage.engine}, routes=routes, seed=7, max_length=2000)
+    app = create_app(store=store, chat=template, engines={"policy": stage.engine, "frozen": stage.engine}, routes=routes, seed=7, max_length=2000)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
     serving = asyncio.create_task(server.serve())
     while not server.started:

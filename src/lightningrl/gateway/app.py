@@ -42,7 +42,7 @@ class _Gone(Exception):
 def create_app(
     *,
     store: Store,
-    template: ChatTemplate,
+    chat: ChatTemplate,
     engines: Mapping[str, Engine],
     routes: Sequence[Route] = (Route(),),
     seed: int = 0,
@@ -53,7 +53,7 @@ def create_app(
     missing = sorted({route.policy for route in routes} - set(engines))
     if missing:
         raise LightningError(f"no engine for policy `{missing[0]}`", hint=f"engines: {', '.join(engines)}")
-    backstage = Backstage(store=store, template=template, engines=engines, seed=seed, max_length=max_length)
+    backstage = Backstage(store=store, template=chat, engines=engines, seed=seed, max_length=max_length)
     return Gateway(backstage, routes=routes, dialects=[plugins.load(name, kind="dialect")() for name in dialects])
 
 

@@ -31,6 +31,8 @@ class Session:
         """Sampling fields that go over what the agent asks for."""
         for name in {"stop", "stop_token_ids"} & set(self.laid_down):
             self.laid_down[name] = tuple(self.laid_down[name])  # JSON has no tuples
+        self.seed: int | None = self.laid_down.pop("seed", None)
+        """Where the chance of this rollout comes from, also if the agent asks for a seed: a group that draws alike has nothing to compare."""
         self.rollout = rollout
         self.attempt = attempt
         self.tree = ConversationTree(template)
@@ -45,13 +47,14 @@ class Session:
         return self._calls - 1
 
     def draw(self, prompt_ids: Ints, *, run_seed: int) -> bytes:
-        """Sixteen bytes of chance for the next answer to this prompt: they follow from the run's seed, the rollout, the prompt and how
-        often the prompt was seen before in this attempt, so neither timing nor a second attempt changes them.
+        """Sixteen bytes of chance for the next answer to this prompt: they follow from the rollout's seed (or the run's, and its name), the
+        prompt and how often the prompt was seen before in this attempt, so neither timing nor a second attempt changes them.
         """
         prompt = prompt_ids.tobytes()
         digest = hashlib.blake2b(prompt, digest_size=16).digest()
         self._seen[digest] += 1
-        return hashlib.blake2b(f"{run_seed}\n{self.rollout.id}\n{self._seen[digest]}\n".encode() + prompt, digest_size=16).digest()
+        source = f"{run_seed}\n{self.rollout.id}" if self.seed is None else str(self.seed)
+        return hashlib.blake2b(f"{source}\n{self._seen[digest]}\n".encode() + prompt, digest_size=16).digest()
 
     def recall(self, call: Call, dialect: Dialect) -> None:
         """Take in a call that an earlier session served."""

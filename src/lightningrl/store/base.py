@@ -82,7 +82,10 @@ class Store(Protocol):
     async def close(self) -> None: ...
 
 
-async def open_store(url: str) -> Store:
-    """Open `sqlite:///path/to/file`, `sqlite:///:memory:`, or the URL of any other store plugin (`scheme` is its name)."""
+async def open_store(url: str, *, exclusive: bool = False) -> Store:
+    """Open `sqlite:///relative/file`, `sqlite:////absolute/file`, `sqlite:///:memory:`, or any other store (`scheme` is the plugin's name).
+
+    `exclusive` says that this process alone runs attempts: those that a dead predecessor left running are lost at once.
+    """
     scheme, _, path = url.partition("://")
-    return await plugins.load(scheme, kind="store").open(path.removeprefix("/") if path.startswith("/:") else path)
+    return await plugins.load(scheme, kind="store").open(path.removeprefix("/"), exclusive=exclusive)
