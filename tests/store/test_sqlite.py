@@ -45,7 +45,7 @@ asyncio.run(main())
 @pytest.mark.parametrize("where", ["file", "memory"])
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
 async def test_sqlite_keeps_the_promises_of_a_store(check: Callable[[Store], Awaitable[None]], where: str, tmp_path: Path) -> None:
-    store = await open_store("sqlite:///:memory:" if where == "memory" else f"sqlite:///{tmp_path}/s.db")
+    store = await open_store("sqlite:///:memory:" if where == "memory" else f"sqlite://{tmp_path}/s.db")
     try:
         await check(store)
     finally:

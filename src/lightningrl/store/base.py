@@ -83,9 +83,9 @@ class Store(Protocol):
 
 
 async def open_store(url: str, *, exclusive: bool = False) -> Store:
-    """Open `sqlite:///relative/file`, `sqlite:////absolute/file`, `sqlite:///:memory:`, or any other store (`scheme` is the plugin's name).
+    """Open `sqlite:///absolute/path`, `sqlite://relative/path`, `sqlite:///:memory:`, or any other store (`scheme` is the plugin's name).
 
     `exclusive` says that this process alone runs attempts: those that a dead predecessor left running are lost at once.
     """
     scheme, _, path = url.partition("://")
-    return await plugins.load(scheme, kind="store").open(path.removeprefix("/"), exclusive=exclusive)
+    return await plugins.load(scheme, kind="store").open(path.removeprefix("/") if path.startswith("/:") else path, exclusive=exclusive)
