@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
@@ -18,7 +19,8 @@ import numpy as np
 
 from lightningrl.algorithms import lessons_of
 from lightningrl.config import Config
-from lightningrl.data.forest import Lesson, build_forest, minibatches, pack
+from lightningrl.data.forest import Lesson, build_forest
+from lightningrl.data.packing import minibatches, pack
 from lightningrl.data.tasks import derived_seed, load_tasks
 from lightningrl.data.transitions import trajectories_of
 from lightningrl.engine import Engine
@@ -138,11 +140,10 @@ class Loop:
         """records → trajectories → what each sampled token is to teach."""
         accepted = [rollout.accepted_attempt_id for rollout in batch if rollout.accepted_attempt_id]
         calls, rewards = await self.store.calls(accepted), await self.store.rewards(accepted)
-        trained = {route.agent or route.model for route in self.config.routes if route.train and route.policy == "policy"}
-        trajectories, census = trajectories_of(batch, calls, rewards, policy=self.config.policy, agents=trained)
-        if not any(trajectory.transitions for trajectory in trajectories):
+        trajectories, census = trajectories_of(batch, calls, rewards, policy=self.config.policy, trains=self._trains)
+        if trajectories and not any(trajectory.transitions for trajectory in trajectories):
             raise AgentError("the agent never called the model", hint="it must take its base URL from OPENAI_BASE_URL, as OpenAI's SDKs do")
-        lessons, statistics = lessons_of(trajectories, self.config.algorithm)
+        lessons, statistics = lessons_of(trajectories, self.config.algorithm, root=self.config.root)
         return lessons, census.metrics() | statistics
 
     async def publish(self, version: int) -> None:
@@ -206,6 +207,13 @@ class Loop:
         kind = GraderError if line.startswith("GraderError") else AgentError
         hint = "nothing was lost: mend it, then go on with `--resume`"
         raise kind(f"all {len(failed)} rollouts of {what} failed; {count} times: {example}", hint=hint)
+
+    def _trains(self, agent: str) -> bool:
+        """Whether a role learns: what the first route that leads to it says."""
+        for route in self.config.routes:
+            if agent == route.agent or (not route.agent and fnmatchcase(agent, route.model)):
+                return route.train
+        return False
 
     async def _serve(self, weights: Weights) -> None:
         await self.engine.pause()

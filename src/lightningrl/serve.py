@@ -13,18 +13,21 @@ from typing import Any
 import uvicorn
 
 from lightningrl import plugins
-from lightningrl.chat import Chat
+from lightningrl.chat import ChatTemplate
 from lightningrl.config import Config, GatewayConfig
 from lightningrl.engine import Engine
 from lightningrl.errors import UserError
 from lightningrl.gateway import Route, create_app
 from lightningrl.loop import Loop, Watcher
-from lightningrl.models.load import export_folder, load_model, load_tokenizer
+from lightningrl.models.load import export_folder, load_model, load_tokenizer, local_folder
 from lightningrl.models.memory import keep_freed_memory
 from lightningrl.runner.dispatch import Dispatcher
 from lightningrl.runner.pool import WorkerPool
 from lightningrl.store import Store, open_store
 from lightningrl.trainer import Trainer
+
+FROZEN = "frozen"
+"""The policy that answers with the weights that training started from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,22 +59,23 @@ async def lightning(config: Config, folder: Path) -> AsyncIterator[LightningServ
     async with AsyncExitStack() as stack:
         sock = stack.enter_context(_bound(config.gateway))
         keep_freed_memory()
-        path = _model_path(config)
-        chat, tokenizer, model = Chat.load(path), load_tokenizer(path), load_model(path, dtype=config.model.dtype)
-        store = await open_store(config.store.url or f"sqlite:///{folder / 'store.sqlite'}", exclusive=True)
+        path = local_folder(config.model.path, root=config.root)
+        template, tokenizer, model = ChatTemplate.load(path), load_tokenizer(path), load_model(path, dtype=config.model.dtype)
+        store = await open_store(config.store.url or f"sqlite://{folder.resolve() / 'store.sqlite'}", exclusive=True)
         stack.push_async_callback(store.close)
 
         make_engine = plugins.load(config.engine.name, kind="engine", root=config.root)
-        engines: dict[str, Engine] = {config.policy: make_engine(model, policy=config.policy, config=config.engine, decode=chat.decode)}
-        if any(route.policy == "frozen" for route in config.routes):
-            engines["frozen"] = make_engine(load_model(path, dtype=config.model.dtype), policy="frozen", config=config.engine, decode=chat.decode)
+        sizes = {"slots": config.engine.slots, "max_length": config.engine.max_length, "decode": template.decode}
+        engines: dict[str, Engine] = {config.policy: make_engine(model, policy=config.policy, shared=True, **sizes)}
+        if any(route.policy == FROZEN for route in config.routes):
+            engines[FROZEN] = make_engine(load_model(path, dtype=config.model.dtype), policy=FROZEN, **sizes)
         for engine in engines.values():
             stack.push_async_callback(engine.close)
         make_trainer = plugins.load(config.trainer.name, kind="trainer", root=config.root)
         trainer = make_trainer(model, config=config.trainer, loss=config.loss, export=partial(export_folder, tokenizer=tokenizer))
 
-        routes = [Route(model=r.model, agent=r.agent, policy=config.policy if r.policy == "policy" else "frozen") for r in config.routes]
-        app = create_app(store=store, chat=chat, engines=engines, routes=routes, seed=config.seed)
+        routes = [Route(model=r.model, agent=r.agent, policy=FROZEN if r.policy == FROZEN else config.policy) for r in config.routes]
+        app = create_app(store=store, chat=template, engines=engines, routes=routes, seed=config.seed, max_length=config.engine.max_length)
         base_url = await stack.enter_async_context(_listening(app, sock))
         runner = WorkerPool(config.agent, root=config.root, env={"OPENAI_BASE_URL": f"{base_url}/v1"}, log_path=folder / "agents.log")
         await runner.start()
@@ -132,8 +136,3 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
-
-def _model_path(config: Config) -> str:
-    """A folder beside the recipe, if there is one; else what the hub may know."""
-    beside = config.root / config.model.path
-    return str(beside) if beside.is_dir() else config.model.path

@@ -78,7 +78,7 @@ async def then_and_now(summary: Summary, store: Store) -> Panel | None:
     # The one with the most calls shows most.
     calls = {i: len(await _answers(store, after.rollouts[i])) for i in learned[:50]}
     index = max(calls, key=lambda i: (calls[i], -i))
-    then, now = (await _answers(store, exam.rollouts[index]) for exam in (before, after))
+    then, now = await _answers(store, before.rollouts[index]), await _answers(store, after.rollouts[index])
     task = after.rollouts[index].task
     question = task.input.get("question", json.dumps(dict(task.input))[:300])
     parts: list[Text] = [Text(str(question), style="bold")]

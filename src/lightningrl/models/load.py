@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
@@ -16,6 +18,19 @@ from lightningrl.models.dense import DenseModel, check_family
 transformers_logging.disable_progress_bar()  # the library never prints
 
 DTypeName: TypeAlias = Literal["float32", "bfloat16", "float64"]
+
+
+def local_folder(path: str, *, root: Path) -> str:
+    """Where the model is on this machine: a folder (relative to `root`), or a hub id's files, which are downloaded once."""
+    beside = root / Path(path).expanduser()
+    if beside.is_dir():
+        return str(beside)
+    if _looks_local(path):
+        raise UserError(f"no model folder at `{beside}`", hint="give a Hugging Face folder or a hub id such as `Qwen/Qwen3-0.6B`")
+    try:
+        return snapshot_download(path, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt"])
+    except (OSError, ValueError, HfHubHTTPError) as error:
+        raise UserError(f"cannot get `{path}` from the hub: {_first_line(error)}", hint="check the id and the network, or give a local folder") from error
 
 
 def load_model(path: str, *, dtype: DTypeName = "float32") -> DenseModel:
