@@ -25,34 +25,31 @@ def causal_mask(positions: Tensor, length: int, *, dtype: torch.dtype) -> Tensor
     return torch.zeros(future.shape, dtype=dtype).masked_fill_(future, -torch.inf)
 
 
-def attend_rows(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """One token of each of A sequences, each over its own row: q [A H E], keys and values [A K T E], mask [A·K G T] → [A H E]."""
+def attend_rows(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: Tensor) -> None:
+    """One token of each of A sequences, each over its own row: q and out [A H E], keys and values [A K T E], mask [A·K G T]."""
     A, H, E = q.shape
     K, T = keys.shape[1:3]
-    out = _attend(q.reshape(A * K, H // K, E), _flat(keys, A * K, T), _flat(values, A * K, T), mask)
-    return out.view(A, H, E)
+    _attend(q.reshape(A * K, H // K, E), _flat(keys, A * K, T), _flat(values, A * K, T), mask, out.view(A * K, H // K, E))
 
 
-def attend_prompt(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """N tokens of one sequence, all over the same row: q [N H E], keys and values [K T E], mask [N G T] → [N H E]."""
+def attend_prompt(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: Tensor) -> None:
+    """N tokens of one sequence, all over the same row: q and out [N H E], keys and values [K T E], mask [N G T]."""
     N, H, E = q.shape
     K, T = keys.shape[:2]
     G = H // K
-    out = torch.empty_like(q)
     for head in range(K):  # the row is not copied for each token: it is a view that stands still
         k, v = (x[head].unsqueeze(0).expand(N, T, E) for x in (keys, values))
-        out[:, head * G : (head + 1) * G] = _attend(q[:, head * G : (head + 1) * G], k, v, mask)
-    return out
+        mine = slice(head * G, (head + 1) * G)
+        _attend(q[:, mine], k, v, mask, out[:, mine])
 
 
-def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """q [B G E], keys and values [B T E], mask [B G T] → [B G E]"""
+def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: Tensor) -> None:
+    """q and out [B G E], keys and values [B T E], mask [B G T]"""
     scores = torch.baddbmm(mask, q, keys.transpose(1, 2), alpha=q.shape[-1] ** -0.5)
-    weights = torch.softmax(scores, dim=-1)
-    out = torch.bmm(weights[:, :, :SUM_BLOCK], values[:, :SUM_BLOCK])
+    weights = torch.softmax(scores, dim=-1, out=scores)
+    torch.bmm(weights[:, :, :SUM_BLOCK], values[:, :SUM_BLOCK], out=out)
     for start in range(SUM_BLOCK, values.shape[1], SUM_BLOCK):
         out.baddbmm_(weights[:, :, start : start + SUM_BLOCK], values[:, start : start + SUM_BLOCK])
-    return out
 
 
 def _flat(rows: Tensor, count: int, length: int) -> Tensor:

@@ -57,11 +57,13 @@ class PrefixCache:
         self.active += 1
         if shared:
             self._touch(source)
-        if shared and source != row and source >= self.active and self.known[source] == shared:
-            self._swap(source, row)  # the conversation goes on: nobody else needs the shorter one
-        elif source != row:
-            self._keep_elsewhere(row, but=source)
-            self._copy(source, row, shared)
+        if shared and source >= row and self.known[source] == shared:  # the conversation goes on: nobody else needs the shorter one
+            if source != row:
+                self._swap(source, row)
+        else:
+            self._keep_elsewhere(row, but=source if shared else row)
+            if source != row:
+                self._copy(source, row, shared)
         self.tokens[row, : len(prompt)] = prompt
         self.known[row] = shared
         return row
@@ -90,7 +92,7 @@ class PrefixCache:
         self.used[row] = self._now
 
     def _keep_elsewhere(self, row: int, *, but: int) -> None:
-        """Before `row` is overwritten, move what it knows over an empty or longer unused row, if there is one."""
+        """Before `row` is overwritten, move what it knows over a row that is empty or longer out of use, if there is one."""
         age = np.where(self.known == 0, -1, self.used)
         age[: self.active] = age[but] = np.iinfo(np.int64).max
         victim = int(age.argmin())

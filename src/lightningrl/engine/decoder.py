@@ -6,7 +6,7 @@ from torch import Tensor
 from lightningrl.engine.attention import attend_prompt, attend_rows, causal_mask
 from lightningrl.engine.cache import PrefixCache, rounded
 from lightningrl.engine.scheduler import Batch
-from lightningrl.models.dense import DenseModel
+from lightningrl.models.dense import Attend, DenseModel
 
 PAD = 16
 """Passes have a multiple of this many tokens: fewer rows make a matrix product sum in another order (see `attention`)."""
@@ -27,7 +27,7 @@ class Decoder:
         last = lengths.cumsum(0) - 1
         return self.model.logits(hidden[_padded(last)])[: len(last)].float()
 
-    def _attention(self, batch: Batch):  # noqa: ANN202
+    def _attention(self, batch: Batch) -> Attend:
         """An `Attend` over the cache for the tokens of `batch`; padding gets zeros."""
         cache, singles, dtype = self.cache, batch.singles, self.model.dtype
         K, G, E = self.model.kv_heads, self.model.heads // self.model.kv_heads, self.model.head_size
@@ -45,16 +45,17 @@ class Decoder:
             offset += span.stop - span.start
         masks = [causal_mask(torch.arange(s.start, s.stop), rounded(s.stop), dtype=dtype).expand(-1, G, -1) for s in batch.spans]
 
+        out = torch.zeros(N + -N % PAD, K * G, E, dtype=dtype)  # of every layer in turn; the padding stays zero
+
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = cache.keys(layer), cache.values(layer)
             keys.view(-1, E).index_copy_(0, places, k[:N].reshape(N * K, E))
             values.view(-1, E).index_copy_(0, places, v[:N].reshape(N * K, E))
-            out = torch.zeros_like(q)
             if singles:
-                out[:singles] = attend_rows(q[:singles], keys[:singles, :, :reach], values[:singles, :, :reach], mask)
+                attend_rows(q[:singles], keys[:singles, :, :reach], values[:singles, :, :reach], mask, out[:singles])
             for span, start, span_mask in zip(batch.spans, starts, masks, strict=True):
                 here, length = slice(start, start + span.stop - span.start), span_mask.shape[-1]
-                out[here] = attend_prompt(q[here], keys[span.row, :, :length], values[span.row, :, :length], span_mask)
+                attend_prompt(q[here], keys[span.row, :, :length], values[span.row, :, :length], span_mask, out[here])
             return out
 
         return attend

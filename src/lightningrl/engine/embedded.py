@@ -8,6 +8,7 @@ choice does not bind a trainer. Results are the same bit for bit whatever else i
 """
 
 import asyncio
+import contextlib
 import queue
 import secrets
 import threading
@@ -351,10 +352,8 @@ def _nothing() -> None:
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: object) -> None:
-    try:
+    with contextlib.suppress(RuntimeError):  # the loop has been closed, and its clients with it
         loop.call_soon_threadsafe(function, *arguments)
-    except RuntimeError:
-        pass  # the loop has been closed, and its clients with it
 
 
 def _deliver(batch: list[tuple[_Client, Delta]]) -> None:

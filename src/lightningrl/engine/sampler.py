@@ -80,7 +80,7 @@ def _kept(probabilities: Tensor, sampling: Sampling) -> Tensor:
 def uniform(seeds: npt.NDArray[np.uint64], indices: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
     """[A] numbers in [0, 1), one per (seed, index): two rounds of splitmix64 (Steele et al., OOPSLA 2014)."""
     state = _mix(seeds + np.uint64(GOLDEN)) + indices * np.uint64(GOLDEN)
-    return (_mix(state) >> np.uint64(11)) * 2.0**-53
+    return (_mix(state) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

@@ -96,11 +96,12 @@ class Scheduler:
         sequence.row = -1
 
     def _choose(self) -> list[_Choice]:
-        """Waiting sequences for the free rows, oldest first; those that had better wait a step stay in the queue."""
+        """Waiting sequences for the free rows, oldest first. Those that had better wait a step stay in the queue, with their places
+        kept: nobody overtakes them, so rollouts of one task run side by side."""
         chosen: list[_Choice] = []
         stay: list[Sequence] = []
         budget = PROMPT_TOKENS
-        while self.waiting and len(self.running) + len(chosen) < self.slots:
+        while self.waiting and len(self.running) + len(chosen) + len(stay) < self.slots:
             sequence = self.waiting.popleft()
             choice = self._longest_prefix(sequence)
             if self._shared_with_chosen(sequence, chosen) >= choice.shared + WORTH_WAITING:

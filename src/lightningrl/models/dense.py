@@ -67,14 +67,16 @@ class DenseModel:
         return self.hf.lm_head(hidden)
 
     def _attention(self, index: int, attn: Any, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        N = x.shape[0]
-        q = _project(attn.q_proj, x).view(N, self.heads, self.head_size)
-        k = _project(attn.k_proj, x).view(N, self.kv_heads, self.head_size)
-        v = _project(attn.v_proj, x).view(N, self.kv_heads, self.head_size)
+        N, H, K, E = x.shape[0], self.heads, self.kv_heads, self.head_size
+        # q and k go through norm and rotation as one tensor: fewer small operations
+        qk = torch.cat((_project(attn.q_proj, x), _project(attn.k_proj, x)), dim=-1).view(N, H + K, E)
+        v = _project(attn.v_proj, x).view(N, K, E)
         if self.normalises_heads:
-            q, k = _normalise(attn.q_norm, q), _normalise(attn.k_norm, k)
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        return _project(attn.o_proj, attend(index, q, k, v).reshape(N, self.heads * self.head_size))
+            norm = attn.q_norm
+            weight = torch.cat((norm.weight.expand(H, E), attn.k_norm.weight.expand(K, E)))
+            qk = F.rms_norm(qk, (E,), None, norm.variance_epsilon) * weight
+        q, k = rotate(qk, cos, sin).split((H, K), dim=1)
+        return _project(attn.o_proj, attend(index, q, k, v).reshape(N, H * E))
 
     def _rotary(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [N 1 E], the sign of the rotation folded into sin (see `rotate`)."""

@@ -1,0 +1,167 @@
+"""What every engine must be able to show. Plugin authors: make an engine for each check and run them all.
+
+    @pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__)
+    async def test_my_engine_conforms(check):
+        engine = MyEngine(...)
+        try:
+            await check(engine, Conformance(policy="policy", vocab_size=300))
+        finally:
+            await engine.close()
+
+A check raises `AssertionError` and says what is wrong.
+"""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from lightningrl.engine.base import Delta, Engine
+from lightningrl.errors import LightningError
+from lightningrl.types import Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conformance:
+    """What the checks must know of the engine. It must fit prompts of 40 tokens with completions of 24, and 4 generations at a time."""
+
+    policy: str
+    """The name it serves."""
+    vocab_size: int
+    """Prompts are made of any ids below."""
+    timeout_s: float = 30.0
+    """For each wait."""
+
+    def prompt(self, length: int, *, salt: int = 0) -> list[int]:
+        return [(salt * 101 + i * i * 7 + i * 3) % self.vocab_size for i in range(length)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    deltas: tuple[Delta, ...]
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(t for d in self.deltas for t in d.token_ids)
+
+    @property
+    def logprobs(self) -> tuple[float, ...]:
+        return tuple(p for d in self.deltas for p in d.logprobs)
+
+    @property
+    def exact(self) -> tuple[object, ...]:
+        return self.token_ids, self.logprobs, self.deltas[-1].finish_reason
+
+
+async def ask(engine: Engine, prompt: Sequence[int], *, sampling: Sampling, about: Conformance, stream: bool = False) -> Answer:
+    """All deltas of one generation."""
+    async with asyncio.timeout(about.timeout_s):
+        return Answer(deltas=tuple([d async for d in engine.generate(prompt, sampling=sampling, policy=about.policy, stream=stream)]))
+
+
+async def tokens_come_with_their_logprobs(engine: Engine, about: Conformance) -> None:
+    answer = await ask(engine, about.prompt(20), sampling=Sampling(max_tokens=8, seed=1), about=about)
+    assert len(answer.deltas) == 1, "without `stream` there is exactly one delta"
+    assert 1 <= len(answer.token_ids) <= 8
+    assert len(answer.token_ids) == len(answer.logprobs)
+    assert all(0 <= t < about.vocab_size for t in answer.token_ids)
+    assert all(math.isfinite(p) and p <= 0 for p in answer.logprobs)
+    assert answer.deltas[-1].finish_reason in ("stop", "length")
+
+
+async def a_stream_says_the_same_as_a_single_answer(engine: Engine, about: Conformance) -> None:
+    sampling = Sampling(max_tokens=12, seed=2)
+    whole = await ask(engine, about.prompt(20), sampling=sampling, about=about)
+    parts = await ask(engine, about.prompt(20), sampling=sampling, about=about, stream=True)
+    assert parts.exact == whole.exact
+    assert all(d.finish_reason is None for d in parts.deltas[:-1]), "only the last delta has a finish reason"
+    assert len({d.policy_version for d in parts.deltas}) == 1, "one generation comes from one version"
+
+
+async def the_answer_does_not_depend_on_what_else_is_served(engine: Engine, about: Conformance) -> None:
+    jobs = [(about.prompt(8 + 3 * (i % 8), salt=i % 5), Sampling(max_tokens=4 + i, seed=i)) for i in range(16)]
+    together = await asyncio.gather(*(ask(engine, p, sampling=s, about=about) for p, s in jobs))
+    for (prompt, sampling), answer in reversed(list(zip(jobs, together, strict=True))):
+        alone = await ask(engine, prompt, sampling=sampling, about=about)
+        assert alone.exact == answer.exact, f"a prompt of {len(prompt)} tokens was answered differently on its own"
+
+
+async def greedy_needs_no_seed(engine: Engine, about: Conformance) -> None:
+    answers = [await ask(engine, about.prompt(20), sampling=Sampling(max_tokens=8, temperature=0.0), about=about) for _ in range(2)]
+    assert answers[0].exact == answers[1].exact
+
+
+async def different_seeds_differ(engine: Engine, about: Conformance) -> None:
+    seeds = [1, 2, 3, None, None]
+    answers = [await ask(engine, about.prompt(20), sampling=Sampling(max_tokens=16, temperature=2.0, seed=seed), about=about) for seed in seeds]
+    assert len({a.token_ids for a in answers}) > 1
+
+
+async def max_tokens_ends_with_length(engine: Engine, about: Conformance) -> None:
+    answers = [await ask(engine, about.prompt(20), sampling=Sampling(max_tokens=1, seed=seed), about=about) for seed in range(4)]
+    assert all(len(a.token_ids) == 1 for a in answers)
+    assert any(a.deltas[-1].finish_reason == "length" for a in answers)
+
+
+async def a_stop_token_is_kept_and_ends_the_answer(engine: Engine, about: Conformance) -> None:
+    sampling = Sampling(max_tokens=16, seed=3)
+    free = await ask(engine, about.prompt(20), sampling=sampling, about=about)
+    stop = free.token_ids[len(free.token_ids) // 2]
+    ended = await ask(engine, about.prompt(20), sampling=Sampling(max_tokens=16, seed=3, stop_token_ids=(stop,)), about=about)
+    cut = free.token_ids.index(stop) + 1
+    assert ended.token_ids == free.token_ids[:cut]
+    assert ended.logprobs == free.logprobs[:cut]
+    assert ended.deltas[-1].finish_reason == "stop"
+
+
+async def closing_the_iterator_frees_the_engine(engine: Engine, about: Conformance) -> None:
+    for _ in range(32):  # more than any small engine has slots
+        deltas = engine.generate(about.prompt(20), sampling=Sampling(max_tokens=24, seed=4), policy=about.policy, stream=True)
+        await anext(deltas)
+        await deltas.aclose()  # pyright: ignore[reportAttributeAccessIssue]  generators have it
+    await tokens_come_with_their_logprobs(engine, about)
+    async with asyncio.timeout(about.timeout_s):
+        await engine.pause(timeout_s=about.timeout_s)
+    await engine.resume()
+
+
+async def paused_generations_wait(engine: Engine, about: Conformance) -> None:
+    await engine.pause(timeout_s=about.timeout_s)
+    waiting = asyncio.create_task(ask(engine, about.prompt(20), sampling=Sampling(max_tokens=4, seed=5), about=about))
+    await asyncio.sleep(0.2)
+    assert not waiting.done(), "a paused engine must not answer"
+    await engine.resume()
+    assert (await waiting).token_ids
+
+
+async def an_unknown_policy_is_refused(engine: Engine, about: Conformance) -> None:
+    other = Conformance(policy=f"not-{about.policy}", vocab_size=about.vocab_size)
+    try:
+        await ask(engine, about.prompt(20), sampling=Sampling(max_tokens=4), about=other)
+    except LightningError:
+        return
+    raise AssertionError("an engine must refuse a policy that it does not serve")
+
+
+async def a_closed_engine_refuses(engine: Engine, about: Conformance) -> None:
+    await engine.close()
+    try:
+        await ask(engine, about.prompt(20), sampling=Sampling(max_tokens=4), about=about)
+    except LightningError:
+        return
+    raise AssertionError("a closed engine must not answer")
+
+
+CHECKS: tuple[Callable[[Engine, Conformance], Awaitable[None]], ...] = (
+    tokens_come_with_their_logprobs,
+    a_stream_says_the_same_as_a_single_answer,
+    the_answer_does_not_depend_on_what_else_is_served,
+    greedy_needs_no_seed,
+    different_seeds_differ,
+    max_tokens_ends_with_length,
+    a_stop_token_is_kept_and_ends_the_answer,
+    closing_the_iterator_frees_the_engine,
+    paused_generations_wait,
+    an_unknown_policy_is_refused,
+    a_closed_engine_refuses,
+)

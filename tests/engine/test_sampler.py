@@ -1,0 +1,88 @@
+"""Tokens are drawn from the distribution whose logprobs are handed out."""
+
+import numpy as np
+import torch
+
+from lightningrl.engine.sampler import prepare, sample, uniform
+from lightningrl.types import Sampling
+
+LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -torch.inf])
+
+
+def draw_many(sampling: Sampling, *, count: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
+    uniforms = uniform(np.full(count, 7, dtype=np.uint64), np.arange(count, dtype=np.uint64))
+    tokens, logprobs = sample(LOGITS.repeat(count, 1), prepare([sampling] * count), uniforms)
+    return tokens.numpy(), logprobs.numpy()
+
+
+def check(sampling: Sampling, expected: torch.Tensor) -> None:
+    """Shares of the tokens within 4 standard errors, and the logprobs of just this distribution."""
+    tokens, logprobs = draw_many(sampling, count=4_000)
+    shares = np.bincount(tokens, minlength=6) / len(tokens)
+    p = expected.double().numpy()
+    assert (np.abs(shares - p) <= 4 * np.sqrt(p * (1 - p) / len(tokens))).all()
+    np.testing.assert_allclose(np.exp(logprobs), p[tokens], rtol=1e-5)
+
+
+def test_temperature_scales_the_logits() -> None:
+    check(Sampling(), LOGITS.softmax(0))
+    check(Sampling(temperature=0.5), (LOGITS * 2).softmax(0))
+    check(Sampling(temperature=3.0), (LOGITS / 3).softmax(0))
+
+
+def test_top_k_renormalises() -> None:
+    p = LOGITS.softmax(0)
+    p[2:] = 0
+    check(Sampling(top_k=2), p / p.sum())
+
+
+def test_top_p_keeps_the_fewest_tokens_that_reach_it() -> None:
+    p = LOGITS.softmax(0)  # 0.55, 0.20, 0.12 ...: two make 0.76, three 0.88
+    kept = p.clone()
+    kept[3:] = 0
+    check(Sampling(top_p=0.8), kept / kept.sum())
+    kept[2:] = 0
+    check(Sampling(top_p=0.7), kept / kept.sum())
+    check(Sampling(top_p=1e-9), torch.tensor([1.0, 0, 0, 0, 0, 0]))
+
+
+def test_top_p_looks_at_what_temperature_and_top_k_left() -> None:
+    p = (LOGITS / 2).softmax(0)
+    p[3:] = 0
+    p = p / p.sum()  # 0.50, 0.30, 0.19
+    p[2:] = 0
+    check(Sampling(temperature=2.0, top_k=3, top_p=0.7), p / p.sum())
+
+
+def test_greedy_takes_the_likeliest_and_reports_the_unscaled_distribution() -> None:
+    tokens, logprobs = draw_many(Sampling(temperature=0.0), count=16)
+    assert (tokens == 0).all()
+    np.testing.assert_allclose(logprobs, LOGITS.log_softmax(0)[0], rtol=1e-6)
+
+
+def test_a_token_of_probability_zero_is_never_drawn() -> None:
+    logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).repeat(3, 1)
+    tokens, _ = sample(logits, prepare([Sampling()] * 3), np.array([0.0, 0.5, np.nextafter(1.0, 0.0)]))
+    assert tokens.tolist() == [1, 3, 3]
+
+
+def test_each_row_is_its_own_whatever_stands_beside_it() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(40, 257)
+    samplings = [Sampling(temperature=t, top_p=p, top_k=k) for t in (0.0, 0.7, 1.0, 1.3) for p in (1.0, 0.9) for k in (0, 5, 20, 0, 0)]
+    uniforms = uniform(np.arange(40, dtype=np.uint64), np.arange(40, dtype=np.uint64))
+    tokens, logprobs = sample(logits, prepare(samplings), uniforms)
+    for start, stop in [(0, 1), (3, 20), (39, 40), (7, 33), (5, 21)]:
+        some = sample(logits[start:stop].clone(), prepare(samplings[start:stop]), uniforms[start:stop])
+        assert torch.equal(some[0], tokens[start:stop])
+        assert torch.equal(some[1], logprobs[start:stop])
+
+
+def test_uniform_numbers_are_uniform_and_differ_by_seed_and_index() -> None:
+    seeds, indices = np.meshgrid(np.arange(100, dtype=np.uint64), np.arange(100, dtype=np.uint64))
+    numbers = uniform(seeds.ravel(), indices.ravel())
+    assert len(np.unique(numbers)) == 10_000
+    assert numbers.min() >= 0 and numbers.max() < 1
+    counts = np.histogram(numbers, bins=20, range=(0, 1))[0]
+    assert ((counts - 500) ** 2 / 500).sum() < 50  # chi² of 19 degrees of freedom exceeds 50 once in 7,000
+    assert uniform(np.array([2**64 - 1], dtype=np.uint64), np.array([2**31], dtype=np.uint64))[0] < 1
