@@ -42,11 +42,11 @@ clean: ## remove everything that was installed or built, but no runs
 	  test -n "$$python" && "$$python" -c '$(SUITABLE)' 2>/dev/null && break; \
 	done || { echo "error: no Python 3.11 to 3.14 with venv found" >&2; \
 	  echo "hint: install one (Debian, Ubuntu: apt install python3-venv), or name it: make PYTHON=/path/to/python" >&2; exit 2; }; \
-	echo "setting up .venv with $$python (once)"; \
+	echo "setting up .venv with $$python (once; takes minutes)"; \
 	test -x $(BIN)/python || "$$python" -m venv .venv
 	@index=; if [ "$$(uname)" = Linux ] && ! command -v nvidia-smi >/dev/null \
 	  && $(BIN)/python -c 'import urllib.request as u; u.urlopen("$(CPU_INDEX)/torch/", timeout=5)' 2>/dev/null; \
 	then index="--extra-index-url $(CPU_INDEX)"; fi; \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $$index '$(TORCH)'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install -qq --disable-pip-version-check $$index '$(TORCH)'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[dev]'
 	@touch $@

@@ -16,7 +16,7 @@ from lightningrl.errors import AgentError
 from lightningrl.runner import Outcome
 from lightningrl.runner.conformance import attempt
 from lightningrl.runner.pool import WorkerPool
-from tests.runner.test_pool import alive, gone, written
+from tests.runner.processes import alive, gone, written
 
 PROGRAM = """
 import json, os, sys

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from lightningrl.errors import AgentError
 from lightningrl.runner import Outcome
 from lightningrl.runner.conformance import CHECKS, Check, attempt
 from lightningrl.runner.pool import WorkerPool
+from tests.runner.processes import alive, gone, written
 
 AGENT = '''
 import asyncio, os, subprocess, time
@@ -96,29 +97,6 @@ async def pool(
 
 async def run(runner: WorkerPool, name: str = "1", *, timeout_s: float = 20.0, **task: Any) -> Outcome:
     return await runner.run(*attempt(task, name=name, timeout_s=timeout_s))
-
-
-async def written(path: Path, *, timeout_s: float = 10.0) -> int:
-    """The process id that an agent notes in a file."""
-    async with asyncio.timeout(timeout_s):
-        while not (path.exists() and path.read_text()):
-            await asyncio.sleep(0.01)
-    return int(path.read_text())
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"  # a zombie waits for its parent; it does nothing any more
-
-
-async def gone(pids: Sequence[int], *, timeout_s: float = 6.0) -> bool:
-    until = time.monotonic() + timeout_s
-    while any(map(alive, pids)) and time.monotonic() < until:
-        await asyncio.sleep(0.02)
-    return not any(map(alive, pids))
 
 
 async def test_attempts_are_spread_over_the_workers(tmp_path: Path) -> None:

@@ -22,17 +22,20 @@ async def run_command(command: Sequence[str], task: bytes, env: Mapping[str, str
     """The program's answer: parsed if it is JSON, else its text. `started` is told its process group."""
     task_env = {"LIGHTNINGRL_TASK": task.decode()} if len(task) < MAX_ENV else {}
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=pipe, stdout=pipe, stderr=pipe, env={**os.environ, **env, **task_env}, start_new_session=True
+    spawning = asyncio.create_task(
+        asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe, env={**os.environ, **env, **task_env}, start_new_session=True)
     )
-    started(process.pid)
-    assert process.stdin and process.stdout and process.stderr
     try:
-        stdout, stderr, _ = await asyncio.gather(_head(process.stdout, group=process.pid), _tail(process.stderr), _feed(process.stdin, task))
+        process = await asyncio.shield(spawning)
+        started(process.pid)
+        stdin, out, err = _streams(process)
+        stdout, stderr, _ = await asyncio.gather(_head(out, group=process.pid), _tail(err), _feed(stdin, task))
         code = await process.wait()
     finally:
+        process = await spawning  # whoever gives up while it is being started must wait for its group, to end it
         end_group(process.pid)
-        await asyncio.gather(_tail(process.stdout), _tail(process.stderr))  # a pipe that still holds data would keep `wait` waiting
+        _, out, err = _streams(process)
+        await asyncio.gather(_tail(out), _tail(err))  # a pipe that still holds data would keep `wait` waiting
         await process.wait()
     if len(stdout) > MAX_OUTPUT:
         raise AgentError(f"the agent printed more than `{MAX_OUTPUT}` bytes", hint="stdout is for the answer; log to stderr")
@@ -48,6 +51,11 @@ def end_group(group: int) -> None:
     """SIGKILL to a process group that may have ended already."""
     with suppress(ProcessLookupError, PermissionError):  # PermissionError: what macOS says of a group of zombies
         os.killpg(group, signal.SIGKILL)
+
+
+def _streams(process: asyncio.subprocess.Process) -> tuple[asyncio.StreamWriter, asyncio.StreamReader, asyncio.StreamReader]:
+    assert process.stdin and process.stdout and process.stderr
+    return process.stdin, process.stdout, process.stderr
 
 
 async def _head(stream: asyncio.StreamReader, *, group: int) -> bytes:

@@ -59,7 +59,7 @@ def attempt(input: Mapping[str, Any], *, name: str = "1", timeout_s: float = 20.
 async def outcomes(make: MakeRunner, folder: Path, *inputs: Mapping[str, Any], entry: str = "agent:run", timeout_s: float = 20.0) -> list[Outcome]:
     """What becomes of these tasks when they are run at the same time."""
     (folder / "agent.py").write_text(AGENT)
-    runner = make(AgentConfig(entry=entry, reward="agent:reward", workers=1, concurrency=8), folder)
+    runner = make(AgentConfig.model_validate({"entry": entry, "reward": "agent:reward", "workers": 1, "concurrency": 8}), folder)
     await runner.start()
     try:
         return await asyncio.gather(*(runner.run(*attempt(task, name=str(i), timeout_s=timeout_s)) for i, task in enumerate(inputs)))
@@ -118,7 +118,7 @@ async def what_cannot_be_loaded_is_refused_at_the_start(make: MakeRunner, folder
         ("script:run", "agent:reward", "SystemExit"),
         ("agent:run", "agent:praise", "praise"),
     ]:
-        runner = make(AgentConfig(entry=entry, reward=reward, workers=1), folder)
+        runner = make(AgentConfig.model_validate({"entry": entry, "reward": reward, "workers": 1}), folder)
         try:
             await runner.start()
         except UserError as error:

@@ -104,7 +104,8 @@ class WorkerProcess:
         """Have the worker end its commands and itself; returns when it is gone."""
         self.retired = True
         self.changed = None
-        self._writer.close()
+        if not self._writer.is_closing():
+            self._writer.write_eof()  # what it says of commands that it has just started is still to be read
         try:
             async with asyncio.timeout(EXIT_S):
                 await self._process.wait()
@@ -116,6 +117,7 @@ class WorkerProcess:
         self._gone = True
         if self._watching is not None:
             await self._watching
+        self._writer.close()
 
     async def _watch(self) -> None:
         """Read until the worker has ended; then everything that still ran in it is lost."""

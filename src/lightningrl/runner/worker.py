@@ -30,7 +30,9 @@ from lightningrl.runner.command import run_command
 
 SETTLE_S = 0.5
 """What a coroutine or a command gets to clean up after it was cancelled."""
-EXIT_S = 2.0
+STOP_S = 2.0
+"""What all of them get when the worker leaves."""
+EXIT_S = 3.0
 """What an event loop that user code may be blocking gets to notice that the parent is gone."""
 
 
@@ -74,7 +76,7 @@ class Worker:
         for task in self._tasks.values():
             task.cancel()
         if self._tasks:
-            await asyncio.wait(self._tasks.values(), timeout=SETTLE_S)
+            await asyncio.wait(self._tasks.values(), timeout=STOP_S)
 
     async def _supervise(self, progress: Progress, task: asyncio.Task[wire.Done]) -> None:
         """Report how the attempt ended, on time even if it does not end."""
