@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
@@ -35,7 +36,7 @@ class RowLengths(StoppingCriteria):
     def __init__(self, prompt_length: int, lengths: torch.Tensor) -> None:
         self.ends = prompt_length + lengths
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: object) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, scores: object, **kwargs: object) -> Any:
         return input_ids.shape[1] >= self.ends
 
 
@@ -63,8 +64,6 @@ def padded_generate(model: DenseModel, prompts: list[list[int]], lengths: list[i
             max_new_tokens=LONGEST,
             stopping_criteria=stop,
             pad_token_id=0,
-            output_logits=True,
-            return_dict_in_generate=True,
         )
     return sum(lengths)
 
@@ -86,14 +85,16 @@ def embedded(model: DenseModel, prompts: list[list[int]], lengths: list[int], *,
     return asyncio.run(everything())
 
 
-def tokens_per_second(run: Callable[[int], int], *, rounds: int) -> float:
-    """The median over rounds, each with prompts of its own, after one to warm up."""
-    rates = []
+def measure(sides: dict[str, Callable[[int], int]], *, rounds: int) -> dict[str, list[float]]:
+    """Tokens per second of each side in each round. Rounds have prompts of their own; the sides take turns, so that a busy machine
+    slows all of them. The first round warms up and does not count."""
+    rates: dict[str, list[float]] = {name: [] for name in sides}
     for seed in range(rounds + 1):
-        started = time.perf_counter()
-        tokens = run(seed)
-        rates.append(tokens / (time.perf_counter() - started))
-    return statistics.median(rates[1:])
+        for name, run in sides.items():
+            started = time.perf_counter()
+            tokens = run(seed)
+            rates[name].append(tokens / (time.perf_counter() - started))
+    return {name: values[1:] for name, values in rates.items()}
 
 
 def main() -> None:
@@ -104,20 +105,19 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()  # helps both sides
     model = build_model(VOCAB)
-    rates: dict[str, float] = {}
+    sides: dict[str, Callable[[int], int]] = {}
     for batch in (64, 192):
-        rates[f"generate, batch {batch}"] = tokens_per_second(
-            lambda seed, batch=batch: padded_generate(model, *load_of_one_step(seed), batch=batch), rounds=arguments.rounds
-        )
+        sides[f"generate, batch {batch}"] = lambda seed, batch=batch: padded_generate(model, *load_of_one_step(seed), batch=batch)
     for slots in (64, 192):
-        rates[f"embedded, {slots} slots"] = tokens_per_second(
-            lambda seed, slots=slots: embedded(model, *load_of_one_step(seed), slots=slots), rounds=arguments.rounds
-        )
-    best = max(rate for name, rate in rates.items() if name.startswith("generate"))
-    for name, rate in rates.items():
-        print(f"{name:24} {rate:8.0f} tokens/s   {rate / best:5.2f}× the best `generate`")
+        sides[f"embedded, {slots} slots"] = lambda seed, slots=slots: embedded(model, *load_of_one_step(seed), slots=slots)
+    rates = measure(sides, rounds=arguments.rounds)
+    best = [max(pair) for pair in zip(*(rates[name] for name in sides if name.startswith("generate")), strict=True)]
+    ratios = {name: statistics.median(r / b for r, b in zip(values, best, strict=True)) for name, values in rates.items()}
+    print(f"{'one core, medians':24} {'tokens/s':>10} {'× best generate':>16}")
+    for name, values in rates.items():
+        print(f"{name:24} {statistics.median(values):10.0f} {ratios[name]:16.2f}")
     if arguments.json is not None:
-        result = {"tokens_per_second": rates, "ratio": rates["embedded, 64 slots"] / best, "torch": torch.__version__, "machine": platform.machine()}
+        result = {"tokens_per_second": rates, "ratios": ratios, "torch": torch.__version__, "machine": platform.machine()}
         arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 

@@ -15,6 +15,9 @@ from lightningrl.types import Ints
 BLOCK = 32
 """Rows are read in multiples of this many tokens, so that vectorised kernels meet no odd tail."""
 
+SMALL_LOSS = 4
+"""An unused row is taken over by a prompt that shares all but a quarter of it; a copy would cost another row its place."""
+
 
 def rounded(length: int, to: int = BLOCK) -> int:
     return -(-length // to) * to
@@ -57,7 +60,7 @@ class PrefixCache:
         self.active += 1
         if shared:
             self._touch(source)
-        if shared and source >= row and self.known[source] == shared:  # the conversation goes on: nobody else needs the shorter one
+        if source >= row and (self.known[source] - shared) * SMALL_LOSS <= shared > 0:  # take the row over, and lose little or nothing
             if source != row:
                 self._swap(source, row)
         else:
