@@ -55,3 +55,13 @@ def columns_of(connection: sqlite3.Connection) -> dict[str, list[str]]:
 def is_empty(rows: list[Row]) -> bool:
     """Nothing found: no rows, or only NULL and 0, which is what aggregates say of no rows."""
     return all(value is None or value == 0 for row in rows for value in row)
+
+
+def is_ordered(query: str) -> bool:
+    return "ORDER BY" in query.upper()
+
+
+def comparable(rows: list[Row], *, ordered: bool) -> list[str]:
+    """Rows as text, in an order of their own unless it is `ordered`. Numbers to 9 digits: the last ones of a sum depend on the order of the rows."""
+    texts = [repr([float(f"{value:.9g}") if isinstance(value, int | float) else value for value in row]) for row in rows]
+    return texts if ordered else sorted(texts)

@@ -5,9 +5,11 @@ in a fixed share of conversations, more often than not, so that imitation alone 
 """
 
 import random
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
+from agent import MAX_TURNS, SYSTEM
 from database import open_database
 from feedback import execute
 from grammar import Query, sql
@@ -15,9 +17,6 @@ from problems import Problem, random_problem
 from schema import Column
 from slips import slips, with_slips
 from words import stored
-
-SYSTEM = "write sqlite"
-MAX_TURNS = 3
 
 SLIPS: Mapping[str, float] = {
     "operator": 0.55,
@@ -37,10 +36,13 @@ IGNORES = 0.6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstration:
+    problem: Problem
     messages: tuple[dict[str, str], ...]
     """The conversation as the agent holds it: system, user, assistant, and user and assistant again for each rewrite."""
+    possible: frozenset[str]
+    """The mistakes that can be made in it."""
     slips: frozenset[str]
-    """The mistakes of the first query."""
+    """Those that the first query has."""
     ignored: int
     """Answers to feedback that only repeat the query."""
 
@@ -52,8 +54,8 @@ def demonstrations(*, seed: int, count: int, perfect: bool = False) -> list[Demo
 
 def _demonstrate(rng: random.Random, *, perfect: bool) -> Demonstration:
     problem = random_problem(rng, heldout=False)
-    possible = sorted({name for name, _ in slips(problem.query)})
-    made = frozenset(name for name in possible if rng.random() < SLIPS[name] and not perfect)
+    possible = frozenset(name for name, _ in slips(problem.query))
+    made = frozenset(name for name in sorted(possible) if rng.random() < SLIPS[name] and not perfect)
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"{problem.schema.text()}\n{problem.question}"}]
     database = open_database({"setup": problem.setups[0]})
     attempt, ignored = _Attempt(query=with_slips(problem.query, made)), 0
@@ -68,31 +70,31 @@ def _demonstrate(rng: random.Random, *, perfect: bool) -> Demonstration:
         else:
             attempt = attempt.mended(problem, feedback.text)
     database.close()
-    return Demonstration(messages=tuple(messages), slips=made, ignored=ignored)
+    return Demonstration(problem=problem, possible=possible, messages=tuple(messages), slips=made, ignored=ignored)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Attempt:
     query: Query
-    knows_columns: bool = False
-    """The error message has shown what the columns are called."""
+    known_tables: frozenset[str] = frozenset()
+    """Tables whose real columns an error message has listed."""
     knows_words: bool = False
-    """The empty result has shown how words are written."""
+    """An empty result has shown how words are written."""
 
     def sql(self) -> str:
         return sql(self.query, name=self._name, literal=self._literal)
 
     def mended(self, problem: Problem, feedback: str) -> "_Attempt":
-        """What the feedback reveals is put right, and nothing else."""
-        if "values of" in feedback:
-            return _Attempt(query=self.query, knows_columns=self.knows_columns, knows_words=True)
+        """What the feedback reveals is put right, and nothing else; if it reveals nothing, the query is thought over."""
         if "no such column" in feedback:
-            query = _joined(self.query, problem.query)
-            return _Attempt(query=query, knows_columns=True, knows_words=self.knows_words)
-        return _Attempt(query=problem.query, knows_columns=self.knows_columns, knows_words=self.knows_words)
+            listed = frozenset(re.findall(r"columns of (\w+):", feedback))
+            return replace(self, query=replace(self.query, parent=problem.query.parent), known_tables=self.known_tables | listed)
+        if "values of" in feedback:
+            return replace(self, knows_words=True)
+        return replace(self, query=problem.query)
 
     def _name(self, column: Column) -> str:
-        return column.name if self.knows_columns else column.shown
+        return column.name if column.table in self.known_tables else column.shown
 
     def _literal(self, column: Column, word: str) -> str:
         return stored(word, column.form) if self.knows_words else word

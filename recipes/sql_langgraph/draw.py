@@ -43,16 +43,12 @@ def _random_target(child: Table, parent: Table | None, rng: random.Random) -> Qu
 
 
 def _with_filters(query: Query, child: Table, parent: Table | None, rng: random.Random) -> Query:
-    """None, one on text, one on numbers, both, or a choice of two words; never on a column that is asked for."""
+    """None, one on text, one on numbers, or both; never on a column that is asked for."""
     free = [column for column in _columns("text", child, parent) + _columns("integer", child, parent) if column not in query.used()]
     texts, integers = [c for c in free if c.kind == "text"], [c for c in free if c.kind == "integer"]
-    kind = rng.choices(("none", "text", "number", "both", "either"), (12, 30, 28, 22, 8))[0]
+    kind = rng.choices(("none", "text", "number", "both"), (12, 33, 30, 25))[0]
     if (kind != "number" and kind != "none" and not texts) or (kind in ("number", "both") and not integers):
         kind = "none"
-    if kind == "either":
-        column = rng.choice(texts)
-        words = rng.sample(column.words, 2)
-        return replace(query, filters=tuple(Filter(column=column, operator="=", values=(word,)) for word in words), either=True)
     filters: list[Filter] = []
     if kind in ("text", "both"):
         column = rng.choice(texts)

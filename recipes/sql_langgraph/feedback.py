@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from database import columns_of, is_empty, run_query
 
 COMPARED = re.compile(r"(\w+)\s*=\s*'([^']*)'")
+"""A column and the word it is compared with."""
 SHOWN_VALUES = 8
 """A column with more values than this is not listed."""
 SHOWN_ROWS = 3

@@ -27,7 +27,6 @@ AGGREGATE_WORDS = {
     "MAX": ("largest", "highest", "maximum"),
 }
 OPERATOR_WORDS = {
-    "=": ("exactly", "equal to"),
     "!=": ("not", "other than"),
     ">": ("over", "above", "more than"),
     ">=": ("at least", "no less than", "from"),
@@ -57,8 +56,6 @@ class Query:
     group: Column | None = None
     """One row for each value of it."""
     filters: tuple[Filter, ...] = ()
-    either: bool = False
-    """Filters are joined by OR."""
     order: Column | None = None
     descending: bool = False
     limit: int | None = None
@@ -80,7 +77,7 @@ def sql(query: Query, *, name: Name, literal: Literally) -> str:
     if query.parent is not None:
         parts.append(f"JOIN {query.parent} USING ( {query.parent}_id )")
     if query.filters:
-        parts.append("WHERE " + (" OR " if query.either else " AND ").join(_condition(f, name, literal) for f in query.filters))
+        parts.append("WHERE " + " AND ".join(_condition(f, name, literal) for f in query.filters))
     if query.group is not None:
         parts.append(f"GROUP BY {name(query.group)}")
     if query.order is not None:
@@ -96,18 +93,11 @@ def structure(sql_text: str) -> str:
 
 
 def question(query: Query, rng: random.Random) -> str:
-    """One wording of it. A column of the joined table is named with its table."""
-
-    def say(column: Column) -> str:
-        return column.shown if column.table == query.table else f"{column.table} {column.shown}"
-
-    text = _say_target(query, say, rng)
+    """One wording of it. Columns are called by the names that the schema text shows."""
+    text = _say_target(query, rng)
     if query.filters:
-        joint = " or " if query.either else " and "
-        text += rng.choice((" where ", " whose ")) + joint.join(_say_filter(f, say, rng) for f in query.filters)
-    if query.order is not None:
-        text += _say_order(query, say(query.order), rng)
-    return text
+        text += rng.choice((" where ", " whose ")) + " and ".join(_say_filter(f, rng) for f in query.filters)
+    return text + _say_order(query, rng)
 
 
 def _condition(f: Filter, name: Name, literal: Literally) -> str:
@@ -115,8 +105,9 @@ def _condition(f: Filter, name: Name, literal: Literally) -> str:
     return f"{name(f.column)} {f.operator} {' AND '.join(values)}"
 
 
-def _say_target(query: Query, say: Name, rng: random.Random) -> str:
-    table, what = query.table, " and ".join(say(column) for column in query.columns)
+def _say_target(query: Query, rng: random.Random) -> str:
+    table = query.table if query.parent is None else f"{query.table} {rng.choice(('and', 'with'))} its {query.parent}"
+    what = " , ".join(column.shown for column in query.columns)
     kind = rng.choice(("different", "distinct", "unique")) + " " if query.distinct else ""
     if query.aggregate == "COUNT":
         counted = f"{kind}{what}" if query.columns else "rows"
@@ -125,21 +116,19 @@ def _say_target(query: Query, say: Name, rng: random.Random) -> str:
         text = f"the {rng.choice(AGGREGATE_WORDS[query.aggregate])} {what} of {table}"
     else:
         text = f"{rng.choice(('show', 'list', 'give', 'find'))} the {kind}{what} of {table}"
-    if query.group is not None:
-        text = rng.choice((f"for each {say(query.group)} {text}", f"per {say(query.group)} {text}"))
-    return text
+    return text if query.group is None else f"{rng.choice(('for each', 'per'))} {query.group.shown} {text}"
 
 
-def _say_filter(f: Filter, say: Name, rng: random.Random) -> str:
+def _say_filter(f: Filter, rng: random.Random) -> str:
     if f.column.kind == "text":
-        return f"{say(f.column)} {rng.choice(('is', 'equals'))} '{f.values[0]}'"
-    return f"{say(f.column)} {rng.choice(OPERATOR_WORDS[f.operator])} {' and '.join(str(value) for value in f.values)}"
+        return f"{f.column.shown} {rng.choice(('is', 'equals'))} '{f.values[0]}'"
+    return f"{f.column.shown} {rng.choice(OPERATOR_WORDS[f.operator])} {' and '.join(str(value) for value in f.values)}"
 
 
-def _say_order(query: Query, column: str, rng: random.Random) -> str:
+def _say_order(query: Query, rng: random.Random) -> str:
+    if query.order is None:
+        return ""
     if query.limit is not None:
         word = rng.choice(("top", "highest") if query.descending else ("bottom", "lowest"))
-        return f" , {word} {query.limit} by {column}"
-    if query.descending:
-        return rng.choice((f" , sorted by {column} descending", f" , sorted from high to low {column}"))
-    return rng.choice((f" , sorted by {column} ascending", f" , sorted from low to high {column}"))
+        return f" , {word} {query.limit} by {query.order.shown}"
+    return f" , {rng.choice(('by descending', 'from highest') if query.descending else ('by ascending', 'from lowest'))} {query.order.shown}"

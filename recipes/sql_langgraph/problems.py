@@ -5,11 +5,12 @@ schema text is out of date. `both`. What is missing can only be seen by running 
 """
 
 import random
+import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from database import is_empty, open_database, run_query
+from database import comparable, is_empty, is_ordered, open_database, run_query
 from draw import random_query
 from grammar import Query, question, sql, structure
 from schema import Column, Schema, fill, is_heldout, other_name, random_schema
@@ -83,18 +84,23 @@ def _needs_feedback(query: Query, kind: Kind) -> bool:
 
 
 def _fill(schema: Schema, query: Query, rng: random.Random) -> str:
-    return fill(schema, rng, {condition.column.name: condition.values for condition in query.filters if not query.either})
+    return fill(schema, rng, {condition.column.name: condition.values for condition in query.filters})
 
 
 def _tells_slips_apart(query: Query, gold: str, setups: Sequence[str]) -> bool:
     """Whether gold finds something on both fills, and every slip finds something else on at least one of them."""
     databases = [open_database({"setup": setup}) for setup in setups]
     try:
-        expected = [run_query(database, gold) for database in databases]
-        if any(is_empty(rows) for rows in expected):
+        found = [run_query(database, gold) for database in databases]
+        if any(is_empty(rows) for rows in found):
             return False
+        expected = [comparable(rows, ordered=is_ordered(gold)) for rows in found]
         wrong = [gold_sql(other) for name, other in slips(query) if name != "join"]  # no join: the column is not there
-        return all(any(run_query(database, text) != rows for database, rows in zip(databases, expected, strict=True)) for text in wrong)
+        return not any(_all_return(databases, text, expected, ordered=is_ordered(gold)) for text in wrong)
     finally:
         for database in databases:
             database.close()
+
+
+def _all_return(databases: Sequence[sqlite3.Connection], query: str, expected: Sequence[list[str]], *, ordered: bool) -> bool:
+    return all(comparable(run_query(database, query), ordered=ordered) == rows for database, rows in zip(databases, expected, strict=True))

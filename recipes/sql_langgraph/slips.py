@@ -16,7 +16,7 @@ def slips(query: Query) -> Iterator[tuple[str, Query]]:
             wrong = replace(condition, operator=WRONG_OPERATOR[condition.operator], values=condition.values[:1])
             yield "operator", replace(query, filters=(*query.filters[:index], wrong, *query.filters[index + 1 :]))
     if len(query.filters) > 1:
-        yield "filter", replace(query, filters=query.filters[:1], either=False)
+        yield "filter", replace(query, filters=query.filters[:1])
     if query.aggregate in WRONG_AGGREGATE:
         yield "aggregate", replace(query, aggregate=WRONG_AGGREGATE[query.aggregate])
     if query.distinct:

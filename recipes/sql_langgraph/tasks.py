@@ -5,7 +5,7 @@ import sqlite3
 from collections.abc import Mapping
 from typing import Any
 
-from database import Row, open_database, run_query
+from database import comparable, is_ordered, open_database, run_query
 from problems import Problem, random_problem
 
 
@@ -38,20 +38,14 @@ def reward(task_input: Mapping[str, Any], output: object) -> float:
 
 def _same_result(source: Mapping[str, Any], query: str, *, gold: str) -> bool:
     """Rows count as often as they occur; their order matters if gold has one."""
-    ordered = "ORDER BY" in gold.upper()
+    ordered = is_ordered(gold)
     database = open_database(source)
     try:
-        expected = _comparable(run_query(database, gold), ordered=ordered)
+        expected = comparable(run_query(database, gold), ordered=ordered)
         try:
             found = run_query(database, query)
         except (sqlite3.Error, ValueError):  # ValueError: a null character in the query
             return False
-        return _comparable(found, ordered=ordered) == expected
+        return comparable(found, ordered=ordered) == expected
     finally:
         database.close()
-
-
-def _comparable(rows: list[Row], *, ordered: bool) -> list[str]:
-    """Numbers to 9 digits: the last ones of a sum depend on the order of the rows."""
-    texts = [repr([float(f"{value:.9g}") if isinstance(value, int | float) else value for value in row]) for row in rows]
-    return texts if ordered else sorted(texts)

@@ -4,24 +4,22 @@ from typing import Literal, TypeAlias
 
 Form: TypeAlias = Literal["same", "upper", "code"]
 
-CHILDREN = ("book", "song", "film", "game", "boat", "plane", "horse", "dog", "bike", "lamp", "chair", "phone")
+CHILDREN = ("book", "song", "film", "game", "boat", "plane", "horse", "bike")
 """Tables that refer to another one."""
 
-PARENTS = ("author", "singer", "team", "club", "farm", "shop", "school", "museum", "bank", "hotel", "studio", "agency")
+PARENTS = ("author", "singer", "team", "club", "farm", "shop", "school", "museum")
 """Tables that are referred to."""
 
 LABELS = ("name", "title", "label", "nickname")
 """Columns whose values are unique, and never asked for by value."""
 
 TEXTS: tuple[tuple[tuple[str, str], tuple[str, ...]], ...] = (
-    (("city", "town"), ("paris", "rome", "oslo", "cairo", "lima", "tokyo")),
-    (("color", "paint"), ("orange", "blue", "green", "black", "white", "pink")),
-    (("status", "state"), ("ready", "closed", "waiting", "lost", "sold", "broken")),
-    (("genre", "style"), ("jazz", "rock", "opera", "comedy", "drama", "poetry")),
-    (("material", "fabric"), ("wood", "steel", "glass", "cotton", "silk", "paper")),
-    (("country", "nation"), ("france", "norway", "egypt", "peru", "japan", "kenya")),
-    (("season", "period"), ("spring", "summer", "autumn", "winter", "harvest", "monsoon")),
-    (("sport", "hobby"), ("tennis", "chess", "rugby", "sailing", "boxing", "golf")),
+    (("city", "town"), ("paris", "rome", "oslo", "cairo", "lima")),
+    (("color", "paint"), ("orange", "blue", "green", "black", "white")),
+    (("status", "state"), ("ready", "closed", "waiting", "lost", "sold")),
+    (("genre", "style"), ("jazz", "opera", "comedy", "drama", "poetry")),
+    (("material", "fabric"), ("wood", "steel", "glass", "cotton", "silk")),
+    (("country", "nation"), ("france", "norway", "egypt", "peru", "japan")),
 )
 """Two names for one column, and the values it takes."""
 
@@ -30,12 +28,8 @@ INTEGERS: tuple[tuple[str, str], ...] = (
     ("rating", "score"),
     ("weight", "mass"),
     ("size", "area"),
-    ("stock", "amount"),
-    ("length", "extent"),
     ("speed", "pace"),
     ("power", "strength"),
-    ("height", "altitude"),
-    ("age", "years"),
 )
 """Two names for one column of numbers."""
 
