@@ -29,13 +29,13 @@ class AgentConfig(Section):
     """`module:function`, called with (task input, what the agent returned); returns a number, or a dict with `final` and step rewards."""
     env: dict[str, str] = Field(default_factory=dict)
     """Extra environment variables for the agent."""
-    workers: int = Field(2, ge=1)
+    workers: int = Field(default=2, ge=1)
     """Processes that run agents."""
-    concurrency: int = Field(64, ge=1)
+    concurrency: int = Field(default=64, ge=1)
     """Attempts that run at the same time, over all workers."""
-    timeout_s: float = Field(60.0, gt=0)
+    timeout_s: float = Field(default=60.0, gt=0)
     """Seconds after which an attempt is given up."""
-    max_attempts: int = Field(2, ge=1)
+    max_attempts: int = Field(default=2, ge=1)
     """Tries at one rollout before it has failed."""
 
     @model_validator(mode="after")
@@ -48,7 +48,7 @@ class AgentConfig(Section):
 class TasksConfig(Section):
     source: str
     """`module:function`, called as f(split, seed=…, count=…), or the path of a JSONL file whose rows have `input` and `split`."""
-    heldout: int = Field(200, ge=1)
+    heldout: int = Field(default=200, ge=1)
     """Held-out tasks for the figures before and after."""
     seed: int = 0
     """Seed of the held-out tasks. Training tasks follow the run's own seed."""
@@ -75,16 +75,16 @@ class RouteConfig(Section):
 class EngineConfig(Section):
     name: str = "embedded"
     """Which engine."""
-    slots: int = Field(64, ge=1)
+    slots: int = Field(default=64, ge=1)
     """Generations that are decoded together."""
-    max_length: int = Field(1024, ge=16)
+    max_length: int = Field(default=1024, ge=16)
     """Tokens of prompt and completion that fit in a slot."""
 
 
 class GatewayConfig(Section):
     host: str = "127.0.0.1"
     """Address to listen on."""
-    port: int = Field(0, ge=0, le=65535)
+    port: int = Field(default=0, ge=0, le=65535)
     """0 takes any free port."""
 
 
@@ -100,54 +100,54 @@ class AlgorithmConfig(Section):
     """How good that is, compared with the rest of the group."""
     aggregation: Literal["rollout-mean", "call-mean", "token-mean"] = "rollout-mean"
     """Whether every rollout, every call or every token counts the same."""
-    truncation_penalty: float = Field(0.0, ge=0)
+    truncation_penalty: float = Field(default=0.0, ge=0)
     """Taken off the value of a call that ran into its token limit."""
 
 
 class LossConfig(Section):
     name: Literal["ppo_clip", "pg"] = "ppo_clip"
     """`pg`: plain policy gradient (with advantages of 1: supervised learning). `ppo_clip`: clipped ratio, arXiv 1707.06347."""
-    clip_low: float = Field(0.2, ge=0)
+    clip_low: float = Field(default=0.2, ge=0)
     """The ratio is clipped below 1 - this."""
-    clip_high: float = Field(0.28, ge=0)
+    clip_high: float = Field(default=0.28, ge=0)
     """The ratio is clipped above 1 + this; larger than `clip_low` keeps exploring (DAPO, arXiv 2503.14476)."""
 
 
 class TrainerConfig(Section):
     name: str = "local"
     """Which trainer."""
-    learning_rate: float = Field(5e-4, gt=0)
+    learning_rate: float = Field(default=5e-4, gt=0)
     """Peak step size of AdamW."""
     schedule: Literal["linear", "constant"] = "linear"
     """`linear` decays to zero over the run."""
-    minibatches: int = Field(4, ge=1)
+    minibatches: int = Field(default=4, ge=1)
     """Optimizer steps made from one collected batch."""
-    max_grad_norm: float = Field(1.0, gt=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients longer than this are scaled down."""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
     """Of AdamW."""
-    beta1: float = Field(0.9, ge=0, lt=1)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
     """Of AdamW."""
-    beta2: float = Field(0.95, ge=0, lt=1)
+    beta2: float = Field(default=0.95, ge=0, lt=1)
     """Of AdamW."""
-    max_tokens: int = Field(65536, ge=1)
+    max_tokens: int = Field(default=65536, ge=1)
     """Unique tokens in one forward and backward; a larger batch is split, which changes nothing but memory."""
-    threads: int = Field(2, ge=1)
+    threads: int = Field(default=2, ge=1)
     """Threads of one matrix product while training."""
 
 
 class LoopConfig(Section):
-    steps: int = Field(60, ge=0)
+    steps: int = Field(default=60, ge=0)
     """Batches to collect and learn from."""
-    tasks_per_step: int = Field(24, ge=1)
+    tasks_per_step: int = Field(default=24, ge=1)
     """Groups in a batch."""
-    group_size: int = Field(8, ge=1)
+    group_size: int = Field(default=8, ge=1)
     """Rollouts of each task."""
-    eval_every: int = Field(10, ge=0)
+    eval_every: int = Field(default=10, ge=0)
     """Steps between looks at held-out tasks; 0: only before and after."""
-    eval_tasks: int = Field(64, ge=1)
+    eval_tasks: int = Field(default=64, ge=1)
     """Held-out tasks in each of those looks."""
-    checkpoint_every: int = Field(1, ge=1)
+    checkpoint_every: int = Field(default=1, ge=1)
     """Steps between checkpoints to resume from."""
 
 
@@ -224,4 +224,7 @@ def _explain(error: ValidationError, *, where: str) -> UserError:
         near = difflib.get_close_matches(str(first["loc"][-1]), list(section.model_fields), n=1)
         known = f"did you mean `{near[0]}`?" if near else "known here: " + ", ".join(section.model_fields)
         return UserError(f"unknown key `{name}` in `{where}`", hint=known)
-    return UserError(f"`{name or 'recipe'}` in `{where}`: {first['msg']} (got `{json.dumps(first['input'], default=str)[:80]}`)", hint="`lightningrl train --dry-run` prints the resolved settings")
+    return UserError(
+        f"`{name or 'recipe'}` in `{where}`: {first['msg']} (got `{json.dumps(first['input'], default=str)[:80]}`)",
+        hint="`lightningrl train --dry-run` prints the resolved settings",
+    )
