@@ -68,6 +68,11 @@ def modules(task):
     import sys
     return sorted(sys.modules)
 
+def dies_in_mid_sentence(task):
+    import sys
+    os.write(int(sys.argv[1]), b'{"type":"Done","id":')
+    os._exit(1)
+
 def hangs_in_grading(task, output):
     time.sleep(1000)
 
@@ -160,6 +165,12 @@ async def test_a_killed_worker_loses_what_it_ran_and_is_replaced(tmp_path: Path)
         assert lost.status == "lost" and lost.error and "signal 9" in lost.error
         assert await gone([await written(tmp_path / "child")]), "what the agent had started goes too"
         assert (await run(runner, "2")).output != worker
+
+
+async def test_a_worker_that_dies_in_mid_sentence_is_replaced(tmp_path: Path) -> None:
+    async with pool(tmp_path, "agent:dies_in_mid_sentence") as runner:
+        for name in "ab":
+            assert (await run(runner, name)).status == "lost"
 
 
 async def test_an_agent_that_exits_has_failed_and_the_worker_lives(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import msgspec
+
 from lightningrl.errors import AgentError, GraderError
 from lightningrl.runner import wire
 from lightningrl.runner.command import end_group
@@ -148,8 +150,8 @@ class WorkerProcess:
                         self._groups[job_id] = group
                     case message:
                         raise AssertionError(f"unexpected `{message}`")
-        except ConnectionResetError:
-            pass  # it was killed before it had read everything
+        except (ConnectionResetError, msgspec.DecodeError):
+            pass  # it was killed before it had read everything, or in the middle of a line
 
     def _end(self, done: wire.Done) -> None:
         self._groups.pop(done.id, None)
@@ -167,7 +169,7 @@ class WorkerProcess:
 
 
 async def _launch(connection: socket.socket, *, env: Mapping[str, str], root: str, log: Path | None) -> asyncio.subprocess.Process:
-    with open(log or os.devnull, "ab") as output:  # noqa: ASYNC230  a local file, once for each worker
+    with open(log or os.devnull, "ab") as output:
         return await asyncio.create_subprocess_exec(
             # -P: a file of the recipe must not stand in for a module of Python; -u: what was printed is there after a crash
             *(sys.executable, "-P", "-u", "-m", "lightningrl.runner.worker", str(connection.fileno())),

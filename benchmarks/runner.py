@@ -1,0 +1,76 @@
+"""What does it cost to run an attempt? An agent that does nothing, through the pool, beside the same agent called in this process.
+
+python benchmarks/runner.py [attempts]
+"""
+
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from lightningrl.config import AgentConfig
+from lightningrl.runner.conformance import attempt
+from lightningrl.runner.pool import WorkerPool
+
+AGENT = """
+def run(task):
+    return {"answer": task["x"]}
+
+async def run_async(task):
+    return {"answer": task["x"]}
+
+def reward(task, output):
+    return output["answer"]
+
+async def reward_async(task, output):
+    return output["answer"]
+"""
+CONCURRENCY = 64
+
+
+async def attempts_per_second(root: Path, *, suffix: str, workers: int, count: int) -> float:
+    agent = AgentConfig(entry=f"agent:run{suffix}", reward=f"agent:reward{suffix}", workers=workers, concurrency=CONCURRENCY)
+    pool = WorkerPool(agent, root=root)
+    await pool.start()
+    numbers = iter(range(count))
+
+    async def lane() -> None:
+        for x in numbers:
+            outcome = await pool.run(*attempt({"x": x}, name=str(x)))
+            assert outcome.status == "succeeded" and outcome.rewards[0].value == x, outcome
+
+    try:
+        started = time.perf_counter()
+        await asyncio.gather(*(lane() for _ in range(CONCURRENCY)))
+        return count / (time.perf_counter() - started)
+    finally:
+        await pool.close()
+
+
+async def in_process_per_second(*, count: int) -> float:
+    """The yardstick: the same work in threads of this process, without another process, timeouts or attribution."""
+
+    def both(x: int) -> float:
+        return {"answer": x}["answer"]
+
+    started = time.perf_counter()
+    for _ in range(count // CONCURRENCY):
+        await asyncio.gather(*(asyncio.to_thread(both, x) for x in range(CONCURRENCY)))
+    return count / (time.perf_counter() - started)
+
+
+def main(count: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "agent.py").write_text(AGENT)
+        yardstick = asyncio.run(in_process_per_second(count=count))
+        print(f"{'threads of this process':34} {yardstick:8.0f} /s")
+        for label, suffix, workers in [("def", "", 1), ("async def", "_async", 1), ("def", "", 2), ("async def", "_async", 2)]:
+            rate = asyncio.run(attempts_per_second(Path(folder), suffix=suffix, workers=workers, count=count))
+            print(f"{f'pool, `{label}`, {workers} worker(s)':34} {rate:8.0f} /s   {rate / yardstick:.2f}×")
+            print(json.dumps({"agent": label, "workers": workers, "attempts_per_s": rate, "ratio": rate / yardstick}))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if sys.argv[1:] else 6000)
