@@ -15,23 +15,12 @@ from lightningrl.gateway import Route, create_app
 from lightningrl.store.sqlite import SQLiteStore
 from lightningrl.types import Attempt, Call, FinishReason, Rollout, Sampling, Task, Weights
 
-TEXTS = ["the quick brown fox says SELECT name FROM city WHERE id = 1 ;", "what is the weather in Paris ? It is sunny ."]
-
 Script = Callable[[list[int], Sampling], Sequence[int]]
 
 
 @pytest.fixture(scope="session")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from lightningrl.models.tiny import build_tokenizer
-
-    folder = tmp_path_factory.mktemp("tokenizer")
-    build_tokenizer(TEXTS, vocab_size=400).save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def template(tokenizer_folder: Path) -> ChatTemplate:
-    return ChatTemplate.load(tokenizer_folder)
+def template(model_folder: Path) -> ChatTemplate:
+    return ChatTemplate.load(model_folder)
 
 
 class ScriptedEngine:

@@ -170,6 +170,19 @@ async def test_without_a_seed_chance_follows_from_run_rollout_prompt_and_occurre
     assert not set(await seeds("r2")) & set(first)
 
 
+async def test_a_rollouts_seed_goes_before_the_agents(stage: Stage) -> None:
+    """An agent with `seed=42` in its code would make all members of a group draw alike."""
+    seeds: list[list[int | None]] = []
+    for rollout_id, seed in (("a", 1), ("b", 2), ("c", 1)):
+        attempt = await stage.begin(rollout_id, seed=seed)
+        async with openai.AsyncOpenAI(base_url=stage.url, api_key=attempt.token) as client:
+            for _ in range(2):
+                await client.chat.completions.create(model="m", messages=[USER], seed=42)
+        seeds.append([call.sampling.seed for call in await stage.calls(attempt)])
+    assert seeds[0] == seeds[2]
+    assert len({*seeds[0], *seeds[1]}) == 4
+
+
 async def test_the_rollout_has_the_last_word_on_sampling_and_length_has_a_default(stage: Stage) -> None:
     attempt = await stage.begin("greedy", temperature=0.0, stop=["q"])
     async with openai.AsyncOpenAI(base_url=stage.url, api_key=attempt.token) as client:
@@ -206,7 +219,7 @@ async def test_every_sampled_token_is_recorded_whatever_it_is(stage: Stage, atte
     said: list[list[int]] = []
 
     def script(prompt_ids: list[int], sampling: object) -> list[int]:
-        said.append(random.integers(0, 380, size=random.integers(1, 20)).tolist())
+        said.append(random.integers(0, 290, size=random.integers(1, 20)).tolist())
         return said[-1]
 
     stage.engine.script = script

@@ -51,8 +51,8 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: str | Path) -> "ChatTemplate":
-        """Read `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja` of a Hugging Face folder or hub id."""
-        folder = Path(folder) if Path(folder).is_dir() else _download(str(folder))
+        """Read `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja` of a Hugging Face folder."""
+        folder = Path(folder)
         if not (folder / "tokenizer.json").is_file():
             raise UserError(f"`{folder}` has no tokenizer.json", hint="save the model's tokenizer there with `AutoTokenizer…save_pretrained`")
         config = _json(folder / "tokenizer_config.json")
@@ -107,7 +107,10 @@ class ChatTemplate:
 
 
 class Detokenizer:
-    """Ids in, text out, never half a character. The pieces joined are `decode` of all ids."""
+    """Ids in, text out, never half a character. The pieces joined are `decode` of all ids.
+
+    (Except for bytes that are no text, where tokenizers with byte fallback spell a whole run anew once it has turned out invalid.)
+    """
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
@@ -165,17 +168,6 @@ def _refuse(message: str) -> None:
 
 def _now(layout: str) -> str:
     return datetime.now().strftime(layout)
-
-
-def _download(hub_id: str) -> Path:
-    from huggingface_hub import snapshot_download  # comes with the extra `train`; only hub ids need it
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(hub_id, allow_patterns=["*.json", "*.jinja"]))
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        hint = "give a Hugging Face folder or a hub id such as `Qwen/Qwen3-0.6B`"
-        raise UserError(f"no model folder or hub id `{hub_id}`", hint=hint) from error
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -181,7 +181,7 @@ async def _disconnected(receive: Receive) -> None:
 def _decode(body: bytes) -> dict[str, Any]:
     try:
         raw = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refused(400, f"the body is not valid JSON: {error}", code="invalid_json") from error
     if not isinstance(raw, dict):
         raise Refused(400, "the body is not a JSON object", code="invalid_json")

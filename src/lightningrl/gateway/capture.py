@@ -161,8 +161,8 @@ class Exchange:
     def _sampling(self, choice: int, *, room: int, chance: bytes) -> Sampling:
         """What the agent asks for, else the policy as it is; what the rollout lays down goes over both."""
         asked, plain = self._request, Sampling()
-        own = asked.seed is None or self._session.seed is not None
-        seed = int.from_bytes(chance[:8], "little") if own else asked.seed + choice
+        asked_seed = asked.seed if self._session.seed is None else None
+        seed = int.from_bytes(chance[:8], "little") if asked_seed is None else asked_seed + choice
         sampling = Sampling(
             temperature=plain.temperature if asked.temperature is None else asked.temperature,
             top_p=plain.top_p if asked.top_p is None else asked.top_p,

@@ -1,0 +1,241 @@
+"""What breaks is recorded as what it is, told in the dialect's own shape, and never taught."""
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import httpx2
+import msgspec
+import openai
+import pytest
+
+from lightningrl.errors import EngineError, LightningError
+from lightningrl.gateway import Route, create_app
+
+from .conftest import Stage
+
+USER = {"role": "user", "content": "say a word"}
+
+
+async def post(stage: Stage, body: bytes | dict[str, Any], token: str, path: str = "/v1/chat/completions") -> httpx2.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    async with httpx2.AsyncClient() as client:
+        return await client.post(stage.url + path, content=content, headers={"authorization": f"Bearer {token}"})
+
+
+BAD_BODIES: list[bytes | dict[str, Any]] = [
+    b"",
+    b"\xff\xfe",
+    b"[]",
+    b"null",
+    b"{",
+    b'{"model": "m", "messages": [{"role": "user", "content": "\\ud800"}]}',
+    b'{"model": "m", "temperature": NaN, "messages": []}',
+    b'{"model": "m", "temperature": 1e999, "messages": []}',
+    b"[" * 100_000 + b"]" * 100_000,
+    {},
+    {"model": "m"},
+    {"model": "m", "messages": []},
+    {"model": "m", "messages": "hi"},
+    {"model": 1, "messages": [USER]},
+    {"model": "m", "messages": [{"content": "x"}]},
+    {"model": "m", "messages": [{"role": "user", "content": 1}]},
+    {"model": "m", "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+    {"model": "m", "messages": [USER], "temperature": -1},
+    {"model": "m", "messages": [USER], "temperature": "hot"},
+    {"model": "m", "messages": [USER], "top_p": 0},
+    {"model": "m", "messages": [USER], "max_tokens": 0},
+    {"model": "m", "messages": [USER], "n": 0},
+    {"model": "m", "messages": [USER], "n": 1000},
+    {"model": "m", "messages": [USER], "tools": [{"type": "function"}]},
+    {"model": "m", "messages": [USER], "stop": [1]},
+    {"model": "m", "messages": [{"role": "user", "content": "word " * 3000}]},
+]
+
+
+@pytest.mark.parametrize("body", BAD_BODIES, ids=range(len(BAD_BODIES)))
+async def test_a_bad_body_gets_400_in_the_dialects_shape(stage: Stage, body: bytes | dict[str, Any]) -> None:
+    attempt = await stage.begin()
+    response = await post(stage, body, attempt.token)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert error["message"]
+    assert stage.engine.asked == []
+    assert await stage.calls(attempt) == []
+
+
+async def test_the_field_to_blame_is_named(stage: Stage) -> None:
+    attempt = await stage.begin()
+    error = (await post(stage, {"model": "m", "messages": [{"role": "user", "content": 1}]}, attempt.token)).json()["error"]
+    assert error["param"] == "messages"
+
+
+async def test_what_is_not_served_gets_404(stage: Stage) -> None:
+    attempt = await stage.begin()
+    assert (await post(stage, {}, attempt.token, "/v1/nothing")).status_code == 404
+    async with httpx2.AsyncClient() as client:
+        assert (await client.get(f"{stage.url}/v1/chat/completions")).status_code == 405
+
+
+async def test_a_model_without_a_route_is_not_found(stage: Stage) -> None:
+    stage_app = create_app(
+        store=stage.store, chat=stage.template, engines={"policy": stage.engine}, routes=[Route(model="only")], seed=0, max_length=100
+    )
+    attempt = await stage.begin()
+    transport = httpx2.ASGITransport(app=stage_app)  # type: ignore[arg-type]
+    async with openai.AsyncOpenAI(base_url="http://x", api_key=attempt.token, http_client=httpx2.AsyncClient(transport=transport)) as client:
+        with pytest.raises(openai.NotFoundError, match="no route for model `m`"):
+            await client.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
+
+
+def test_a_route_to_a_policy_without_an_engine_is_refused(stage: Stage) -> None:
+    with pytest.raises(LightningError, match="no engine for policy `other`"):
+        create_app(store=stage.store, chat=stage.template, engines={"policy": stage.engine}, routes=[Route(policy="other")], max_length=9)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("trouble", "said"),
+    [
+        (EngineError("the engine is full", hint="wait"), "the engine is full; hint: wait"),
+        (RuntimeError("boom"), "the engine raised `RuntimeError`: boom"),
+        ("nan", "the engine gave a logprob that is not finite"),
+        ("silent", "the engine ended without saying why"),
+        ("error", "the engine ended with `error`"),
+    ],
+    ids=["full", "bug", "nan", "silent", "error"],
+)
+async def test_a_broken_answer_is_an_error_and_an_incomplete_call(stage: Stage, trouble: Exception | str, said: str, stream: bool) -> None:
+    attempt = await stage.begin()
+    if isinstance(trouble, Exception):
+        stage.engine.error = trouble
+    elif trouble == "nan":
+        stage.engine.logprob = float("nan")
+    else:
+        stage.engine.finish = None if trouble == "silent" else "error"  # type: ignore[assignment]
+    async with openai.AsyncOpenAI(base_url=stage.url, api_key=attempt.token, max_retries=0) as client:
+        with pytest.raises(openai.APIError) as raised:
+            if stream:
+                stage.says("hello word you pick")
+                _ = [piece async for piece in await client.chat.completions.create(model="m", messages=[USER], stream=True)]  # type: ignore[list-item]
+            else:
+                await client.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
+    assert said in raised.value.message
+    [call] = await stage.calls(attempt)
+    assert (call.capture, call.finish_reason) == ("incomplete", "error")
+    assert call.capture_reason is not None and call.capture_reason in said
+    if stream and isinstance(trouble, Exception):
+        assert call.completion_ids.tolist() == stage.template.encode("hello word you pick")  # all but the end of the turn
+    # the conversation goes on as if it had not been
+    stage.engine.error, stage.engine.logprob, stage.engine.finish = None, -0.5, "stop"
+    async with openai.AsyncOpenAI(base_url=stage.url, api_key=attempt.token) as client:
+        await client.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
+    assert [call.capture for call in await stage.calls(attempt)] == ["incomplete", "rendered"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_goes_away_cancels_its_generation_within_a_second(stage: Stage, stream: bool) -> None:
+    attempt = await stage.begin()
+    stage.says("hello " * 300)
+    stage.engine.delay_s = 0.01 if stream else 100.0
+    client = openai.AsyncOpenAI(base_url=stage.url, api_key=attempt.token, max_retries=0)
+    if stream:
+        pieces = await client.chat.completions.create(model="m", messages=[USER], stream=True)  # type: ignore[list-item]
+        async for _ in pieces:
+            break
+        await pieces.close()
+    else:
+        with pytest.raises(openai.APITimeoutError):
+            await client.with_options(timeout=0.2).chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
+    await client.close()
+    left = time.monotonic()
+    while not (stage.engine.cancelled and await stage.calls(attempt)):
+        assert time.monotonic() - left < 1.0
+        await asyncio.sleep(0.01)
+    [call] = await stage.calls(attempt)
+    assert (call.capture, call.finish_reason, call.capture_reason) == ("incomplete", "cancelled", "the client went away")
+    assert (len(call.completion_ids) > 0) == stream
+    assert stage.engine.cancelled == 1
+
+
+async def test_one_broken_answer_of_several_breaks_the_request(stage: Stage) -> None:
+    attempt = await stage.begin()
+    turn = iter([[5], [6, 7], [8]])
+
+    def script(prompt_ids: list[int], sampling: object) -> list[int]:
+        ids = next(turn)
+        if len(ids) == 2:
+            raise RuntimeError("boom")
+        return ids
+
+    stage.engine.script = script
+    async with openai.AsyncOpenAI(base_url=stage.url, api_key=attempt.token, max_retries=0) as client:
+        with pytest.raises(openai.InternalServerError, match="boom"):
+            await client.chat.completions.create(model="m", messages=[USER], n=3)  # type: ignore[list-item]
+    calls = await stage.calls(attempt)
+    assert [call.capture for call in calls] == ["incomplete"] * 3
+    assert [call.completion_ids.tolist() for call in calls] == [[5], [], [8]]
+
+
+async def test_a_gateway_that_starts_afresh_goes_on_where_the_last_one_was(stage: Stage) -> None:
+    attempt = await stage.begin()
+    stage.says('<tool_call>{"name": "f", "arguments": {"a":  1}}</tool_call>')
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    messages: list[Any] = [USER]
+
+    async def turn(transport: httpx2.AsyncBaseTransport | None) -> None:
+        http = httpx2.AsyncClient(transport=transport) if transport else None
+        async with openai.AsyncOpenAI(base_url=stage.url, api_key=attempt.token, http_client=http) as client:
+            message = (await client.chat.completions.create(model="m", messages=messages, tools=tools)).choices[0].message  # type: ignore[arg-type]
+            assert message.tool_calls
+            messages.extend([message.model_dump(), {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "1"}])
+
+    await turn(None)
+    await turn(None)
+    app = create_app(store=stage.store, chat=stage.template, engines={"policy": stage.engine}, routes=[Route()], seed=7, max_length=2000)
+    await turn(httpx2.ASGITransport(app=app))  # type: ignore[arg-type]
+    calls = await stage.calls(attempt)
+    assert [(call.index, call.capture, call.parent_call_id) for call in calls] == [
+        (0, "rendered", None),
+        (1, "bridged", calls[0].id),
+        (2, "bridged", calls[1].id),
+    ]
+    # a repeated prompt is another occurrence, also for the second gateway
+    messages[:] = [USER]
+    await turn(httpx2.ASGITransport(app=app))  # type: ignore[arg-type]
+    again = (await stage.calls(attempt))[3]
+    assert again.prompt_ids.tolist() == calls[0].prompt_ids.tolist()
+    assert again.sampling.seed != calls[0].sampling.seed
+
+
+async def test_a_thousand_random_bodies_never_get_5xx(stage: Stage) -> None:
+    import random
+
+    chance = random.Random(0)
+    attempt = await stage.begin()
+    scraps = [None, True, -1, 0, 1, 10**30, 0.5, "", "m", "user", "tool", "assistant", "\u0000é🦊", [], {}, [USER], [None], USER, {"name": "f"}]
+    keys = ["model", "messages", "tools", "n", "stop", "seed", "stream", "temperature", "max_tokens", "logprobs", "tool_choice", "stream_options"]
+
+    def body() -> bytes:
+        tree: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+        for key in chance.sample(keys, 2):
+            tree[key] = chance.choice(scraps)
+        message = {key: chance.choice(scraps) for key in chance.sample(["role", "content", "tool_calls", "tool_call_id", "name"], 2)}
+        if chance.random() < 0.5:
+            tree["messages"] = [{"role": "user", "content": "x"}, {"role": "assistant", **message}]
+        raw = bytearray(msgspec.json.encode(tree))
+        if chance.random() < 0.3:
+            raw[chance.randrange(len(raw))] = chance.randrange(256)
+        return bytes(raw)
+
+    headers = {"authorization": f"Bearer {attempt.token}"}
+    statuses: set[int] = set()
+    async with httpx2.AsyncClient() as client:
+        for _ in range(1000):
+            response = await client.post(f"{stage.url}/v1/chat/completions", content=body(), headers=headers)
+            statuses.add(response.status_code)
+            assert response.status_code in (200, 400), response.text
+    assert statuses == {200, 400}
