@@ -54,7 +54,7 @@ async def test_a_graph_with_a_tool_is_captured_as_one_growing_conversation(stage
         "it is 42",
     )
     async with httpx2.AsyncClient() as http:  # langchain's own client is shared by all tests, and never closed
-        llm = ChatOpenAI(model="writer", temperature=1.0, streaming=streaming, max_retries=0, http_async_client=http)
+        llm = ChatOpenAI(model="writer", temperature=1.0, streaming=streaming, max_retries=0, stream_usage=True, http_async_client=http)
         state = await agent(llm).ainvoke({"messages": [HumanMessage("what is 41 + 1 ?")]})
     assert [message.type for message in state["messages"]] == ["human", "ai", "tool", "ai", "tool", "ai"]
     assert "error" in state["messages"][2].content
