@@ -12,10 +12,12 @@ from safetensors.torch import save_file
 
 from lightningrl.config import LossConfig, TrainerConfig
 from lightningrl.data.forest import build_forest
+from lightningrl.data.packing import pack
 from lightningrl.errors import UserError
 from lightningrl.models.load import export_folder, load_model, load_tokenizer
 from lightningrl.trainer import conformance
 from lightningrl.trainer.local import LocalTrainer
+from lightningrl.trainer.metrics import merged
 
 
 @pytest.fixture
@@ -117,3 +119,39 @@ def test_first_look_at_recorded_logprobs_measures_parity(make: Callable[[], Loca
     assert abs(metrics["policy/kl_engine"]) < 1e-8
     gap = np.abs(logprobs - forest.logprobs).max()
     assert trainer.forward_backward(forest).metrics["policy/logprob_gap_max"] == pytest.approx(gap, rel=1e-5)
+
+
+def test_supervised_learning_is_pg_with_advantages_of_one(model_folder: Path) -> None:
+    """The loss is the mean negative log-likelihood, and it falls."""
+    trainer = LocalTrainer(
+        load_model(str(model_folder)), config=TrainerConfig(threads=1), loss=LossConfig(name="pg"), export=lambda model, path: None
+    )
+    given = conformance.lessons(0)
+    count = sum(len(le.weights) for le in given)
+    forest = build_forest([replace(le, advantages=np.ones_like(le.advantages), weights=np.full_like(le.weights, 1 / count)) for le in given])
+    values = []
+    for _ in range(15):
+        found = trainer.forward_backward(forest)
+        assert found.metrics["loss/value"] == pytest.approx(-found.logprobs.mean(), rel=1e-5)
+        values.append(found.metrics["loss/value"])
+        trainer.optim_step(learning_rate=1e-2)
+    assert values[-1] < 0.6 * values[0]
+
+
+def test_bfloat16_weights_can_be_trained(model_folder: Path) -> None:
+    wide, narrow = (
+        LocalTrainer(load_model(str(model_folder), dtype=dtype), config=TrainerConfig(threads=1), loss=LossConfig(), export=lambda model, path: None)
+        for dtype in ("float32", "bfloat16")
+    )
+    np.testing.assert_allclose(conformance.look(narrow), conformance.look(wide), atol=0.1)
+    assert conformance.step(narrow, 0)["optim/grad_norm"] == pytest.approx(conformance.step(wide, 0)["optim/grad_norm"], rel=0.05)
+    assert all(p.dtype == torch.bfloat16 for p in narrow.model.hf.parameters())
+
+
+def test_metrics_of_micro_batches_merge_to_those_of_the_whole(make: Callable[[], LocalTrainer]) -> None:
+    trainer = make()
+    whole = trainer.forward_backward(build_forest(conformance.lessons(0))).metrics
+    parts = merged([trainer.forward_backward(build_forest(p)).metrics for p in pack(conformance.lessons(0), max_tokens=20)])
+    assert parts.keys() == whole.keys()
+    for name in ("loss/value", "loss/clip_fraction", "loss/ratio_max", "policy/kl_engine", "policy/logprob_gap_max", "tokens/terms"):
+        assert parts[name] == pytest.approx(whole[name], rel=1e-4), name

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 BLOCK = 64
-"""Queries of a block."""
-BATCH = 1 << 17
-"""Scores per head of a batch."""
+"""Queries of a block; of 32, 64, 128 and 256 the fastest in benchmarks/forest.py."""
+BATCH = 1 << 16
+"""Scores per head of a batch: with four heads 1 MB, which stays in the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +31,10 @@ class Batch:
     """[B·H·Q] row of each query; padding repeats the first."""
     keys: Tensor
     """[B·K·T] row of the key at each depth; padding repeats the root."""
+    open: int
+    """Every query may look at the keys before this one."""
     bias: Tensor
-    """[B 1 1 Q T] 0 where the query may look at the key, else -inf."""
+    """[B 1 1 Q T-open] 0 where the query may look at the key, else -inf."""
     real: Tensor
     """[R] which of `queries` are no padding."""
     real_queries: Tensor
@@ -53,17 +55,18 @@ class ForestAttention:
 
 
 class _Attention(torch.autograd.Function):
-    """O = P V with P = softmax(QKᵀ/√E); dS = P ⊙ (dO Vᵀ - rowsum(dO ⊙ O))   (arXiv 2205.14135, appendix B.2)"""
+    """O = P V with P = softmax(QKᵀ), Q = q/√E; dS = P ⊙ (dO Vᵀ - rowsum(dO ⊙ O))   (arXiv 2205.14135, appendix B.2)"""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, batches: list[Batch]) -> Tensor:
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        E = q.shape[2]
+        q = q * E**-0.5
+        out = torch.empty_like(q)
         q_rows, k_rows, v_rows, out_rows = (_rows(x) for x in (q, k, v, out))
         for batch in batches:
-            Q, K = _gather(q_rows, batch.queries, k_rows, batch.keys, batch.shape, k.shape[1])
-            V = v_rows.index_select(0, batch.keys).view_as(K)
-            attended = torch.bmm(_probabilities(Q, K, batch), V).view(-1, q.shape[2])
-            out_rows.index_copy_(0, batch.real_queries, attended.index_select(0, batch.real))
+            Q, K, V = _queries(q_rows, batch, k.shape[1]), _keys(k_rows, batch), _keys(v_rows, batch)
+            found = torch.bmm(_probabilities(Q, K, batch), V).view(-1, E)
+            out_rows.index_copy_(0, batch.real_queries, _without_padding(found, batch))
         ctx.save_for_backward(q, k, v, out)
         ctx.batches = batches
         return out
@@ -71,21 +74,19 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         q, k, v, out = ctx.saved_tensors
-        dout = grads[0].contiguous()
-        dq, dk, dv = torch.empty_like(out), k.new_zeros(k.shape), v.new_zeros(v.shape)
+        E, kv_heads, dout = q.shape[2], k.shape[1], grads[0].contiguous()
+        dq, dk, dv = torch.empty_like(q), k.new_zeros(k.shape), v.new_zeros(v.shape)
         q_rows, k_rows, v_rows, dq_rows, dk_rows, dv_rows, dout_rows = (_rows(x) for x in (q, k, v, dq, dk, dv, dout))
         delta = (dout * out).sum(-1).view(-1, 1)
         for batch in ctx.batches:
-            Q, K = _gather(q_rows, batch.queries, k_rows, batch.keys, batch.shape, k.shape[1])
-            V = v_rows.index_select(0, batch.keys).view_as(K)
+            Q, K, V = _queries(q_rows, batch, kv_heads), _keys(k_rows, batch), _keys(v_rows, batch)
+            dO, D = (_with_padding(x, batch).view(*Q.shape[:2], -1) for x in (dout_rows, delta))
             P = _probabilities(Q, K, batch)
-            dO, D = (_padded(x, batch, Q) for x in (dout_rows, delta))
-            dv_rows.index_add_(0, batch.keys, torch.bmm(P.transpose(1, 2), dO).view(-1, q.shape[2]))
+            dv_rows.index_add_(0, batch.keys, torch.bmm(P.transpose(1, 2), dO).view(-1, E))
             dS = torch.bmm(dO, V.transpose(1, 2)).sub_(D).mul_(P)
-            dq_rows.index_copy_(0, batch.real_queries, torch.bmm(dS, K).view(-1, q.shape[2]).index_select(0, batch.real))
-            dk_rows.index_add_(0, batch.keys, torch.bmm(dS.transpose(1, 2), Q).view(-1, q.shape[2]))
-        scale = q.shape[2] ** -0.5
-        return dq.mul_(scale), dk.mul_(scale), dv, None
+            dk_rows.index_add_(0, batch.keys, torch.bmm(dS.transpose(1, 2), Q).view(-1, E))
+            dq_rows.index_copy_(0, batch.real_queries, _without_padding(torch.bmm(dS, K).view(-1, E), batch))
+        return dq.mul_(E**-0.5), dk, dv, None
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -93,27 +94,35 @@ def _rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[2])
 
 
-def _gather(q_rows: Tensor, queries: Tensor, k_rows: Tensor, keys: Tensor, shape: tuple[int, int, int], kv_heads: int) -> tuple[Tensor, Tensor]:
-    """Q [B·K G·Q E], K [B·K T E]"""
-    B, _, T = shape
-    E = q_rows.shape[1]
-    return q_rows.index_select(0, queries).view(B * kv_heads, -1, E), k_rows.index_select(0, keys).view(B * kv_heads, T, E)
+def _queries(rows: Tensor, batch: Batch, kv_heads: int) -> Tensor:
+    """[B·K G·Q E]"""
+    return rows.index_select(0, batch.queries).view(batch.shape[0] * kv_heads, -1, rows.shape[1])
+
+
+def _keys(rows: Tensor, batch: Batch) -> Tensor:
+    """[B·K T E]"""
+    return rows.index_select(0, batch.keys).view(-1, batch.shape[2], rows.shape[1])
 
 
 def _probabilities(Q: Tensor, K: Tensor, batch: Batch) -> Tensor:
     """[B·K G·Q T]"""
     B, queries, T = batch.shape
-    S = torch.bmm(Q, K.transpose(1, 2)).mul_(Q.shape[2] ** -0.5)
-    kv_heads = S.shape[0] // B
-    S.view(B, kv_heads, -1, queries, T).add_(batch.bias)
+    S = torch.bmm(Q, K.transpose(1, 2))
+    S.view(B, S.shape[0] // B, -1, queries, T)[..., batch.open :].add_(batch.bias)
     return torch.softmax(S, dim=-1)
 
 
-def _padded(rows: Tensor, batch: Batch, like: Tensor) -> Tensor:
-    """Rows of real queries laid out as `like`, with zeros for padding: it must not reach the gradient of a key."""
-    padded = rows.new_zeros(batch.queries.shape[0], rows.shape[1])
-    padded.index_copy_(0, batch.real, rows.index_select(0, batch.real_queries))
-    return padded.view(like.shape[0], like.shape[1], rows.shape[1])
+def _without_padding(rows: Tensor, batch: Batch) -> Tensor:
+    """[B·H·Q ..] → [R ..]"""
+    return rows if len(batch.real) == len(rows) else rows.index_select(0, batch.real)
+
+
+def _with_padding(rows: Tensor, batch: Batch) -> Tensor:
+    """[N·H ..] → [B·H·Q ..], with zeros for padding: it must not reach the gradient of a key."""
+    real = rows.index_select(0, batch.real_queries)
+    if len(batch.real) == len(batch.queries):
+        return real
+    return rows.new_zeros(len(batch.queries), rows.shape[1]).index_copy_(0, batch.real, real)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +169,9 @@ def _batch(blocks: list[_Block], positions: np.ndarray, *, heads: int, kv_heads:
         q, t = len(block.queries), len(block.keys)
         queries[b], keys[b] = block.queries[0], block.keys[0]
         queries[b, :q], keys[b, :t], real[b, :q] = block.queries, block.keys, True
-    allowed = np.arange(T) <= positions[queries][:, :, None]
+    depth = positions[queries]
+    first = int(depth.min()) + 1
+    allowed = np.arange(first, T) <= depth[:, :, None]
     bias = torch.zeros(allowed.shape, dtype=dtype).masked_fill_(torch.from_numpy(~allowed), float("-inf"))
     q_rows = (queries[:, None, :] * heads + np.arange(heads)[:, None]).reshape(-1)
     k_rows = (keys[:, None, :] * kv_heads + np.arange(kv_heads)[:, None]).reshape(-1)
@@ -169,6 +180,7 @@ def _batch(blocks: list[_Block], positions: np.ndarray, *, heads: int, kv_heads:
         shape=(B, Q, T),
         queries=torch.from_numpy(q_rows),
         keys=torch.from_numpy(k_rows),
+        open=first,
         bias=bias[:, None, None],
         real=torch.from_numpy(real_rows),
         real_queries=torch.from_numpy(q_rows[real_rows]),
