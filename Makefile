@@ -6,7 +6,6 @@ BIN := .venv/bin
 CODE := src tests recipes benchmarks
 BENCH ?= $(wildcard benchmarks/*.py)
 TORCH := torch>=2.9,<2.14
-CPU_INDEX := https://download.pytorch.org/whl/cpu
 SUITABLE := import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 
 help: ## say what can be done
@@ -36,7 +35,7 @@ clean: ## remove everything that was installed or built, but no runs
 	@rm -rf .venv dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find $(CODE) -name __pycache__ -prune -exec rm -rf {} +
 
-# On Linux, PyPI's torch brings gigabytes of CUDA. A machine without a GPU takes the CPU build, if it can reach its index.
+# Torch comes first, with the bound of pyproject.toml: on its own line pip picks the build that fits its own settings (see the README).
 .venv/ready: pyproject.toml
 	@for python in "$(PYTHON)" python3 python3.14 python3.13 python3.12 python3.11 python; do \
 	  test -n "$$python" && "$$python" -c '$(SUITABLE)' 2>/dev/null && break; \
@@ -44,9 +43,6 @@ clean: ## remove everything that was installed or built, but no runs
 	  echo "hint: install one (Debian, Ubuntu: apt install python3-venv), or name it: make PYTHON=/path/to/python" >&2; exit 2; }; \
 	echo "setting up .venv with $$python (once; takes minutes)"; \
 	test -x $(BIN)/python || "$$python" -m venv .venv
-	@index=; if [ "$$(uname)" = Linux ] && ! command -v nvidia-smi >/dev/null \
-	  && $(BIN)/python -c 'import urllib.request as u; u.urlopen("$(CPU_INDEX)/torch/", timeout=5)' 2>/dev/null; \
-	then index="--extra-index-url $(CPU_INDEX)"; fi; \
-	$(BIN)/python -m pip install -qq --disable-pip-version-check $$index '$(TORCH)'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check '$(TORCH)'
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[dev]'
 	@touch $@

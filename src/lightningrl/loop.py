@@ -27,7 +27,7 @@ from lightningrl.engine import Engine
 from lightningrl.errors import AgentError, GraderError
 from lightningrl.store import Store
 from lightningrl.trainer import Trainer
-from lightningrl.types import FINAL, Doubles, Rollout, Task, Weights
+from lightningrl.types import FINAL, Call, Doubles, Rollout, Task, Weights
 
 Mode: TypeAlias = Literal["sampled", "greedy"]
 MODES: tuple[Mode, ...] = ("sampled", "greedy")
@@ -144,7 +144,7 @@ class Loop:
         if trajectories and not any(trajectory.transitions for trajectory in trajectories):
             raise AgentError("the agent never called the model", hint="it must take its base URL from OPENAI_BASE_URL, as OpenAI's SDKs do")
         lessons, statistics = lessons_of(trajectories, self.config.algorithm, root=self.config.root)
-        return lessons, census.metrics() | statistics
+        return lessons, _census(batch, calls) | census.metrics() | statistics
 
     async def publish(self, version: int) -> None:
         """Save, then say so, then serve: a crash in between repeats work and loses none."""
@@ -166,7 +166,11 @@ class Loop:
             for index, task in enumerate(tasks)
         ]
         rollouts = await self._finish(rollouts, what=f"{mode} exam of version {version}")
-        rewards = {r.attempt_id: r.value for r in await self.store.rewards([r.accepted_attempt_id for r in rollouts if r.accepted_attempt_id]) if r.name == FINAL}
+        rewards = {
+            r.attempt_id: r.value
+            for r in await self.store.rewards([r.accepted_attempt_id for r in rollouts if r.accepted_attempt_id])
+            if r.name == FINAL
+        }
         exam = Exam(
             version=version,
             mode=mode,
@@ -229,6 +233,19 @@ class Loop:
         # Only the first minibatch is evaluated by the very weights that sampled it.
         gap = {"policy/logprob_gap": found[0]["policy/logprob_gap_max"]} if found else {}
         return _mean(found) | gap
+
+
+def _census(batch: Sequence[Rollout], calls: Sequence[Call]) -> dict[str, float]:
+    """What the batch was made of, taught from or not."""
+    accepted = sum(rollout.accepted_attempt_id is not None for rollout in batch)
+    captures = Counter(call.capture for call in calls)
+    return {
+        "calls/per_rollout": len(calls) / max(accepted, 1),
+        "calls/truncated": float(sum(call.finish_reason == "length" for call in calls)),
+        "tokens/sampled": float(sum(len(call.completion_ids) for call in calls)),
+        "tokens/per_call": float(np.mean([len(call.completion_ids) for call in calls])) if calls else 0.0,
+        **{f"calls/{capture}": float(captures[capture]) for capture in ("bridged", "rendered", "forked", "incomplete")},
+    }
 
 
 def _mean(rows: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -87,9 +87,7 @@ async def lightning(config: Config, folder: Path) -> AsyncIterator[LightningServ
 @asynccontextmanager
 async def _dispatching(config: Config, store: Store, runner: WorkerPool, base_url: str) -> AsyncIterator[None]:
     """Run what is queued while the block runs. If that breaks, the block is cancelled and the error handed on."""
-    dispatcher = Dispatcher(
-        store=store, runner=runner, base_url=base_url, env=config.agent.env, concurrency=config.agent.concurrency, worker="local"
-    )
+    dispatcher = Dispatcher(store=store, runner=runner, base_url=base_url, env=config.agent.env, concurrency=config.agent.concurrency, worker="local")
     block = asyncio.current_task()
     assert block is not None
     task = asyncio.create_task(dispatcher.run())
@@ -135,4 +133,3 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-

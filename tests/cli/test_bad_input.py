@@ -57,8 +57,8 @@ def test_a_port_in_use_is_refused(small_recipe: SmallRecipe) -> None:
     [
         ("    return answer\n", "    raise ValueError('no luck today')\n", "AgentError: ValueError: no luck today"),
         ("    global client\n", "    import time; time.sleep(60)\n    global client\n", "time"),
-        ('len(answer) % 5 / 4', "float('nan')", "GraderError"),
-        ('len(answer) % 5 / 4', "1 / 0", "GraderError: ZeroDivisionError"),
+        ("len(answer) % 5 / 4", "float('nan')", "GraderError"),
+        ("len(answer) % 5 / 4", "1 / 0", "GraderError: ZeroDivisionError"),
     ],
     ids=["agent raises", "agent hangs", "reward is NaN", "reward raises"],
 )

@@ -19,7 +19,16 @@ def weights(folder: Path) -> bytes:
 def test_a_run_leaves_everything_behind_and_eval_reproduces_its_figures(small_recipe: SmallRecipe) -> None:
     result = small_recipe.train("--run-dir", "run", "loop.eval_every=1", "tasks.heldout=8")
     run = small_recipe.folder / "run"
-    for name in ("config.toml", "metrics.jsonl", "store.sqlite", "checkpoints", "curve.png", "result.json", "model/config.json", "model/tokenizer.json"):
+    for name in (
+        "config.toml",
+        "metrics.jsonl",
+        "store.sqlite",
+        "checkpoints",
+        "curve.png",
+        "result.json",
+        "model/config.json",
+        "model/tokenizer.json",
+    ):
         assert (run / name).exists(), name
     assert result["rollouts"] == 2 * 2 * 4 + 2 * 2 * 8 + 8  # steps · tasks · group + (before, after) · modes · held-out + one exam on the way
     assert {"heldout_before", "heldout_after", "heldout_greedy_before", "heldout_greedy_after", "seconds", "steps", "run_dir"} <= result.keys()

@@ -8,16 +8,22 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+import lightningrl
 from lightningrl.config import Config, dump_config, load_config
 from lightningrl.errors import LightningError, UserError
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich", help=__import__("lightningrl").__doc__)
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich", help=__import__("lightningrl").__doc__
+)
 
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings over the recipe's, e.g. `trainer.learning_rate=1e-4`.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings over the recipe's, e.g. `trainer.learning_rate=1e-4`.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object last on stdout; everything else goes to stderr.")]
 RunDir = Annotated[Path | None, typer.Option("--run-dir", help="The run's folder. Default: a new one under `runs/`.")]
+Checkpoint = Annotated[Path | None, typer.Option("--checkpoint", help="A model folder, or a run's. Default: the recipe's `model.path`.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved settings and stop.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was cut off: `--run-dir`, or the newest of this recipe.")]
 
@@ -58,7 +64,9 @@ def train(
 def evaluate(
     recipe: Annotated[Path, typer.Argument(help="Path of a recipe.toml.")],
     overrides: Overrides = None,
-    checkpoint: Annotated[Path | None, typer.Option("--checkpoint", help="A model folder, or a run's folder. Default: the recipe's `model.path`.")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option("--checkpoint", help="A model folder, or a run's folder. Default: the recipe's `model.path`.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure a model on a recipe's held-out tasks, sampled and greedy."""
@@ -104,7 +112,10 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except LightningError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {_plain(error.message)}" + (f"\n[yellow]hint:[/] {_plain(error.hint)}" if error.hint else ""), highlight=False)
+        console = Console(stderr=True)
+        console.print(f"[bold red]error:[/] {_plain(error.message)}", highlight=False)
+        if error.hint:
+            console.print(f"[yellow]hint:[/] {_plain(error.hint)}", highlight=False)
         raise SystemExit(2 if isinstance(error, UserError) else 1) from None
     except KeyboardInterrupt:
         Console(stderr=True).print("\nstopped; go on with `--resume`", highlight=False)

@@ -14,15 +14,18 @@ def draw_curve(rows: Sequence[dict[str, Any]], path: Path, *, title: str) -> Non
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    steps = [row for row in rows if row["kind"] == "step"]
-    exams = [row for row in rows if row["kind"] == "exam" and row["mode"] == "sampled"]
-    greedy = [row for row in rows if row["kind"] == "exam" and row["mode"] == "greedy"]
+    def points(kind: str, mode: str | None = None) -> tuple[list[int], list[float]]:
+        """Steps taken, and the reward there."""
+        chosen = [row for row in rows if row["kind"] == kind and row.get("mode") == mode]
+        return [row["step"] + (kind == "step") for row in chosen], [row["reward/mean"] for row in chosen]
+
     figure, axes = plt.subplots(figsize=(8, 4.5), dpi=150)
-    axes.plot([row["step"] + 1 for row in steps], [row["reward/mean"] for row in steps], color=TRAIN, lw=1.5, label="training tasks (sampled)")
-    axes.plot([row["step"] for row in exams], [row["reward/mean"] for row in exams], color=HELDOUT, lw=2.5, marker="o", ms=5, label="held-out tasks (sampled)")
-    axes.scatter([row["step"] for row in greedy], [row["reward/mean"] for row in greedy], color=INK, marker="D", s=28, zorder=3, label="held-out tasks (greedy)")
-    for row, offset in zip((exams[0], exams[-1]), ((8, -14), (-8, 10)), strict=True) if len(exams) > 1 else ():
-        axes.annotate(f"{row['reward/mean']:.2f}", (row["step"], row["reward/mean"]), textcoords="offset points", xytext=offset, color=HELDOUT, weight="bold")
+    axes.plot(*points("step"), color=TRAIN, lw=1.5, label="training tasks (sampled)")
+    x, y = points("exam", "sampled")
+    axes.plot(x, y, color=HELDOUT, lw=2.5, marker="o", ms=5, label="held-out tasks (sampled)")
+    axes.scatter(*points("exam", "greedy"), color=INK, marker="D", s=28, zorder=3, label="held-out tasks (greedy)")
+    for index, offset in ((0, (8, -14)), (-1, (-8, 10))):
+        axes.annotate(f"{y[index]:.2f}", (x[index], y[index]), textcoords="offset points", xytext=offset, color=HELDOUT, weight="bold")
     axes.set(xlabel="step", ylabel="reward", ylim=(0, 1), title=title)
     axes.grid(axis="y", color="#e4e7eb")
     axes.set_axisbelow(True)

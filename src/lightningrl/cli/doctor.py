@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 MIN_FREE_BYTES = 1 << 30
+EXTRAS = {"torch": "train", "transformers": "train", "matplotlib": "train", "langgraph": "recipes", "langchain_openai": "recipes"}
+"""Module → the extra that brings it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +30,7 @@ def checks() -> Iterator[Check]:
     """Look at everything; nothing is changed."""
     ok = sys.version_info >= (3, 11)
     yield Check(name="python", ok=ok, found=sys.version.split()[0], hint="" if ok else "install Python 3.11 or newer")
-    for module, extra in (("torch", "train"), ("transformers", "train"), ("matplotlib", "train"), ("langgraph", "recipes"), ("langchain_openai", "recipes")):
+    for module, extra in EXTRAS.items():
         there = importlib.util.find_spec(module) is not None
         found = version(module.replace("_", "-")) if there else "missing"
         yield Check(name=module, ok=there, found=found, hint="" if there else f'pip install "lightningrl[{extra}]"')

@@ -37,11 +37,11 @@ def evaluate(config: Config, *, console: Console) -> Score:
 
 async def _evaluate(config: Config, *, console: Console) -> Score:
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="lightningrl-eval-") as scratch:
-        with Progress(console, name=f"{config.name}: held-out tasks", steps=0, where=config.model.path) as progress:
-            async with lightning(config, Path(scratch)) as server:
-                loop = server.loop(progress)
-                exams: dict[Mode, Exam] = {mode: await loop.examine(0, mode, config.tasks.heldout) for mode in MODES}
+    progress = Progress(console, name=f"{config.name}: held-out tasks", steps=0, where=config.model.path)
+    with tempfile.TemporaryDirectory(prefix="lightningrl-eval-") as scratch, progress:
+        async with lightning(config, Path(scratch)) as server:
+            loop = server.loop(progress)
+            exams: dict[Mode, Exam] = {mode: await loop.examine(0, mode, config.tasks.heldout) for mode in MODES}
     table = Table(title=f"Reward on {config.tasks.heldout} held-out tasks, with 95 % intervals", title_justify="left", title_style="bold")
     table.add_column("")
     table.add_column(config.model.path, justify="right", overflow="fold")

@@ -97,10 +97,14 @@ class Progress:
         if self._metrics:
             facts.append(f"{self._metrics.get('calls/per_rollout', 0):.1f} calls a rollout")
             facts.append(f"entropy {self._metrics.get('policy/entropy', 0):.2f}")
-        rewards.add_row(Text("now", style="dim"), Text("━" * filled, style="magenta") + Text("━" * (WIDTH - filled), style="dim"), Text(what, style="dim"))
+        rewards.add_row(
+            Text("now", style="dim"), Text("━" * filled, style="magenta") + Text("━" * (WIDTH - filled), style="dim"), Text(what, style="dim")
+        )
         head = f"step {len(self._train)}/{self._steps} · {clock(time.monotonic() - self._began)} elapsed · {self._left()} left"
         body = Group(Text(head), "", rewards, "", Text(" · ".join(facts), style="dim"))
-        return Panel(body, title=f"[bold]⚡ {self._name}[/]", subtitle=f"[dim]{self._where}[/]", title_align="left", subtitle_align="right", padding=(1, 2))
+        return Panel(
+            body, title=f"[bold]⚡ {self._name}[/]", subtitle=f"[dim]{self._where}[/]", title_align="left", subtitle_align="right", padding=(1, 2)
+        )
 
 
 def _figure(values: Sequence[float]) -> Text:

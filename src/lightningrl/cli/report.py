@@ -59,7 +59,12 @@ def before_after(summary: Summary) -> Table:
     for mode in MODES:
         before, after = summary.before[mode], summary.after[mode]
         label = {"sampled": "sampled, as it acts (T = 1)", "greedy": "greedy (T = 0)"}[mode]
-        table.add_row(label, interval(before), interval(after), Text(f"{after.mean - before.mean:+.3f}", style="bold green" if after.mean > before.mean else "bold red"))
+        table.add_row(
+            label,
+            interval(before),
+            interval(after),
+            Text(f"{after.mean - before.mean:+.3f}", style="bold green" if after.mean > before.mean else "bold red"),
+        )
     return table
 
 
