@@ -106,14 +106,13 @@ def test_attention_of_a_token_is_the_same_decoded_or_prefilled_and_padded_to_any
     T = rounded(length)
     keys, values = torch.randn(2, 5, kv_heads, T + 4 * BLOCK, size)
     q = torch.randn(length, heads, size)
-    group = heads // kv_heads
     whole = torch.empty_like(q)
-    mask = causal_mask(torch.arange(length), T, dtype=torch.float32).expand(-1, group, -1)
+    mask = causal_mask(torch.arange(length), T, dtype=torch.float32)
     attend_prompt(q, keys[2, :, :T], values[2, :, :T], mask, whole)
     for position in [0, 1, 30, 31, 32, 33, 255, 256, 257, 300, 511, 512, 513, length - 1]:
         for reach in (rounded(position + 1), rounded(position + 1) + BLOCK, T + 4 * BLOCK):
-            positions = torch.tensor([[reach - 1], [5], [position]])
-            row_mask = causal_mask(positions, reach, dtype=torch.float32).expand(3, kv_heads, group, reach).reshape(-1, group, reach)
+            positions = torch.tensor([reach - 1, 5, position])
+            row_mask = causal_mask(positions, reach, dtype=torch.float32).expand(3, kv_heads, reach).reshape(-1, 1, reach)
             out = torch.empty(3, heads, size)
             attend_rows(q[[0, 0, position]], keys[:3, :, :reach], values[:3, :, :reach], row_mask, out)
             assert torch.equal(out[2], whole[position]), (position, reach)

@@ -12,7 +12,7 @@ LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -torch.inf])
 def draw_many(sampling: Sampling, *, count: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
     uniforms = uniform(np.full(count, 7, dtype=np.uint64), np.arange(count, dtype=np.uint64))
     tokens, logprobs = sample(LOGITS.repeat(count, 1), prepare([sampling] * count), uniforms)
-    return tokens.numpy(), logprobs.numpy()
+    return np.array(tokens), np.array(logprobs)
 
 
 def check(sampling: Sampling, expected: torch.Tensor) -> None:
@@ -63,7 +63,7 @@ def test_greedy_takes_the_likeliest_and_reports_the_unscaled_distribution() -> N
 def test_a_token_of_probability_zero_is_never_drawn() -> None:
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).repeat(3, 1)
     tokens, _ = sample(logits, prepare([Sampling()] * 3), np.array([0.0, 0.5, np.nextafter(1.0, 0.0)]))
-    assert tokens.tolist() == [1, 3, 3]
+    assert tokens == [1, 3, 3]
 
 
 def test_each_row_is_its_own_whatever_stands_beside_it() -> None:
@@ -74,8 +74,7 @@ def test_each_row_is_its_own_whatever_stands_beside_it() -> None:
     tokens, logprobs = sample(logits, prepare(samplings), uniforms)
     for start, stop in [(0, 1), (3, 20), (39, 40), (7, 33), (5, 21)]:
         some = sample(logits[start:stop].clone(), prepare(samplings[start:stop]), uniforms[start:stop])
-        assert torch.equal(some[0], tokens[start:stop])
-        assert torch.equal(some[1], logprobs[start:stop])
+        assert some == (tokens[start:stop], logprobs[start:stop])
 
 
 def test_uniform_numbers_are_uniform_and_differ_by_seed_and_index() -> None:

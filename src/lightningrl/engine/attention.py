@@ -20,31 +20,34 @@ SUM_BLOCK = 256
 
 
 def causal_mask(positions: Tensor, length: int, *, dtype: torch.dtype) -> Tensor:
-    """[.. 1 T] of 0 where a token at `positions` [..] may look, -inf where it may not."""
-    future = torch.arange(length) > positions[..., None, None]
+    """[N 1 T] of 0 where a token at `positions` [N] may look, -inf where it may not."""
+    future = torch.arange(length) > positions[:, None, None]
     return torch.zeros(future.shape, dtype=dtype).masked_fill_(future, -torch.inf)
 
 
 def attend_rows(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: Tensor) -> None:
-    """One token of each of A sequences, each over its own row: q and out [A H E], keys and values [A K T E], mask [A·K G T]."""
+    """One token of each of A sequences, each over its own row: q and out [A H E], keys and values [A K T E], mask [A·K 1 T]."""
     A, H, E = q.shape
     K, T = keys.shape[1:3]
-    _attend(q.reshape(A * K, H // K, E), _flat(keys, A * K, T), _flat(values, A * K, T), mask, out.view(A * K, H // K, E))
+    q, out = q.reshape(A * K, H // K, E), out.view(A * K, H // K, E)
+    _attend(q, _flat(keys, A * K, T), _flat(values, A * K, T), mask, out)
 
 
 def attend_prompt(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: Tensor) -> None:
-    """N tokens of one sequence, all over the same row: q and out [N H E], keys and values [K T E], mask [N G T]."""
+    """N tokens of one sequence, all over the same row: q and out [N H E], keys and values [K T E], mask [N 1 T]."""
     N, H, E = q.shape
     K, T = keys.shape[:2]
     G = H // K
+    part = out.new_empty(N, G, E)  # a batched product into a strided tensor would go matrix by matrix
     for head in range(K):  # the row is not copied for each token: it is a view that stands still
         k, v = (x[head].unsqueeze(0).expand(N, T, E) for x in (keys, values))
         mine = slice(head * G, (head + 1) * G)
-        _attend(q[:, mine], k, v, mask, out[:, mine])
+        _attend(q[:, mine], k, v, mask, part)
+        out[:, mine] = part
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: Tensor) -> None:
-    """q and out [B G E], keys and values [B T E], mask [B G T]"""
+    """q and out [B G E], keys and values [B T E], mask [B 1 T]"""
     scores = torch.baddbmm(mask, q, keys.transpose(1, 2), alpha=q.shape[-1] ** -0.5)
     weights = torch.softmax(scores, dim=-1, out=scores)
     torch.bmm(weights[:, :, :SUM_BLOCK], values[:, :SUM_BLOCK], out=out)

@@ -38,12 +38,12 @@ class Decoder:
             rows = torch.cat([rows, *(torch.full((s.stop - s.start,), s.row) for s in batch.spans)])
         places = ((rows[:, None] * K + torch.arange(K)) * T + positions[:, None]).view(-1)  # of [R·K·T]
         reach = rounded(int(batch.positions[:singles].max(initial=0)) + 1)
-        mask = causal_mask(positions[:singles, None], reach, dtype=dtype).expand(singles, K, G, reach).reshape(singles * K, G, reach)
+        mask = causal_mask(positions[:singles], reach, dtype=dtype).expand(singles, K, reach).reshape(singles * K, 1, reach)
         starts, offset = [], singles
         for span in batch.spans:
             starts.append(offset)
             offset += span.stop - span.start
-        masks = [causal_mask(torch.arange(s.start, s.stop), rounded(s.stop), dtype=dtype).expand(-1, G, -1) for s in batch.spans]
+        masks = [causal_mask(torch.arange(s.start, s.stop), rounded(s.stop), dtype=dtype) for s in batch.spans]
 
         out = torch.zeros(N + -N % PAD, K * G, E, dtype=dtype)  # of every layer in turn; the padding stays zero
 

@@ -105,7 +105,7 @@ class EmbeddedEngine:
         self._clients: dict[Sequence, _Client] = {}
         self._draw: Draw | None = None
         self._steps, self._sampled, self._busy_s = 0, 0, 0.0
-        self._paused = self._closed = False
+        self._paused = self._closing = self._closed = False
         self._drained: list[Future[None]] = []
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"engine-{policy}", daemon=True)
@@ -145,6 +145,7 @@ class EmbeddedEngine:
         await self._ask(lambda: self._load(weights))
 
     async def pause(self, *, timeout_s: float = 60.0) -> None:
+        """See `Engine.pause`. After a timeout the engine is still pausing; `resume` takes that back."""
         drained: Future[None] = Future()
         self._inbox.put(lambda: self._pause(drained))
         try:
@@ -157,6 +158,7 @@ class EmbeddedEngine:
 
     async def close(self) -> None:
         """End the thread. Generations that still run or wait end with an `EngineError`."""
+        self._closing = True
         self._inbox.put(self._close)
         await asyncio.to_thread(self._thread.join)
 
@@ -165,21 +167,23 @@ class EmbeddedEngine:
         done: Future[None] = Future()
 
         def run() -> None:
+            if not done.set_running_or_notify_cancel():
+                return  # whoever asked has gone
             try:
                 command()
-            except (EngineError, UserError) as error:
+            except Exception as error:  # noqa: BLE001  it belongs to whoever asked; the thread must live on
                 done.set_exception(error)
             else:
                 done.set_result(None)
 
-        if self._closed:
+        if self._closing:
             raise EngineError("the engine is closed")
         self._inbox.put(run)
         await asyncio.wrap_future(done)
 
     def _sequence(self, prompt_ids: Tokens[int], *, sampling: Sampling, policy: str, stream: bool) -> Sequence:
         prompt = as_tokens(prompt_ids)
-        if self._closed:
+        if self._closing:
             raise EngineError("the engine is closed")
         if policy != self.policy:
             raise EngineError(f"this engine serves `{self.policy}`, not `{policy}`", hint="give each policy an engine of its own")
@@ -216,7 +220,10 @@ class EmbeddedEngine:
                     self._fail(error)
                 self._busy_s += time.perf_counter() - started
             self._tell_drained()
+        while not self._inbox.empty():  # came before `close` did
+            self._inbox.get()()
         self._abort("the engine was closed")
+        self._tell_drained()
 
     def _runnable(self) -> bool:
         return bool(self._scheduler.running) or (bool(self._scheduler.waiting) and not self._paused)
@@ -245,20 +252,20 @@ class EmbeddedEngine:
         self._append(tokens, logprobs)
         self._steps += 1
 
-    def _append(self, tokens: torch.Tensor, logprobs: torch.Tensor) -> None:
+    def _append(self, tokens: list[int], logprobs: list[float]) -> None:
         """Give each running sequence its token, release those that have ended, and tell the clients."""
         scheduler = self._scheduler
         running, cache = scheduler.running, scheduler.cache
         count = len(running)
-        cache.tokens[np.arange(count), np.minimum(cache.known[:count], cache.tokens.shape[1] - 1)] = tokens.numpy()
+        cache.tokens[np.arange(count), np.minimum(cache.known[:count], cache.tokens.shape[1] - 1)] = tokens
         ended: list[Sequence] = []
-        for sequence, token, logprob in zip(running, tokens.tolist(), logprobs.tolist(), strict=True):
+        for sequence, token, logprob in zip(running, tokens, logprobs, strict=True):
             sequence.token_ids.append(token)
             sequence.logprobs.append(logprob)
-            if token in sequence.stop_ids:
+            if logprob == -np.inf:
+                sequence.finish_reason = "error"  # the logits are NaN: recorded as what it is
+            elif token in sequence.stop_ids:
                 sequence.finish_reason = "stop"
-            elif not logprob > -np.inf:
-                sequence.finish_reason = "error"  # NaN: recorded as what it is
             elif sequence.sampling.stop and self._stop is not None and self._stop.found(sequence.token_ids, sequence.sampling.stop):
                 sequence.finish_reason = "stop"
             elif len(sequence.token_ids) >= sequence.limit:
@@ -326,7 +333,7 @@ class EmbeddedEngine:
     def _tell_drained(self) -> None:
         if not self._scheduler.running:
             for future in self._drained:
-                if not future.done():
+                if future.set_running_or_notify_cancel():
                     future.set_result(None)
             self._drained.clear()
 

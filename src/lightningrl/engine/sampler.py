@@ -7,6 +7,7 @@ temperature, after top-k and top-p, renormalised. At temperature 0 there is no s
 Legend: A sequences · V vocabulary.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,15 +46,13 @@ def prepare(samplings: Sequence[Sampling]) -> Draw:
     )
 
 
-def sample(logits: Tensor, draw: Draw, uniforms: npt.NDArray[np.float64]) -> tuple[Tensor, Tensor]:
-    """Token [A] and logprob [A] from logits [A V] (float32) and one uniform number in [0, 1) each."""
+def sample(logits: Tensor, draw: Draw, uniforms: npt.NDArray[np.float64]) -> tuple[list[int], list[float]]:
+    """Token and logprob of each row of logits [A V] (float32), from one uniform number in [0, 1) each. -inf says that the logits are NaN."""
     if draw.temperatures is not None:
         logits = logits / draw.temperatures
-    logprobs = torch.log_softmax(logits, dim=-1)
-    probabilities = torch.softmax(logits, dim=-1)  # not exp(logprobs): elementwise kernels treat the last few numbers of a batch differently
+    probabilities = torch.softmax(logits, dim=-1)
     for row in draw.shaped:
         kept = _kept(probabilities[row], draw.samplings[row])
-        logprobs[row] = torch.log_softmax(logits[row].masked_fill(~kept, -torch.inf), dim=-1)
         probabilities[row] = torch.softmax(logits[row].masked_fill(~kept, -torch.inf), dim=-1)
     cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
     total = cumulative[:, -1:]
@@ -62,7 +61,9 @@ def sample(logits: Tensor, draw: Draw, uniforms: npt.NDArray[np.float64]) -> tup
     tokens = torch.searchsorted(cumulative, target, right=True)[:, 0].clamp_(max=logits.shape[-1] - 1)
     if draw.greedy is not None:
         tokens = torch.where(draw.greedy, logits.argmax(dim=-1), tokens)
-    return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+    chosen = probabilities.gather(1, tokens[:, None])[:, 0].tolist()
+    # one logarithm at a time: elementwise kernels treat the last few numbers of a batch differently
+    return tokens.tolist(), [math.log(p) if p > 0 else -math.inf for p in chosen]
 
 
 def _kept(probabilities: Tensor, sampling: Sampling) -> Tensor:
