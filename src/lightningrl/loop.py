@@ -88,7 +88,7 @@ class Loop:
         """Learn for `loop.steps` steps, from wherever the store says we are."""
         config, steps = self.config.loop, self.config.loop.steps
         version = await self.restore()
-        before = {mode: await self.examine(0, mode, self.config.tasks.heldout) for mode in MODES}
+        before: dict[Mode, Exam] = {mode: await self.examine(0, mode, self.config.tasks.heldout) for mode in MODES}
         for step in range(version, steps):
             if step and config.eval_every and step % config.eval_every == 0:
                 await self.examine(step, "sampled", min(config.eval_tasks, self.config.tasks.heldout))
@@ -99,7 +99,7 @@ class Loop:
             await self.publish(step + 1)
             metrics |= {"time/collect_s": collected - started, "time/learn_s": time.monotonic() - collected}
             self.watcher.stepped(step, metrics)
-        after = {mode: await self.examine(steps, mode, self.config.tasks.heldout) for mode in MODES}
+        after: dict[Mode, Exam] = {mode: await self.examine(steps, mode, self.config.tasks.heldout) for mode in MODES}
         return Summary(before=before, after=after, rollouts=len(await self.store.rollouts()))
 
     async def restore(self) -> int:
@@ -166,11 +166,8 @@ class Loop:
             for index, task in enumerate(tasks)
         ]
         rollouts = await self._finish(rollouts, what=f"{mode} exam of version {version}")
-        rewards = {
-            r.attempt_id: r.value
-            for r in await self.store.rewards([r.accepted_attempt_id for r in rollouts if r.accepted_attempt_id])
-            if r.name == FINAL
-        }
+        accepted = [rollout.accepted_attempt_id for rollout in rollouts if rollout.accepted_attempt_id]
+        rewards = {reward.attempt_id: reward.value for reward in await self.store.rewards(accepted) if reward.name == FINAL}
         exam = Exam(
             version=version,
             mode=mode,

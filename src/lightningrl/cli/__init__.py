@@ -14,9 +14,7 @@ from lightningrl.errors import LightningError, UserError
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich", help=__import__("lightningrl").__doc__
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich", help=lightningrl.__doc__)
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings over the recipe's, e.g. `trainer.learning_rate=1e-4`.")

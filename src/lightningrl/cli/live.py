@@ -1,5 +1,6 @@
 """How it goes, while it goes: a panel that redraws itself in a terminal, one line a step anywhere else."""
 
+import itertools
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -22,7 +23,7 @@ def sparkline(values: Sequence[float], *, width: int = WIDTH) -> str:
         return ""
     count = min(width, len(values))
     edges = [round(index * len(values) / count) for index in range(count + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
     return "".join(BARS[min(len(BARS) - 1, max(0, int(mean * len(BARS))))] for mean in means)
 
 
