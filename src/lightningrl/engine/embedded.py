@@ -9,6 +9,7 @@ choice does not bind a trainer. Results are the same bit for bit whatever else i
 
 import asyncio
 import contextlib
+import math
 import queue
 import secrets
 import threading
@@ -31,7 +32,7 @@ from lightningrl.engine.stop import StopFinder
 from lightningrl.errors import EngineError, UserError
 from lightningrl.models.dense import DenseModel
 from lightningrl.models.load import load_into
-from lightningrl.types import Sampling, Weights
+from lightningrl.types import FinishReason, Sampling, Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,21 +263,24 @@ class EmbeddedEngine:
         for sequence, token, logprob in zip(running, tokens, logprobs, strict=True):
             sequence.token_ids.append(token)
             sequence.logprobs.append(logprob)
-            if logprob == -np.inf:
-                sequence.finish_reason = "error"  # the logits are NaN: recorded as what it is
-            elif token in sequence.stop_ids:
-                sequence.finish_reason = "stop"
-            elif sequence.sampling.stop and self._stop is not None and self._stop.found(sequence.token_ids, sequence.sampling.stop):
-                sequence.finish_reason = "stop"
-            elif len(sequence.token_ids) >= sequence.limit:
-                sequence.finish_reason = "length"
-            else:
-                continue
-            ended.append(sequence)
+            sequence.finish_reason = self._finish_reason(sequence)
+            if sequence.finish_reason is not None:
+                ended.append(sequence)
         self._sampled += count
         self._tell([*ended, *(s for s in running if s.stream and s.finish_reason is None)])
         for sequence in reversed(ended):
             self._release(sequence)
+
+    def _finish_reason(self, sequence: Sequence) -> FinishReason | None:
+        """Does the newest token end the completion? None: it goes on."""
+        sampling = sequence.sampling
+        if sequence.logprobs[-1] == -math.inf:
+            return "error"  # the logits are NaN: recorded as what it is
+        if sequence.token_ids[-1] in sequence.stop_ids:
+            return "stop"
+        if sampling.stop and self._stop is not None and self._stop.found(sequence.token_ids, sampling.stop):
+            return "stop"
+        return "length" if len(sequence.token_ids) >= sequence.limit else None
 
     def _release(self, sequence: Sequence) -> None:
         self._scheduler.release(sequence)
