@@ -161,6 +161,24 @@ async def test_a_client_that_goes_away_cancels_its_generation_within_a_second(st
     assert stage.engine.cancelled == 1
 
 
+async def test_answers_that_were_ready_when_the_client_left_are_incomplete_too(stage: Stage) -> None:
+    attempt = await stage.begin()
+    lengths = iter([1, 200])
+    stage.engine.script = lambda prompt_ids, sampling: [5] * next(lengths)
+    stage.engine.delay_s = 0.01
+    async with openai.AsyncOpenAI(base_url=stage.url, api_key=attempt.token, max_retries=0) as client:
+        pieces = await client.chat.completions.create(model="m", messages=[USER], n=2, stream=True)  # type: ignore[list-item]
+        received = 0
+        async for _ in pieces:
+            received += 1
+            if received > 8:
+                break
+        await pieces.close()
+    while len(await stage.calls(attempt)) < 2:
+        await asyncio.sleep(0.01)
+    assert [call.capture for call in await stage.calls(attempt)] == ["incomplete"] * 2
+
+
 async def test_one_broken_answer_of_several_breaks_the_request(stage: Stage) -> None:
     attempt = await stage.begin()
     turn = iter([[5], [6, 7], [8]])

@@ -182,7 +182,7 @@ class Exchange:
             else:
                 await asyncio.gather(*(self._sample(generation, show) for generation in self._generations))
         except asyncio.CancelledError:
-            await self._record_incomplete()
+            await self._record_incomplete(GONE)
             raise
 
     async def _sample(self, generation: Generation, show: Show | None) -> None:
@@ -206,9 +206,7 @@ class Exchange:
         """Store the calls, then let the conversation know. Raises `Refused` if there is nothing that may be answered."""
         broken = next((generation for generation in self._generations if generation.broken is not None), None)
         if broken is not None:
-            for generation in self._generations:
-                generation.broken = generation.broken or "another answer to the same request broke"
-            await self._record_incomplete()
+            await self._record_incomplete("another answer to the same request broke")
             raise Refused(503, str(broken.broken), code="engine_error", hint=broken.hint)
         calls = [self._call(generation) for generation in self._generations]
         try:
@@ -225,7 +223,10 @@ class Exchange:
                 answer=generation.finished().message,
             )
 
-    async def _record_incomplete(self) -> None:
+    async def _record_incomplete(self, why: str) -> None:
+        """Nobody gets an answer: also what was sampled to its end is not what an agent acted on."""
+        for generation in self._generations:
+            generation.broken = generation.broken or why
         try:
             await self._backstage.store.append(*(self._call(generation) for generation in self._generations))
         except StoreError as error:  # the attempt has ended meanwhile: nothing of it is trained, and nobody waits for an answer
