@@ -10,11 +10,13 @@ per row, as an end token would), but decodes until the longest of its batch has 
 import argparse
 import asyncio
 import json
+import os
 import platform
 import random
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,33 +70,49 @@ def padded_generate(model: DenseModel, prompts: list[list[int]], lengths: list[i
     return sum(lengths)
 
 
-def embedded(model: DenseModel, prompts: list[list[int]], lengths: list[int], *, slots: int) -> int:
-    """A fresh engine, so that no prompt is in its cache yet."""
+def embedded(engine: EmbeddedEngine, prompts: list[list[int]], lengths: list[int]) -> int:
+    """All requests at once. The engine lives on from round to round, but no round has a prompt of another one."""
 
-    async def one(engine: EmbeddedEngine, index: int) -> int:
+    async def one(index: int) -> int:
         sampling = Sampling(max_tokens=lengths[index], seed=index)
         return sum([len(d.token_ids) async for d in engine.generate(prompts[index], sampling=sampling, policy="policy")])
 
     async def everything() -> int:
-        engine = EmbeddedEngine(model, slots=slots, max_length=256)
-        try:
-            return sum(await asyncio.gather(*(one(engine, index) for index in range(len(prompts)))))
-        finally:
-            await engine.close()
+        return sum(await asyncio.gather(*(one(index) for index in range(len(prompts)))))
 
     return asyncio.run(everything())
 
 
-def measure(sides: dict[str, Callable[[int], int]], *, rounds: int) -> dict[str, list[float]]:
-    """Tokens per second of each side in each round. Rounds have prompts of their own; the sides take turns, so that a busy machine
-    slows all of them. The first round warms up and does not count."""
-    rates: dict[str, list[float]] = {name: [] for name in sides}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    wall: float
+    """Useful tokens per second."""
+    cpu: float
+    """Useful tokens per second of this process's CPU time. Both sides use one core, so it is what an idle machine would show."""
+
+
+def measure(sides: dict[str, Callable[[int], int]], *, rounds: int) -> dict[str, list[Rate]]:
+    """Each side's rate in each round. Rounds have prompts of their own; the sides take turns, so that a busy machine slows all of
+    them. The first round warms up and does not count."""
+    rates: dict[str, list[Rate]] = {name: [] for name in sides}
     for seed in range(rounds + 1):
         for name, run in sides.items():
-            started = time.perf_counter()
+            wall, cpu = time.perf_counter(), time.process_time()
             tokens = run(seed)
-            rates[name].append(tokens / (time.perf_counter() - started))
+            rates[name].append(Rate(wall=tokens / (time.perf_counter() - wall), cpu=tokens / (time.process_time() - cpu)))
     return {name: values[1:] for name, values in rates.items()}
+
+
+def summary(rates: dict[str, list[Rate]], clock: Callable[[Rate], float]) -> dict[str, dict[str, float]]:
+    """Medians over rounds: tokens per second, and how many times the better `generate` of the same round."""
+    best = [max(map(clock, some)) for some in zip(*(rates[name] for name in rates if name.startswith("generate")), strict=True)]
+    return {
+        name: {
+            "tokens_per_s": statistics.median(map(clock, values)),
+            "ratio": statistics.median(clock(rate) / b for rate, b in zip(values, best, strict=True)),
+        }
+        for name, values in rates.items()
+    }
 
 
 def main() -> None:
@@ -108,17 +126,20 @@ def main() -> None:
     sides: dict[str, Callable[[int], int]] = {}
     for batch in (64, 192):
         sides[f"generate, batch {batch}"] = lambda seed, batch=batch: padded_generate(model, *load_of_one_step(seed), batch=batch)
-    for slots in (64, 192):
-        sides[f"embedded, {slots} slots"] = lambda seed, slots=slots: embedded(model, *load_of_one_step(seed), slots=slots)
+    engines = {slots: EmbeddedEngine(model, slots=slots, max_length=256) for slots in (64, 192)}
+    for slots, engine in engines.items():
+        sides[f"embedded, {slots} slots"] = lambda seed, engine=engine: embedded(engine, *load_of_one_step(seed))
     rates = measure(sides, rounds=arguments.rounds)
-    best = [max(pair) for pair in zip(*(rates[name] for name in sides if name.startswith("generate")), strict=True)]
-    ratios = {name: statistics.median(r / b for r, b in zip(values, best, strict=True)) for name, values in rates.items()}
-    print(f"{'one core, medians':24} {'tokens/s':>10} {'× best generate':>16}")
-    for name, values in rates.items():
-        print(f"{name:24} {statistics.median(values):10.0f} {ratios[name]:16.2f}")
+    for engine in engines.values():
+        asyncio.run(engine.close())
+    result = {"wall": summary(rates, lambda r: r.wall), "cpu": summary(rates, lambda r: r.cpu)}
+    print(f"{'one core, medians':20} {'tokens/s':>9} {'× generate':>11} {'tokens/CPU s':>14} {'× generate':>11}")
+    for name in sides:
+        wall, cpu = result["wall"][name], result["cpu"][name]
+        print(f"{name:20} {wall['tokens_per_s']:9.0f} {wall['ratio']:11.2f} {cpu['tokens_per_s']:14.0f} {cpu['ratio']:11.2f}")
     if arguments.json is not None:
-        result = {"tokens_per_second": rates, "ratios": ratios, "torch": torch.__version__, "machine": platform.machine()}
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        about = {"torch": torch.__version__, "machine": platform.machine(), "load_average": os.getloadavg()[0], "rounds": arguments.rounds}
+        arguments.json.write_text(json.dumps({**result, **about}, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
