@@ -54,15 +54,15 @@ BAD_BODIES: list[bytes | dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("body", BAD_BODIES, ids=range(len(BAD_BODIES)))
-async def test_a_bad_body_gets_400_in_the_dialects_shape(stage: Stage, body: bytes | dict[str, Any]) -> None:
+async def test_a_bad_body_gets_400_in_the_dialects_shape(stage: Stage) -> None:
     attempt = await stage.begin()
-    response = await post(stage, body, attempt.token)
-    assert response.status_code == 400, response.text
-    error = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert error["type"] == "invalid_request_error"
-    assert error["message"]
+    for body in BAD_BODIES:
+        response = await post(stage, body, attempt.token)
+        assert response.status_code == 400, (str(body)[:200], response.text)
+        error = response.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["type"] == "invalid_request_error"
+        assert error["message"]
     assert stage.engine.asked == []
     assert await stage.calls(attempt) == []
 

@@ -209,9 +209,13 @@ async def test_routes_decide_policy_and_role(stage: Stage, attempt: Attempt, cli
 async def test_content_parts_developer_role_and_unknown_fields_are_understood(stage: Stage, client: openai.AsyncOpenAI) -> None:
     parts = [{"type": "text", "text": "what is "}, {"type": "text", "text": "the weather ?"}]
     messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}]
-    await client.chat.completions.create(model="m", messages=messages, extra_body={"new_field": {"deep": [1]}}, user="me")  # type: ignore[arg-type]
+    await client.chat.completions.create(
+        model="m", messages=messages, extra_body={"new_field": {"deep": [1]}, "top_k": -1}, user="me", stop=["", "x"]
+    )  # type: ignore[arg-type]
     text = "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nwhat is the weather ?<|im_end|>\n<|im_start|>assistant\n"
-    assert stage.engine.asked[0][0] == stage.template.encode(text)
+    prompt_ids, sampling, _ = stage.engine.asked[0]
+    assert prompt_ids == stage.template.encode(text)
+    assert (sampling.top_k, sampling.stop) == (0, ("x",))
 
 
 async def test_every_sampled_token_is_recorded_whatever_it_is(stage: Stage, attempt: Attempt, client: openai.AsyncOpenAI) -> None:

@@ -62,7 +62,7 @@ class _Body(msgspec.Struct):
     logprobs: bool | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     stop: str | list[str] | None = None
@@ -81,6 +81,7 @@ class OpenAIChat:
         except msgspec.ValidationError as error:
             raise Refused(400, f"bad request: {error}", code="invalid_request", param=_param(str(error))) from error
         given = body["tools"] if isinstance(body, Mapping) and asked.tools else ()  # as sent: templates render every field of a tool
+        stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or ()
         return ChatRequest(
             model=asked.model,
             messages=tuple(_message(message) for message in asked.messages),
@@ -91,9 +92,9 @@ class OpenAIChat:
             logprobs=bool(asked.logprobs),
             temperature=asked.temperature,
             top_p=asked.top_p,
-            top_k=asked.top_k,
+            top_k=None if asked.top_k is None else max(0, asked.top_k),  # -1 is how vLLM's clients say: all
             max_tokens=asked.max_completion_tokens or asked.max_tokens,
-            stop=(asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ()),
+            stop=tuple(stop for stop in stops if stop),
             seed=asked.seed,
         )
 
