@@ -81,7 +81,7 @@ async def test_an_answer_depends_on_nothing_but_its_own_request(seed: int, shape
     assert {i: second[i] for i in first} == first
     reused = busy.statistics.prompt_tokens_reused
     await busy.close()
-    assert reused > 1000
+    assert reused > 100
     for index in rng.sample(range(len(jobs)), 12):
         fresh = EmbeddedEngine(model, slots=1, max_length=352)
         assert await answer(fresh, jobs[index]) == second[index]
