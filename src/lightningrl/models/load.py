@@ -30,7 +30,9 @@ def local_folder(path: str, *, root: Path) -> str:
     try:
         return snapshot_download(path, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt"])
     except (OSError, ValueError, HfHubHTTPError) as error:
-        raise UserError(f"cannot get `{path}` from the hub: {_first_line(error)}", hint="check the id and the network, or give a local folder") from error
+        raise UserError(
+            f"cannot get `{path}` from the hub: {_first_line(error)}", hint="check the id and the network, or give a local folder"
+        ) from error
 
 
 def load_model(path: str, *, dtype: DTypeName = "float32") -> DenseModel:
