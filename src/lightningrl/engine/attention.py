@@ -5,7 +5,7 @@ pair of products, `[G E] @ [E T]` and `[G T] @ [T E]`, whether it is decoded, pr
 sum over T goes in blocks of fixed size. Found by measurement with MKL on AVX-512 (torch 2.13, float32, one thread):
 
 - rows of `F.linear` keep their bits for any number of rows ≥ 16, not below: passes are padded (`embedded.PAD`);
-- a product over T keeps its bits when T grows by masked positions up to 256, not beyond: hence `SUM_BLOCK`;
+- a product over T changed its bits between T = 512 and 4096 (masked positions only); blocks of 256 never did: hence `SUM_BLOCK`;
 - softmax keeps its bits when T grows by masked positions in whole vectors: hence `cache.BLOCK`.
 
 tests/engine/test_invariance.py asserts it on the machine at hand.

@@ -16,7 +16,7 @@ BLOCK = 32
 """Rows are read in multiples of this many tokens, so that vectorised kernels meet no odd tail."""
 
 SMALL_LOSS = 4
-"""An unused row is taken over by a prompt that shares all but a quarter of it; a copy would cost another row its place."""
+"""An unused row is taken over by a prompt that shares all but a quarter of it; a copy would cost another row its place. Not tuned."""
 
 
 def rounded(length: int, to: int = BLOCK) -> int:

@@ -14,9 +14,9 @@ from lightningrl.engine.sequence import Sequence
 from lightningrl.types import Ints
 
 WORTH_WAITING = 16
-"""Tokens that a prompt must save to wait a step for another one's prefix; a step of a tiny model costs about as much as 16 tokens."""
+"""Tokens that a prompt must save to wait a step for another one's prefix. A guess, not tuned: groups share whole prompts, far above it."""
 PROMPT_TOKENS = 4096
-"""New prompt tokens in one step, unless a single prompt is longer: running sequences do not stall for longer than that."""
+"""New prompt tokens in one step, unless a single prompt is longer: running sequences do not stall for longer than that. Not tuned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

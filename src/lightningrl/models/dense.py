@@ -118,7 +118,7 @@ def _signed(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _project(module: Any, x: Tensor) -> Tensor:
-    """A plain linear layer without the cost of calling a module, which is half the time of a tiny model; adapters are called as modules."""
+    """A plain linear layer without the cost of calling a module, which counts in a tiny model; adapters are called as modules."""
     return F.linear(x, module.weight, module.bias) if type(module) is nn.Linear else module(x)
 
 
