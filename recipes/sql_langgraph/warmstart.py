@@ -81,9 +81,9 @@ def train(model: DenseModel, conversations: Sequence[list[Lesson]], *, tokenizer
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--batch", type=int, default=32, help="conversations in a step")
-    parser.add_argument("--demonstrations", type=int, default=16000)
+    parser.add_argument("--steps", type=int, default=900)
+    parser.add_argument("--batch", type=int, default=48, help="conversations in a step")
+    parser.add_argument("--demonstrations", type=int, default=12000)
     parser.add_argument("--perfect", action="store_true", help="leave the mistakes out: what the model could learn at best")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "warmstart")
     arguments = parser.parse_args()
