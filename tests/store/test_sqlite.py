@@ -18,7 +18,7 @@ from lightningrl.store import Store, conformance, open_store
 from lightningrl.store.conformance import begin, call, rollout, same
 from lightningrl.store.schema import MIGRATIONS
 from lightningrl.store.sqlite import SQLiteStore
-from lightningrl.types import Call
+from lightningrl.types import Call, Reward
 
 WRITER = """
 import asyncio, sys
@@ -105,6 +105,20 @@ async def test_a_long_conversation_takes_linear_space(tmp_path: Path) -> None:
     await again.append(child)
     assert same((await again.calls([attempt.id]))[-1], child)
     await again.close()
+
+
+async def test_a_call_that_was_undone_is_not_what_the_next_prompt_builds_on(tmp_path: Path) -> None:
+    store, other = await SQLiteStore.open(tmp_path / "s.db"), await SQLiteStore.open(tmp_path / "s.db")
+    attempt = await begin(store)
+    with pytest.raises(StoreError):
+        await store.append(call(attempt, 0, [1, 2, 3], [4]), Reward(attempt_id=attempt.id, value=float("nan")))
+    root = call(attempt, 0, [5, 6], [7])
+    await other.append(root)
+    child = call(attempt, 1, [1, 2, 3, 4, 5], [6], parent=root.id)
+    await store.append(child)
+    assert same((await store.calls([attempt.id]))[1], child)
+    await store.close()
+    await other.close()
 
 
 async def test_many_appends_share_a_commit(tmp_path: Path) -> None:
