@@ -27,6 +27,7 @@ from lightningrl.engine import Engine
 from lightningrl.errors import AgentError, GraderError
 from lightningrl.store import Store
 from lightningrl.trainer import Trainer
+from lightningrl.trainer.metrics import merged
 from lightningrl.types import FINAL, Call, Doubles, Rollout, Task, Weights
 
 Mode: TypeAlias = Literal["sampled", "greedy"]
@@ -225,8 +226,9 @@ class Loop:
         """Optimizer steps over the minibatches of one batch; metrics are their means."""
         found: list[dict[str, float]] = []
         for minibatch in minibatches(lessons, self.config.trainer.minibatches, seed=seed):
-            parts = [self.trainer.forward_backward(build_forest(part)).metrics for part in pack(minibatch, max_tokens=self.config.trainer.max_tokens)]
-            found.append(_mean(parts) | self.trainer.optim_step(learning_rate=rate))
+            packs = pack(minibatch, max_tokens=self.config.trainer.max_tokens)
+            parts = merged([self.trainer.forward_backward(build_forest(lessons)).metrics for lessons in packs])
+            found.append(parts | self.trainer.optim_step(learning_rate=rate))
         # Only the first minibatch is evaluated by the very weights that sampled it.
         gap = {"policy/logprob_gap": found[0]["policy/logprob_gap_max"]} if found else {}
         return _mean(found) | gap
