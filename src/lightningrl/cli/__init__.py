@@ -1,4 +1,4 @@
-"""The command line: `lightningrl demo | train | eval | doctor`. Errors a person can mend end with exit code 2 and a hint."""
+"""The command line: `lightningrl demo | train | eval | doctor | settings`. Errors a person can mend end with exit code 2 and a hint."""
 
 import json
 from dataclasses import asdict
@@ -90,6 +90,14 @@ def doctor(as_json: Json = False) -> None:
         typer.echo(json.dumps([asdict(check) for check in found]))
     if not all(check.ok for check in found):
         raise typer.Exit(1)
+
+
+@app.command()
+def settings() -> None:
+    """Print every setting of a recipe, as Markdown."""
+    from lightningrl.cli.settings import settings_page
+
+    typer.echo(settings_page(), nl=False)
 
 
 def _with_checkpoint(config: Config, checkpoint: Path | None) -> Config:
