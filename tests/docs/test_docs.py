@@ -32,7 +32,7 @@ def test_what_a_page_names_exists(page: Path) -> None:
     overrides = every(r"(?<=\s)([a-z_]+(?:\.[a-z_0-9]+)*)=\S", runs)
     quoted = re.findall(rf"`((?:{'|'.join(Config.model_fields)})\.[a-z_0-9]+)(?:=[^`]*)?`", text)
     known = {*Config.model_fields, *re.findall(r"^\| `([a-z_0-9.]+)`", settings_page(), re.MULTILINE)}
-    assert [name for name in [*overrides, *quoted] if name not in known and not name.endswith((".py", ".jsonl"))] == []
+    assert [name for name in [*overrides, *quoted] if name not in known and not name.endswith((".py", ".jsonl", ".sqlite"))] == []
 
     verbs = set(re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert [verb for verb in every(r"^\s*make ([a-z]+)", commands(page)) + re.findall(r"`make ([a-z]+)", text) if verb not in verbs] == []
