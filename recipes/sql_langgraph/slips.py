@@ -1,12 +1,16 @@
-"""Which mistakes are typical? Each takes one decision of a query wrongly; a task on which a slip goes unnoticed is not a good task."""
+"""Which mistakes are typical? Each takes one decision of a query wrongly; a task on which a slip goes unnoticed is not a good task.
+
+No two wordings are mistaken for each other: what `over` is taken for is not, in turn, taken for `over`. If they were, whoever makes both
+mistakes half of the time would not tell the wordings apart, and reward would make him answer both alike.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
 
 from grammar import Aggregate, Operator, Query
 
-WRONG_OPERATOR: dict[Operator, Operator] = {">": ">=", ">=": ">", "<": "<=", "<=": "<", "!=": "=", "BETWEEN": ">="}
-WRONG_AGGREGATE: dict[Aggregate, Aggregate] = {"AVG": "SUM", "SUM": "AVG", "MIN": "MAX", "MAX": "MIN"}
+WRONG_OPERATOR: dict[Operator, Operator] = {">": ">=", ">=": "=", "<": "<=", "<=": "=", "!=": "=", "BETWEEN": ">="}
+WRONG_AGGREGATE: dict[Aggregate, Aggregate] = {"MAX": "MIN", "MIN": "AVG", "AVG": "SUM", "SUM": "COUNT"}
 
 
 def slips(query: Query) -> Iterator[tuple[str, Query]]:
@@ -24,7 +28,7 @@ def slips(query: Query) -> Iterator[tuple[str, Query]]:
     if query.group is not None:
         yield "group", replace(query, group=None)
     if query.order is not None:
-        yield "order", replace(query, descending=not query.descending)
+        yield "order", replace(query, descending=False) if query.descending else replace(query, order=None)
     if query.limit is not None:
         yield "limit", replace(query, limit=None)
     if query.parent is not None:

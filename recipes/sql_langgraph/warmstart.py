@@ -7,9 +7,11 @@ SFT is the policy gradient with an advantage of 1 on every token, so it goes thr
 """
 
 import argparse
+import math
 import random
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,7 @@ from demonstrations import Demonstration, demonstrations
 
 from lightningrl.config import LossConfig, TrainerConfig
 from lightningrl.data.forest import Lesson, build_forest
-from lightningrl.models.dense import DenseModel
-from lightningrl.models.load import export_folder
+from lightningrl.models.load import export_folder, load_model, load_tokenizer
 from lightningrl.models.memory import keep_freed_memory
 from lightningrl.models.tiny import build_model, build_tokenizer
 from lightningrl.trainer.local import LocalTrainer
@@ -29,6 +30,8 @@ from lightningrl.types import Transition
 VOCABULARY = 1300
 PEAK = 3e-3
 """Learning rate, after WARMUP steps; it falls linearly to zero."""
+PEAK_AGAIN = 1e-3
+"""The same, for a model that was trained before."""
 WARMUP = 50
 
 
@@ -66,37 +69,51 @@ def batches(conversations: Sequence[list[Lesson]], size: int, rng: random.Random
             yield [Lesson(group_id=x.group_id, transition=x.transition, advantages=x.advantages, weights=x.weights / total) for x in chosen]
 
 
-def train(model: DenseModel, conversations: Sequence[list[Lesson]], *, tokenizer: Any, steps: int, size: int, seed: int) -> None:
-    config = TrainerConfig.model_validate({"threads": torch.get_num_threads()})
-    loss = LossConfig.model_validate({"name": "pg"})
-    trainer = LocalTrainer(model, config=config, loss=loss, export=lambda m, path: export_folder(m, path, tokenizer=tokenizer))
+def train(trainer: LocalTrainer, conversations: Sequence[list[Lesson]], *, peak: float, steps: int, seconds: float, size: int, seed: int) -> None:
+    """For `steps` updates or `seconds`, whichever is over first; the learning rate falls to zero by then."""
     began = time.perf_counter()
-    for step, batch in zip(range(steps), batches(conversations, size, random.Random(seed)), strict=False):
+    for step, batch in enumerate(batches(conversations, size, random.Random(seed))):
+        elapsed = time.perf_counter() - began
+        left = min(1 - step / steps, 1 - elapsed / seconds)
+        if left <= 0:
+            break
         found = trainer.forward_backward(build_forest(batch))
-        trainer.optim_step(learning_rate=PEAK * min((step + 1) / WARMUP, 1 - step / steps))
+        trainer.optim_step(learning_rate=peak * min((step + 1) / WARMUP, left))
         if step % 50 == 49:
-            print(f"step {step + 1}  loss {found.metrics['loss/value']:.3f}  {time.perf_counter() - began:.0f} s", flush=True)
+            print(f"step {step + 1}  loss {found.metrics['loss/value']:.3f}  {elapsed:.0f} s", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=900)
-    parser.add_argument("--batch", type=int, default=48, help="conversations in a step")
-    parser.add_argument("--demonstrations", type=int, default=12000)
-    parser.add_argument("--perfect", action="store_true", help="leave the mistakes out: what the model could learn at best")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "warmstart")
-    arguments = parser.parse_args()
+    arguments = parser().parse_args()
     keep_freed_memory()
-    torch.set_num_threads(1)  # bit for bit the same on any number of cores
+    torch.set_num_threads(arguments.threads)
     shown = demonstrations(seed=arguments.seed, count=arguments.demonstrations, perfect=arguments.perfect)
-    tokenizer = build_tokenizer((m["content"] for d in shown for m in (*d.messages, *ROLES)), vocab_size=VOCABULARY)
-    ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    model = build_model(len(tokenizer), seed=arguments.seed, **ids)
+    if arguments.base is None:
+        tokenizer = build_tokenizer((m["content"] for d in shown for m in (*d.messages, *ROLES)), vocab_size=VOCABULARY)
+        model = build_model(len(tokenizer), seed=arguments.seed, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    else:
+        tokenizer, model = load_tokenizer(str(arguments.base)), load_model(str(arguments.base))
     conversations = [lessons(demonstration, tokenizer, str(index)) for index, demonstration in enumerate(shown)]
-    train(model, conversations, tokenizer=tokenizer, steps=arguments.steps, size=arguments.batch, seed=arguments.seed)
-    export_folder(model, arguments.out, tokenizer=tokenizer)
+    config = TrainerConfig.model_validate({"threads": arguments.threads})
+    trainer = LocalTrainer(model, config=config, loss=LossConfig.model_validate({"name": "pg"}), export=partial(export_folder, tokenizer=tokenizer))
+    peak = PEAK if arguments.base is None else PEAK_AGAIN
+    train(trainer, conversations, peak=peak, steps=arguments.steps, seconds=arguments.seconds, size=arguments.batch, seed=arguments.seed)
+    trainer.publish(arguments.out)
     print(f"{sum(p.numel() for p in model.hf.parameters()):,} parameters in {arguments.out}")
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--steps", type=int, default=1400)
+    made.add_argument("--seconds", type=float, default=math.inf, help="stop after this much time")
+    made.add_argument("--batch", type=int, default=48, help="conversations in a step")
+    made.add_argument("--demonstrations", type=int, default=16000)
+    made.add_argument("--perfect", action="store_true", help="leave the mistakes out: what the model could learn at best")
+    made.add_argument("--continue", dest="base", type=Path, help="go on from a model folder: the control that reinforcement learning is held against")
+    made.add_argument("--threads", type=int, default=1, help="with 1, weights are the same bit for bit on any number of cores")
+    made.add_argument("--out", type=Path, default=Path(__file__).parent / "warmstart")
+    return made
 
 
 ROLES = tuple({"content": role} for role in ("system", "user", "assistant"))
