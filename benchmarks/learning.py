@@ -57,7 +57,8 @@ def imitate(warmstart: Path, warmstart_seed: int, seconds: float, folder: Path) 
 
     def make() -> dict[str, Any]:
         command = [sys.executable, RECIPE / "warmstart.py", "--continue", warmstart, "--seconds", str(seconds), "--seed", str(warmstart_seed)]
-        subprocess.run([*map(str, command), "--threads", "2", "--out", str(folder / "model")], check=True, stdout=sys.stderr)
+        command += ["--steps", str(10**9), "--threads", "2", "--out", folder / "model"]
+        subprocess.run([*map(str, command)], check=True, stdout=sys.stderr)
         return lightningrl("eval", RECIPE / "recipe.toml", "--checkpoint", folder / "model")
 
     return {"warmstart": warmstart.name, "seconds": seconds, "score": once(folder / "sft.json", make)}

@@ -24,7 +24,7 @@ def draw_curve(rows: Sequence[dict[str, Any]], path: Path, *, title: str) -> Non
     x, y = points("exam", "sampled")
     axes.plot(x, y, color=HELDOUT, lw=2.5, marker="o", ms=5, label="held-out tasks (sampled)")
     axes.scatter(*points("exam", "greedy"), color=INK, marker="D", s=28, zorder=3, label="held-out tasks (greedy)")
-    for index, offset in ((0, (8, -14)), (-1, (-8, 10))):
+    for index, offset in ((0, (8, -14)), (-1, (-14, -18))):
         axes.annotate(f"{y[index]:.2f}", (x[index], y[index]), textcoords="offset points", xytext=offset, color=HELDOUT, weight="bold")
     axes.set(xlabel="step", ylabel="reward", ylim=(0, 1), title=title)
     axes.grid(axis="y", color="#e4e7eb")
