@@ -1,0 +1,82 @@
+"""The dispatcher between a real store and a runner that does what each test needs."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import pytest
+
+from lightningrl.runner import Outcome
+from lightningrl.runner.dispatch import Dispatcher
+from lightningrl.store import Store, open_store
+from lightningrl.types import Attempt, Reward, Rollout, Task
+
+
+class Instant:
+    """A runner that needs no agent; it remembers how many attempts ran at the same time, and with which environment."""
+
+    def __init__(self, *, fails: frozenset[int] = frozenset()) -> None:
+        self.running = self.peak = 0
+        self.environments: list[Mapping[str, str]] = []
+        self._fails = fails
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def run(self, rollout: Rollout, attempt: Attempt, env: Mapping[str, str]) -> Outcome:
+        self.running += 1
+        self.peak = max(self.peak, self.running)
+        self.environments.append(env)
+        await asyncio.sleep(0.01)
+        self.running -= 1
+        if attempt.number in self._fails:
+            return Outcome(status="failed", error="AgentError: no luck")
+        return Outcome(status="succeeded", output="done", rewards=(Reward(attempt_id=attempt.id, value=1.0),))
+
+
+@asynccontextmanager
+async def dispatching(runner: Instant, *, concurrency: int = 4) -> AsyncIterator[Store]:
+    store = await open_store("sqlite:///:memory:")
+    dispatcher = Dispatcher(store=store, runner=runner, base_url="http://here", env={"EXTRA": "1"}, concurrency=concurrency, worker="w")
+    task = asyncio.create_task(dispatcher.run())
+    try:
+        yield store
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await store.close()
+
+
+def rollouts(count: int, *, max_attempts: int = 1) -> list[Rollout]:
+    task = Task(id="t", input={}, split="train")
+    return [Rollout(id=f"r{number}", group_id="g", task=task, max_attempts=max_attempts) for number in range(count)]
+
+
+async def test_everything_queued_is_run_with_at_most_so_many_at_once() -> None:
+    runner = Instant()
+    async with dispatching(runner, concurrency=4) as store:
+        await store.enqueue(rollouts(10))
+        ended = await store.wait([f"r{number}" for number in range(10)], timeout_s=10)
+        assert [rollout.status for rollout in ended] == ["succeeded"] * 10
+        assert runner.peak == 4
+        assert len(await store.rewards([rollout.accepted_attempt_id or "" for rollout in ended])) == 10
+
+
+async def test_each_attempt_gets_its_own_key() -> None:
+    runner = Instant()
+    async with dispatching(runner) as store:
+        await store.enqueue(rollouts(5))
+        await store.wait([f"r{number}" for number in range(5)], timeout_s=10)
+    assert len({env["OPENAI_API_KEY"] for env in runner.environments}) == 5
+    assert {env["OPENAI_BASE_URL"] for env in runner.environments} == {"http://here/v1"}
+    assert all(env["EXTRA"] == "1" for env in runner.environments)
+
+
+@pytest.mark.parametrize(("max_attempts", "status"), [(2, "succeeded"), (1, "failed")])
+async def test_a_failed_attempt_is_followed_by_another_while_there_are_any_left(max_attempts: int, status: str) -> None:
+    async with dispatching(Instant(fails=frozenset({1}))) as store:
+        await store.enqueue(rollouts(1, max_attempts=max_attempts))
+        (ended,) = await store.wait(["r0"], timeout_s=10)
+        assert ended.status == status
+        assert [attempt.status for attempt in await store.attempts(["r0"])] == ["failed", "succeeded"][:max_attempts]
