@@ -68,3 +68,15 @@ def test_same_seed_gives_the_same_weights_bit_for_bit_also_across_kill_and_resum
     assert not (run / "model").exists(), "it was over before it was killed"
     small_recipe.train("--run-dir", "killed", "--resume", *arguments)
     assert weights(run) == weights(small_recipe.folder / "first")
+
+
+def test_an_agent_that_is_a_program_is_trained_too(small_recipe: SmallRecipe) -> None:
+    main = "\n\nif __name__ == '__main__':\n    import json, sys\n    print(json.dumps(run(json.load(sys.stdin))))\n"
+    small_recipe.rewrite_agent(lambda text: text + main)
+    recipe = small_recipe.path.read_text().replace('entry = "agent:run"', 'command = ["python", "agent.py"]')
+    small_recipe.path.write_text(recipe)
+    small_recipe.train("--run-dir", "run", "loop.steps=1", "tasks.heldout=1", "loop.group_size=2")
+    rows = [json.loads(line) for line in (small_recipe.folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    (step,) = [row for row in rows if row["kind"] == "step"]
+    assert step["rollouts/succeeded"] == 4 and step["calls/per_rollout"] == 2 and step["calls/bridged"] == 4
+    assert weights(small_recipe.folder / "run") != (small_recipe.folder / "model" / "model.safetensors").read_bytes()
