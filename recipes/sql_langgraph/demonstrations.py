@@ -19,18 +19,18 @@ from slips import slips, with_slips
 from words import stored
 
 SLIPS: Mapping[str, float] = {
-    "operator": 0.55,
-    "filter": 0.5,
-    "aggregate": 0.55,
-    "distinct": 0.5,
-    "group": 0.5,
-    "order": 0.55,
-    "limit": 0.5,
-    "join": 0.5,
+    "operator": 0.53,
+    "filter": 0.48,
+    "aggregate": 0.53,
+    "distinct": 0.48,
+    "group": 0.48,
+    "order": 0.53,
+    "limit": 0.48,
+    "join": 0.48,
 }
 """Share of conversations in which the first query has this mistake, where it can be made."""
 
-IGNORES = 0.6
+IGNORES = 0.55
 """Share of answers to feedback that repeat the query as it was."""
 
 

@@ -22,9 +22,6 @@ Kind: TypeAlias = Literal["plain", "literal", "column", "both"]
 KINDS: dict[Kind, int] = {"plain": 42, "literal": 28, "column": 22, "both": 8}
 """Percent of tasks."""
 
-OUTDATED = 2
-"""Columns that the schema text calls by another name, in a database of kind `column` or `both`."""
-
 FILLS = 3
 """Pairs of random fills that a query is tried on before another query is drawn."""
 
@@ -63,10 +60,10 @@ def gold_sql(query: Query) -> str:
 
 
 def _disguised(schema: Schema, kind: Kind, rng: random.Random) -> Schema:
-    """Give the database its own way to write words, and names that the schema text does not know."""
+    """Give the database its own way to write words, and one column a name that the schema text does not know."""
     form: Form = rng.choice(("upper", "code")) if kind in ("literal", "both") else "same"
     named = [column for table in schema.tables for column in table.columns if column.kind != "label"]
-    outdated = rng.sample(named, OUTDATED) if kind in ("column", "both") else []
+    outdated = [rng.choice(named)] if kind in ("column", "both") else []
 
     def disguise(column: Column) -> Column:
         name = other_name(column) if column in outdated else column.name
