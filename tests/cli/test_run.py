@@ -68,6 +68,9 @@ def test_same_seed_gives_the_same_weights_bit_for_bit_also_across_kill_and_resum
     assert not (run / "model").exists(), "it was over before it was killed"
     small_recipe.train("--run-dir", "killed", "--resume", *arguments)
     assert weights(run) == weights(small_recipe.folder / "first")
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if row["kind"] == "step"] == [0, 1, 2, 3], "every step is told once"
+    assert [row["step"] for row in rows if row["kind"] == "exam"] == [0, 0, 4, 4]
 
 
 def test_an_agent_that_is_a_program_is_trained_too(small_recipe: SmallRecipe) -> None:

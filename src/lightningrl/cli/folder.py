@@ -73,12 +73,13 @@ def resumed_folder(config: Config, path: Path | None = None) -> RunFolder:
 
 
 class Journal:
-    """A watcher that writes `metrics.jsonl`, one row an event."""
+    """A watcher that writes `metrics.jsonl`, one row an event; a resumed run shows some events again, which are not written twice."""
 
     def __init__(self, folder: RunFolder, *, version: int) -> None:
         kept = [row for row in folder.rows() if row["step"] < version]
         folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
         self._path = folder.metrics
+        self._written = {_name(row) for row in kept}
 
     def collecting(self, what: str, done: int, total: int) -> None:
         pass
@@ -90,5 +91,12 @@ class Journal:
         self._write({"kind": "exam", "step": exam.version, "mode": exam.mode, "reward/mean": exam.mean, "tasks": len(exam.rewards)})
 
     def _write(self, row: dict[str, Any]) -> None:
+        if _name(row) in self._written:
+            return
+        self._written.add(_name(row))
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
+
+
+def _name(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["kind"], row["step"], row.get("mode")
