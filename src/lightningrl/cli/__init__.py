@@ -53,7 +53,7 @@ def train(
     from lightningrl.cli.train import train as run  # loads torch
 
     folder = resumed_folder(config, run_dir) if resume else new_folder(config, run_dir)
-    result = run(config, folder, console=_console(as_json=as_json), recipe=str(recipe))
+    result = run(config, folder, console=_console(as_json=as_json), recipe=recipe)
     if as_json:
         typer.echo(json.dumps(asdict(result)))
 
@@ -62,9 +62,7 @@ def train(
 def evaluate(
     recipe: Annotated[Path, typer.Argument(help="Path of a recipe.toml.")],
     overrides: Overrides = None,
-    checkpoint: Annotated[
-        Path | None, typer.Option("--checkpoint", help="A model folder, or a run's folder. Default: the recipe's `model.path`.")
-    ] = None,
+    checkpoint: Checkpoint = None,
     as_json: Json = False,
 ) -> None:
     """Measure a model on a recipe's held-out tasks, sampled and greedy."""

@@ -1,7 +1,9 @@
 """What came of it: held-out reward before and after, one task then and now, and what to type next."""
 
 import json
+import os
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from lightningrl.config import Config
 from lightningrl.data.intervals import bootstrap_mean
 from lightningrl.loop import MODES, Exam, Summary
 from lightningrl.store import Store
@@ -104,8 +107,20 @@ async def _answers(store: Store, rollout: Rollout) -> list[str]:
     return answers
 
 
-def next_steps(console: Console, *, recipe: str, run_dir: str, model: str) -> None:
+def next_steps(console: Console, config: Config, *, recipe: Path, run_dir: Path) -> None:
+    """What to type next."""
     console.print("\n[bold]Next[/]")
-    console.print("  look at the curve            ", f"{run_dir}/curve.png", highlight=False)
-    console.print("  reproduce the figures        ", f"lightningrl eval {recipe} --checkpoint {model}", highlight=False, soft_wrap=True)
-    console.print("  read the agent, unchanged    ", "recipes/sql_langgraph/agent.py", highlight=False)
+    rows = {
+        "look at the curve": str(run_dir / "curve.png"),
+        "reproduce the figures": f"lightningrl eval {_near(recipe)} --checkpoint {run_dir}",
+    }
+    agent = config.root / f"{(config.agent.entry or '').partition(':')[0]}.py"
+    if agent.is_file():
+        rows["read the agent, unchanged"] = _near(agent)
+    for what, how in rows.items():
+        console.print(f"  {what:<28}{how}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _near(path: Path) -> str:
+    """As it is typed from here."""
+    return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else str(path)

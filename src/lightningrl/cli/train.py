@@ -34,12 +34,12 @@ class Watchers:
             watcher.examined(exam)
 
 
-def train(config: Config, folder: RunFolder, *, console: Console, recipe: str) -> Result:
+def train(config: Config, folder: RunFolder, *, console: Console, recipe: Path) -> Result:
     """Run it, show it, write everything into the run's folder."""
     return asyncio.run(_train(config, folder, console=console, recipe=recipe))
 
 
-async def _train(config: Config, folder: RunFolder, *, console: Console, recipe: str) -> Result:
+async def _train(config: Config, folder: RunFolder, *, console: Console, recipe: Path) -> Result:
     began = time.monotonic()
     progress = Progress(console, name=config.name, steps=config.loop.steps, where=str(folder.path))
     with progress:
@@ -55,7 +55,7 @@ async def _train(config: Config, folder: RunFolder, *, console: Console, recipe:
     if example:
         console.print(example)
     console.print(f"{result.steps} steps, {result.rollouts:,} rollouts, {result.seconds:.0f} s", highlight=False)
-    next_steps(console, recipe=recipe, run_dir=str(folder.path), model=str(folder.model))
+    next_steps(console, config, recipe=recipe, run_dir=folder.path)
     (folder.path / "result.json").write_text(as_json(result) + "\n", encoding="utf-8")
     return result
 
