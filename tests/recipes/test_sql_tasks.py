@@ -29,8 +29,8 @@ def test_tasks_follow_from_split_and_seed_alone(sql: Any) -> None:
 
 def test_a_known_task_is_the_same_on_every_machine(sql: Any) -> None:
     row = sql.tasks.tasks("heldout", seed=0, count=1)[0]["input"]
-    assert row["question"] == "show the weight , speed of film and its school where material equals 'cotton'"
-    assert row["gold"] == "SELECT weight , speed FROM film JOIN school USING ( school_id ) WHERE fabric = 'cotton'"
+    assert row["question"] == "list the genre , area of game with its club whose nation equals 'norway'"
+    assert row["gold"] == "SELECT genre , area FROM game JOIN club USING ( club_id ) WHERE country = 'norway'"
 
 
 def test_no_schema_and_no_structure_is_in_both_splits(sql: Any, train: list[Any], heldout: list[Any]) -> None:
