@@ -89,7 +89,7 @@ class Loop:
         """Learn for `loop.steps` steps, from wherever the store says we are."""
         config, steps = self.config.loop, self.config.loop.steps
         version = await self.restore()
-        before: dict[Mode, Exam] = {mode: await self.examine(0, mode, self.config.tasks.heldout) for mode in MODES}
+        before: dict[Mode, Exam] = {mode: await self.examine(0, mode, self.config.tasks.heldout, recall=version > 0) for mode in MODES}
         for step in range(version, steps):
             if step and config.eval_every and step % config.eval_every == 0:
                 await self.examine(step, "sampled", min(config.eval_tasks, self.config.tasks.heldout))
@@ -158,15 +158,18 @@ class Loop:
                 shutil.rmtree(stale)
         await self._serve(weights)
 
-    async def examine(self, version: int, mode: Mode, count: int) -> Exam:
-        """Try the policy on held-out tasks, the same ones every time. Looking again at a version runs nothing twice."""
+    async def examine(self, version: int, mode: Mode, count: int, *, recall: bool = False) -> Exam:
+        """Try the policy on held-out tasks, the same ones every time. `recall`: read an exam of earlier weights, and run nothing."""
         config = self.config
         tasks = load_tasks(config.tasks, "heldout", seed=config.tasks.seed, count=count, root=config.root)
         rollouts = [
             self._rollout(f"exam-{version:05d}-{mode}-{index:04d}", task, seed_of=f"exam-{mode}-{index}", temperature=TEMPERATURE[mode])
             for index, task in enumerate(tasks)
         ]
-        rollouts = await self._finish(rollouts, what=f"{mode} exam of version {version}")
+        if recall:
+            rollouts = await self.store.rollouts(ids=[rollout.id for rollout in rollouts])
+        else:
+            rollouts = await self._finish(rollouts, what=f"{mode} exam of version {version}")
         accepted = [rollout.accepted_attempt_id for rollout in rollouts if rollout.accepted_attempt_id]
         rewards = {reward.attempt_id: reward.value for reward in await self.store.rewards(accepted) if reward.name == FINAL}
         exam = Exam(

@@ -61,7 +61,7 @@ class Rollout:
     """One requested execution of an agent on a task. Rollouts of one task in one step share a `group_id`."""
 
     id: str
-    """Chosen by whoever enqueues it; enqueueing the same id again changes nothing, which makes a restart safe."""
+    """Chosen by whoever enqueues it; enqueueing the same id again repeats nothing that succeeded, which makes a restart safe."""
     group_id: str
     task: Task
     status: RolloutStatus = "queued"

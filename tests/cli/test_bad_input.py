@@ -73,3 +73,12 @@ def test_failing_user_code_ends_the_run_and_says_whose_it_was(small_recipe: Smal
 def test_an_agent_that_never_calls_the_model_is_named(small_recipe: SmallRecipe) -> None:
     small_recipe.rewrite_agent(lambda text: text.replace("    global client\n", "    return 'blue'\n    global client\n"))
     assert "never called the model" in refused(small_recipe, "tasks.heldout=2")
+
+
+def test_a_run_goes_on_once_the_agent_is_mended(small_recipe: SmallRecipe) -> None:
+    broken = ("    return answer\n", "    raise ValueError('no luck today')\n")
+    small_recipe.rewrite_agent(lambda text: text.replace(*broken))
+    assert "no luck today" in refused(small_recipe, "tasks.heldout=2", "loop.steps=1")
+    small_recipe.rewrite_agent(lambda text: text.replace(*reversed(broken)))
+    result = small_recipe.train("--run-dir", "run", "--resume", "tasks.heldout=2", "loop.steps=1")
+    assert result["steps"] == 1

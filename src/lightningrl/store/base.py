@@ -14,7 +14,7 @@ class Store(Protocol):
     """Fourteen verbs at most. `lightningrl.store.conformance` is the suite that every implementation passes."""
 
     async def enqueue(self, rollouts: Sequence[Rollout]) -> None:
-        """Ask for executions. A rollout whose id is known is left as it is."""
+        """Ask for executions. A rollout whose id is known is left as it is, unless it has failed: then it gets `max_attempts` more tries."""
         ...
 
     async def claim(self, worker: str, *, limit: int, lease_s: float) -> list[tuple[Rollout, Attempt]]:

@@ -174,6 +174,12 @@ async def check_a_failed_attempt_is_tried_again_while_tries_are_left(store: Stor
     assert await store.claim("w", limit=5, lease_s=60) == []
     [ended] = await store.rollouts()
     assert (ended.status, ended.accepted_attempt_id) == ("failed", None)
+    await store.enqueue([rollout("r", max_attempts=1)])  # asked for again: one more try
+    ((_, attempt),) = await store.claim("w", limit=5, lease_s=60)
+    assert attempt.number == 3
+    await store.finish(attempt.id, "succeeded")
+    await store.enqueue([rollout("r")])
+    assert (await store.rollouts())[0].accepted_attempt_id == attempt.id
 
 
 async def check_a_lost_attempt_is_forgiven_ten_times(store: Store) -> None:

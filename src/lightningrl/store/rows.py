@@ -1,5 +1,6 @@
 """Records ⇄ rows: one pair of functions for each noun. Token ids are little-endian int32, logprobs float32, JSON is text."""
 
+import hashlib
 import math
 import sqlite3
 from typing import Any
@@ -11,6 +12,12 @@ from lightningrl.errors import StoreError
 from lightningrl.types import Attempt, Call, Floats, Ints, Reward, Rollout, Sampling, Task, Weights
 
 ROLLOUT = "id, group_id, task_id, task_input, split, status, max_attempts, timeout_s, sampling, accepted_attempt_id"
+"""As the view `whole_rollouts` has them."""
+ENQUEUE = """
+    INSERT INTO rollouts (id, group_id, task_id, input_id, split, status, max_attempts, timeout_s, sampling, accepted_attempt_id)
+    VALUES (?, ?, ?, (SELECT id FROM inputs WHERE digest = ?), ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (id) DO UPDATE SET status = 'queued', max_attempts = max_attempts + excluded.max_attempts WHERE status = 'failed'
+"""
 ATTEMPT = "id, rollout_id, number, token, status, worker, lease_until, error, output, started_at, ended_at"
 CALL = (
     "id, attempt_id, idx, parent_call_id, agent, policy, policy_version, dialect, request, response, base_call_id, shared, prompt_delta,"
@@ -38,9 +45,16 @@ def clean(text: str | None) -> str | None:
     return None if text is None else text.encode("utf-8", "backslashreplace").decode()
 
 
-def rollout_row(rollout: Rollout) -> tuple[Any, ...]:
+def input_row(task: Task) -> tuple[bytes, str]:
+    """(digest, JSON)"""
+    text = to_json(task.input)
+    return hashlib.blake2b(text.encode(), digest_size=16).digest(), text
+
+
+def rollout_row(rollout: Rollout, *, digest: bytes) -> tuple[Any, ...]:
+    """What `ENQUEUE` takes."""
     task = rollout.task
-    head = (rollout.id, rollout.group_id, task.id, to_json(task.input), task.split)
+    head = (rollout.id, rollout.group_id, task.id, digest, task.split)
     return (*head, rollout.status, rollout.max_attempts, rollout.timeout_s, to_json(rollout.sampling), rollout.accepted_attempt_id)
 
 

@@ -1,7 +1,8 @@
 """What the tables look like, and how an older file becomes a newer one: migrations in order, counted by `user_version`.
 
 A call's prompt is kept as (base call, shared length, delta): `shared` leading ids are those of the base call's prompt and completion,
-the rest is in `prompt_delta`. The base is the parent where there is one, else the attempt's latest call.
+the rest is in `prompt_delta`. The base is the parent where there is one, else the attempt's latest call. A task's input is kept once,
+however many rollouts it has.
 """
 
 import sqlite3
@@ -11,12 +12,14 @@ from lightningrl.errors import UserError
 
 MIGRATIONS: tuple[LiteralString, ...] = (
     """
+    CREATE TABLE inputs (id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, input TEXT NOT NULL);
     CREATE TABLE rollouts (
         seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, group_id TEXT NOT NULL,
-        task_id TEXT NOT NULL, task_input TEXT NOT NULL, split TEXT NOT NULL,
+        task_id TEXT NOT NULL, input_id INTEGER NOT NULL REFERENCES inputs (id), split TEXT NOT NULL,
         status TEXT NOT NULL, max_attempts INTEGER NOT NULL, timeout_s REAL NOT NULL,
         sampling TEXT NOT NULL, accepted_attempt_id TEXT
     );
+    CREATE VIEW whole_rollouts AS SELECT rollouts.*, inputs.input AS task_input FROM rollouts JOIN inputs ON inputs.id = rollouts.input_id;
     CREATE INDEX rollouts_by_group ON rollouts (group_id);
     CREATE INDEX rollouts_queued ON rollouts (seq) WHERE status = 'queued';
     CREATE TABLE attempts (

@@ -72,15 +72,22 @@ class SQLiteStore:
             self._lock.close()
 
     async def enqueue(self, rollouts: Sequence[Rollout]) -> None:
-        new = [rows.rollout_row(rollout) for rollout in rollouts]
-        statement = f"INSERT INTO rollouts ({rows.ROLLOUT}) VALUES ({rows.slots(rows.ROLLOUT)}) ON CONFLICT (id) DO NOTHING"
-        await self._writer.run(lambda connection: connection.executemany(statement, new))
+        inputs = [rows.input_row(rollout.task) for rollout in rollouts]
+        new = [rows.rollout_row(rollout, digest=digest) for rollout, (digest, _) in zip(rollouts, inputs, strict=True)]
+
+        def work(connection: sqlite3.Connection) -> None:
+            connection.executemany("INSERT INTO inputs (digest, input) VALUES (?, ?) ON CONFLICT DO NOTHING", inputs)
+            connection.executemany(rows.ENQUEUE, new)
+
+        await self._writer.run(work)
 
     async def claim(self, worker: str, *, limit: int, lease_s: float) -> list[tuple[Rollout, Attempt]]:
         def work(connection: sqlite3.Connection) -> list[tuple[Rollout, Attempt]]:
             now = time.time()
             self._expire(connection, now=now)
-            queued = connection.execute(f"SELECT {rows.ROLLOUT} FROM rollouts WHERE status = 'queued' ORDER BY seq LIMIT ?", (limit,)).fetchall()
+            queued = connection.execute(
+                f"SELECT {rows.ROLLOUT} FROM whole_rollouts WHERE status = 'queued' ORDER BY seq LIMIT ?", (limit,)
+            ).fetchall()
             return [_begin(connection, row[0], worker=worker, now=now, lease_until=now + lease_s) for row in queued]
 
         return await self._writer.run(work)
@@ -129,7 +136,7 @@ class SQLiteStore:
             row = connection.execute(f"SELECT {rows.ATTEMPT} FROM attempts WHERE token = ?", (token,)).fetchone()
             if row is None:
                 return None
-            rollout = connection.execute(f"SELECT {rows.ROLLOUT} FROM rollouts WHERE id = ?", (row[1],)).fetchone()
+            rollout = connection.execute(f"SELECT {rows.ROLLOUT} FROM whole_rollouts WHERE id = ?", (row[1],)).fetchone()
             return rows.rollout_of(rollout), rows.attempt_of(row)
 
         return await self._reader.run(work)
@@ -137,10 +144,10 @@ class SQLiteStore:
     async def rollouts(self, *, ids: Sequence[str] | None = None, group_ids: Sequence[str] | None = None) -> list[Rollout]:
         def work(connection: sqlite3.Connection) -> list[Rollout]:
             if ids is None and group_ids is None:
-                found = connection.execute(f"SELECT seq, {rows.ROLLOUT} FROM rollouts").fetchall()
+                found = connection.execute(f"SELECT seq, {rows.ROLLOUT} FROM whole_rollouts").fetchall()
             else:
-                found = _select(connection, f"SELECT seq, {rows.ROLLOUT} FROM rollouts WHERE id", ids or ())
-                found += _select(connection, f"SELECT seq, {rows.ROLLOUT} FROM rollouts WHERE group_id", group_ids or ())
+                found = _select(connection, f"SELECT seq, {rows.ROLLOUT} FROM whole_rollouts WHERE id", ids or ())
+                found += _select(connection, f"SELECT seq, {rows.ROLLOUT} FROM whole_rollouts WHERE group_id", group_ids or ())
             return [rows.rollout_of(row[1:]) for row in sorted(set(found))]
 
         return await self._reader.run(work)
@@ -368,7 +375,7 @@ def _begin(connection: sqlite3.Connection, rollout_id: str, *, worker: str, now:
     )
     connection.execute(f"INSERT INTO attempts ({rows.ATTEMPT}) VALUES ({rows.slots(rows.ATTEMPT)})", rows.attempt_row(attempt))
     connection.execute("UPDATE rollouts SET status = 'running' WHERE id = ?", (rollout_id,))
-    row = connection.execute(f"SELECT {rows.ROLLOUT} FROM rollouts WHERE id = ?", (rollout_id,)).fetchone()
+    row = connection.execute(f"SELECT {rows.ROLLOUT} FROM whole_rollouts WHERE id = ?", (rollout_id,)).fetchone()
     return rows.rollout_of(row), attempt
 
 
