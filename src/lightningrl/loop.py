@@ -124,7 +124,7 @@ class Loop:
                 for index, task in enumerate(tasks)
                 for member in range(config.loop.group_size)
             ],
-            what=f"step {step}",
+            what=f"step {step + 1}",
         )
 
     async def learn(self, step: int, batch: Sequence[Rollout]) -> dict[str, float]:
