@@ -12,13 +12,12 @@ or nothing found, is bad) or `model`. SQL_MAX_TURNS is how many queries may be w
 
 import json
 import os
-import sqlite3
 import sys
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, TypedDict
 
-from database import open_database
+from database import Database, open_database
 from feedback import Feedback, execute
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage
 from langchain_openai import ChatOpenAI
@@ -31,7 +30,7 @@ MAX_TOKENS = 64
 
 class State(TypedDict):
     task: Mapping[str, Any]
-    database: sqlite3.Connection
+    database: Database
     messages: list[AnyMessage]
     queries: list[str]
     feedback: Feedback

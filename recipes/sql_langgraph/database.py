@@ -6,42 +6,50 @@ from typing import Any, TypeAlias
 
 Row: TypeAlias = tuple[Any, ...]
 
-MAX_STEPS = 200
-"""Thousands of SQLite's virtual machine instructions: about 10 ms. Queries over these small databases need far less than one thousand."""
-MAX_ROWS = 1000
+MAX_STEPS, MAX_ROWS = 200, 1000
+"""For a database made here. Thousands of SQLite's virtual machine instructions: about 10 ms, where queries need far less than one thousand."""
+FILE_STEPS, FILE_ROWS = 100_000, 100_000
+"""For a file, which may be large: about 5 s."""
 MAX_BYTES = 1_000_000
 """Of one value."""
 
 READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
 
 
-def open_database(source: Mapping[str, Any]) -> sqlite3.Connection:
+class Database(sqlite3.Connection):
+    """A connection that knows how much work a query may be."""
+
+    steps, rows = MAX_STEPS, MAX_ROWS
+
+
+def open_database(source: Mapping[str, Any]) -> Database:
     """From a script (`setup`) in memory, or from a file (`database`). Only reading is allowed from then on."""
     if "setup" in source:
-        connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
+        connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None, factory=Database)
         connection.executescript(f"PRAGMA journal_mode=OFF;PRAGMA synchronous=OFF;BEGIN;{source['setup']};COMMIT;")
     else:
-        connection = sqlite3.connect(f"file:{source['database']}?mode=ro", uri=True, check_same_thread=False)
+        connection = sqlite3.connect(f"file:{source['database']}?mode=ro", uri=True, check_same_thread=False, factory=Database)
+        connection.steps, connection.rows = FILE_STEPS, FILE_ROWS
         connection.text_factory = lambda raw: raw.decode(errors="replace")
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_BYTES)
     connection.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in READING else sqlite3.SQLITE_DENY)
     return connection
 
 
-def run_query(connection: sqlite3.Connection, query: str) -> list[Row]:
+def run_query(connection: Database, query: str) -> list[Row]:
     """The rows. Raises `sqlite3.Error` for anything wrong with the query, too much work and too many rows included."""
-    ticks = iter(range(MAX_STEPS))
+    ticks = iter(range(connection.steps))
     connection.set_progress_handler(lambda: next(ticks, None) is None, 1000)
     try:
         cursor = connection.execute(query)
         if cursor.description is None:
             raise sqlite3.ProgrammingError("not a query")
-        rows = cursor.fetchmany(MAX_ROWS + 1)
+        rows = cursor.fetchmany(connection.rows + 1)
     except sqlite3.Warning as warning:  # two statements in one
         raise sqlite3.ProgrammingError(str(warning)) from warning
     finally:
         connection.set_progress_handler(None, 0)
-    if len(rows) > MAX_ROWS:
+    if len(rows) > connection.rows:
         raise sqlite3.ProgrammingError("too many rows")
     return rows
 

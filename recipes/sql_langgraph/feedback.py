@@ -4,7 +4,7 @@ import re
 import sqlite3
 from dataclasses import dataclass
 
-from database import columns_of, is_empty, run_query
+from database import Database, columns_of, is_empty, run_query
 
 COMPARED = re.compile(r"(\w+)\s*=\s*'([^']*)'")
 """A column and the word it is compared with."""
@@ -21,7 +21,7 @@ class Feedback:
     """The query ran and found something."""
 
 
-def execute(database: sqlite3.Connection, query: str) -> Feedback:
+def execute(database: Database, query: str) -> Feedback:
     """Run a query. An error is followed by the real columns of the tables it names, an empty result by the values it could have asked for."""
     try:
         rows = run_query(database, query)
@@ -32,17 +32,20 @@ def execute(database: sqlite3.Connection, query: str) -> Feedback:
     return Feedback(text="\n".join(" ".join(map(str, row)) for row in rows[:SHOWN_ROWS]), good=True)
 
 
-def _columns(database: sqlite3.Connection, query: str) -> list[str]:
+def _columns(database: Database, query: str) -> list[str]:
     words = set(re.findall(r"\w+", query.lower()))
     return [f"columns of {table}: {' '.join(columns)}" for table, columns in columns_of(database).items() if table.lower() in words]
 
 
-def _values(database: sqlite3.Connection, query: str) -> list[str]:
+def _values(database: Database, query: str) -> list[str]:
     """The values of each column that the query compares with a word that does not occur in it."""
     lines: dict[str, None] = {}
     for column, word in COMPARED.findall(query):
         for table in [table for table, columns in columns_of(database).items() if column in columns]:
-            rows = run_query(database, f'SELECT DISTINCT "{column}" FROM "{table}" LIMIT {SHOWN_VALUES + 1}')
+            try:
+                rows = run_query(database, f'SELECT DISTINCT "{column}" FROM "{table}" LIMIT {SHOWN_VALUES + 1}')
+            except sqlite3.Error:  # too much work: then it is not a column of few values
+                continue
             values = [str(value) for (value,) in rows]
             if word not in values and len(values) <= SHOWN_VALUES:
                 lines[f"values of {column}: " + " ".join(f"'{value}'" for value in values)] = None

@@ -5,12 +5,11 @@ schema text is out of date. `both`. What is missing can only be seen by running 
 """
 
 import random
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from database import comparable, is_empty, is_ordered, open_database, run_query
+from database import Database, comparable, is_empty, is_ordered, open_database, run_query
 from draw import random_query
 from grammar import Query, question, sql, structure
 from schema import Column, Schema, fill, is_heldout, other_name, random_schema
@@ -99,5 +98,5 @@ def _tells_slips_apart(query: Query, gold: str, setups: Sequence[str]) -> bool:
             database.close()
 
 
-def _all_return(databases: Sequence[sqlite3.Connection], query: str, expected: Sequence[list[str]], *, ordered: bool) -> bool:
+def _all_return(databases: Sequence[Database], query: str, expected: Sequence[list[str]], *, ordered: bool) -> bool:
     return all(comparable(run_query(database, query), ordered=ordered) == rows for database, rows in zip(databases, expected, strict=True))

@@ -26,7 +26,7 @@ class AgentConfig(Section):
     command: list[str] | None = None
     """A program that reads a task's input as JSON on stdin and prints its answer. Either this or `entry`."""
     reward: str
-    """`module:function`, called with (task input, what the agent returned); returns a number, or a dict with `final` and step rewards."""
+    """`module:function`, called with (task input, what the agent returned); returns a number, or a dict of `final` and others."""
     env: dict[str, str] = Field(default_factory=dict)
     """Extra environment variables for the agent."""
     workers: int = Field(default=2, ge=1)
@@ -88,11 +88,6 @@ class GatewayConfig(Section):
     """0 takes any free port."""
 
 
-class StoreConfig(Section):
-    url: str = ""
-    """Empty: a SQLite file in the run's folder."""
-
-
 class AlgorithmConfig(Section):
     credit: str = "uniform"
     """What each call of a rollout was worth."""
@@ -147,8 +142,6 @@ class LoopConfig(Section):
     """Steps between looks at held-out tasks; 0: only before and after."""
     eval_tasks: int = Field(default=64, ge=1)
     """Held-out tasks in each of those looks."""
-    checkpoint_every: int = Field(default=1, ge=1)
-    """Steps between checkpoints to resume from."""
 
 
 class Config(Section):
@@ -167,7 +160,6 @@ class Config(Section):
     """Which model name leads to which policy, and whether it learns; by default every name leads to the one that does."""
     engine: EngineConfig = EngineConfig()
     gateway: GatewayConfig = GatewayConfig()
-    store: StoreConfig = StoreConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     loss: LossConfig = LossConfig()
     trainer: TrainerConfig = TrainerConfig()
@@ -176,10 +168,12 @@ class Config(Section):
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a recipe and lay the overrides (`a.b=value`, value in TOML) over it."""
+    path = path / "recipe.toml" if path.is_dir() else path
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UserError(f"no recipe at `{path}`", hint="give the path of a recipe.toml") from error
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "no recipe at" if isinstance(error, FileNotFoundError) else "cannot read the recipe"
+        raise UserError(f"{reason} `{path}`", hint="give the path of a recipe.toml, or its folder") from error
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"`{path}` is not valid TOML: {error}", hint="mend the line it names") from error
     for override in overrides:

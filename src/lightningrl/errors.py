@@ -30,6 +30,10 @@ class GraderError(UserError):
     """The user's reward function raised, or returned something that is not a finite number."""
 
 
+class Stopped(LightningError):
+    """The person at the keyboard pressed Ctrl-C. The CLI exits with code 130."""
+
+
 class EngineError(LightningError):
     """The inference engine failed, or was asked for something it cannot do."""
 

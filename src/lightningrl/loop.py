@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
@@ -24,7 +24,7 @@ from lightningrl.data.packing import minibatches, pack
 from lightningrl.data.tasks import derived_seed, load_tasks
 from lightningrl.data.transitions import trajectories_of
 from lightningrl.engine import Engine
-from lightningrl.errors import AgentError, GraderError
+from lightningrl.errors import AgentError, GraderError, UserError
 from lightningrl.store import Store
 from lightningrl.trainer import Trainer
 from lightningrl.trainer.metrics import merged
@@ -34,6 +34,8 @@ Mode: TypeAlias = Literal["sampled", "greedy"]
 MODES: tuple[Mode, ...] = ("sampled", "greedy")
 TEMPERATURE: dict[Mode, float] = {"sampled": 1.0, "greedy": 0.0}
 CHECKPOINTS_KEPT = 2
+TRAINER = "trainer"
+"""The folder in a checkpoint that holds what only a trainer needs."""
 PROGRESS_EVERY_S = 0.5
 
 
@@ -47,6 +49,11 @@ class Exam:
     """One a task, in the order of the tasks."""
     rewards: Doubles
     """[tasks] a rollout that failed has NaN."""
+
+    @property
+    def failed(self) -> int:
+        """Rollouts without a reward."""
+        return int(np.isnan(self.rewards).sum())
 
     @property
     def mean(self) -> float:
@@ -109,7 +116,7 @@ class Loop:
         if latest is None:
             await self.publish(0)
             return 0
-        self.trainer.load(Path(latest.uri))
+        self.trainer.load(self.folder / latest.uri / TRAINER)
         await self._serve(latest)
         return latest.version
 
@@ -142,20 +149,23 @@ class Loop:
         accepted = [rollout.accepted_attempt_id for rollout in batch if rollout.accepted_attempt_id]
         calls, rewards = await self.store.calls(accepted), await self.store.rewards(accepted)
         trajectories, census = trajectories_of(batch, calls, rewards, policy=self.config.policy, trains=self._trains)
-        if trajectories and not any(trajectory.transitions for trajectory in trajectories):
+        if trajectories and not calls:
             raise AgentError("the agent never called the model", hint="it must take its base URL from OPENAI_BASE_URL, as OpenAI's SDKs do")
+        if calls and not census.trained_calls:
+            reasons = ", ".join(f"`{reason}` {count} times" for reason, count in census.left_out_calls.items())
+            raise UserError(f"no call may be trained: {reasons}", hint="check `routes`: is there a role that learns?")
         lessons, statistics = lessons_of(trajectories, self.config.algorithm, root=self.config.root)
         return lessons, _census(batch, calls) | census.metrics() | statistics
 
     async def publish(self, version: int) -> None:
-        """Save, then say so, then serve: a crash in between repeats work and loses none."""
-        checkpoint = self.folder / "checkpoints" / f"step-{version:05d}"
-        weights = Weights(policy=self.config.policy, version=version, uri=str(checkpoint))
-        if version % self.config.loop.checkpoint_every == 0 or version == self.config.loop.steps:
-            self.trainer.save(checkpoint)
-            await self.store.publish(weights)
-            for stale in sorted(checkpoint.parent.glob("step-*"))[:-CHECKPOINTS_KEPT]:
-                shutil.rmtree(stale)
+        """Save, then say so, then serve: a crash in between repeats work and loses none. The folder is a model that anything loads."""
+        weights = Weights(policy=self.config.policy, version=version, uri=f"checkpoints/step-{version:05d}")
+        checkpoint = self.folder / weights.uri
+        self.trainer.publish(checkpoint)
+        self.trainer.save(checkpoint / TRAINER)
+        await self.store.publish(weights)
+        for stale in sorted(checkpoint.parent.glob("step-*"))[:-CHECKPOINTS_KEPT]:
+            shutil.rmtree(stale)
         await self._serve(weights)
 
     async def examine(self, version: int, mode: Mode, count: int, *, recall: bool = False) -> Exam:
@@ -189,7 +199,7 @@ class Loop:
             task=task,
             max_attempts=self.config.agent.max_attempts,
             timeout_s=self.config.agent.timeout_s,
-            sampling={"temperature": temperature, "top_p": 1.0, "seed": derived_seed(self.config.seed, seed_of or rollout_id)},
+            sampling={"temperature": temperature, "top_p": 1.0, "top_k": 0, "seed": derived_seed(self.config.seed, seed_of or rollout_id)},
         )
 
     async def _finish(self, rollouts: Sequence[Rollout], *, what: str) -> list[Rollout]:
@@ -210,23 +220,24 @@ class Loop:
         line, count = Counter(error.splitlines()[0] for error in errors).most_common(1)[0]
         example = next(error for error in errors if error.startswith(line))
         kind = GraderError if line.startswith("GraderError") else AgentError
-        hint = "nothing was lost: mend it, then go on with `--resume`"
+        hint = f"the agents' own output is in {self.folder / 'agents.log'}"
+        if (self.folder / "config.toml").exists():
+            hint = f"nothing was lost: mend it, then `lightningrl train {self.folder}/config.toml --run-dir {self.folder} --resume`; {hint}"
         raise kind(f"all {len(failed)} rollouts of {what} failed; {count} times: {example}", hint=hint)
 
     def _trains(self, agent: str) -> bool:
-        """Whether a role learns: what the first route that leads to it says."""
-        for route in self.config.routes:
-            if agent == route.agent or (not route.agent and fnmatchcase(agent, route.model)):
-                return route.train
-        return False
+        """Whether a role learns: what the route says that gives it its name, else the first whose pattern fits."""
+        named = [route for route in self.config.routes if route.agent == agent]
+        fitting = [route for route in self.config.routes if not route.agent and fnmatchcase(agent, route.model)]
+        return any(route.train for route in (named or fitting)[:1])
 
     async def _serve(self, weights: Weights) -> None:
         await self.engine.pause()
-        await self.engine.load(weights)
+        await self.engine.load(replace(weights, uri=str(self.folder / weights.uri)))
         await self.engine.resume()
 
     def _update(self, lessons: Sequence[Lesson], seed: int, rate: float) -> dict[str, float]:
-        """Optimizer steps over the minibatches of one batch; metrics are their means."""
+        """Optimizer steps over the minibatches of one batch."""
         found: list[dict[str, float]] = []
         for minibatch in minibatches(lessons, self.config.trainer.minibatches, seed=seed):
             packs = pack(minibatch, max_tokens=self.config.trainer.max_tokens)
@@ -234,7 +245,7 @@ class Loop:
             found.append(parts | self.trainer.optim_step(learning_rate=rate))
         # Only the first minibatch is evaluated by the very weights that sampled it.
         gap = {"policy/logprob_gap": found[0]["policy/logprob_gap_max"]} if found else {}
-        return _mean(found) | gap
+        return _over_minibatches(found) | gap
 
 
 def _census(batch: Sequence[Rollout], calls: Sequence[Call]) -> dict[str, float]:
@@ -250,5 +261,14 @@ def _census(batch: Sequence[Rollout], calls: Sequence[Call]) -> dict[str, float]
     }
 
 
-def _mean(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {name: float(np.mean([row[name] for row in rows])) for name in (rows[0] if rows else {})}
+def _over_minibatches(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    """What the metrics of several optimizer steps say about all of them: counts add up, counters go on, the rest is a mean."""
+
+    def merge(name: str, values: list[float]) -> float:
+        if name.endswith("_max"):
+            return max(values)
+        if name.startswith("tokens/"):
+            return sum(values)
+        return values[-1] if name == "optim/steps" else float(np.mean(values))
+
+    return {name: merge(name, [row[name] for row in rows]) for name in (rows[0] if rows else {})}

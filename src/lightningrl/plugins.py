@@ -50,8 +50,8 @@ def _attribute(path: str, *, kind: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name and not module_name.startswith(error.name):
-            raise  # the module is there; something that it imports is not
+        if error.name and not module_name.startswith(error.name):  # the module is there; something that it imports is not
+            raise UserError(f"`{module_name}` needs `{error.name}`, which is not installed", hint=f"pip install {error.name}") from error
         raise UserError(f"no module `{module_name}` for {kind} `{path}`", hint="is it installed, or beside the recipe?") from error
     try:
         return getattr(module, attribute)

@@ -61,7 +61,7 @@ async def lightning(config: Config, folder: Path) -> AsyncIterator[LightningServ
         keep_freed_memory()
         path = local_folder(config.model.path, root=config.root)
         template, tokenizer, model = ChatTemplate.load(path), load_tokenizer(path), load_model(path, dtype=config.model.dtype)
-        store = await open_store(config.store.url or f"sqlite://{folder.resolve() / 'store.sqlite'}", exclusive=True)
+        store = await open_store(f"sqlite://{folder.resolve() / 'store.sqlite'}", exclusive=True)
         stack.push_async_callback(store.close)
 
         make_engine = plugins.load(config.engine.name, kind="engine", root=config.root)
@@ -80,6 +80,7 @@ async def lightning(config: Config, folder: Path) -> AsyncIterator[LightningServ
         runner = WorkerPool(config.agent, root=config.root, env={"OPENAI_BASE_URL": f"{base_url}/v1"}, log_path=folder / "agents.log")
         await runner.start()
         stack.push_async_callback(runner.close)
+        await engines[config.policy].pause()  # until the loop has restored its weights: attempts of an earlier run may be queued
         await stack.enter_async_context(_dispatching(config, store, runner, base_url))
         yield LightningServer(config=config, folder=folder, store=store, engine=engines[config.policy], trainer=trainer)
 
@@ -87,7 +88,7 @@ async def lightning(config: Config, folder: Path) -> AsyncIterator[LightningServ
 @asynccontextmanager
 async def _dispatching(config: Config, store: Store, runner: WorkerPool, base_url: str) -> AsyncIterator[None]:
     """Run what is queued while the block runs. If that breaks, the block is cancelled and the error handed on."""
-    dispatcher = Dispatcher(store=store, runner=runner, base_url=base_url, env=config.agent.env, concurrency=config.agent.concurrency, worker="local")
+    dispatcher = Dispatcher(store=store, runner=runner, base_url=base_url, concurrency=config.agent.concurrency, worker="local")
     block = asyncio.current_task()
     assert block is not None
     task = asyncio.create_task(dispatcher.run())
@@ -118,7 +119,7 @@ async def _listening(app: Any, sock: socket.socket) -> AsyncIterator[str]:
     server = _Server(uvicorn.Config(app, log_level="warning", lifespan="off", access_log=False, timeout_graceful_shutdown=5))
     task = asyncio.create_task(server.serve(sockets=[sock]))
     try:
-        while not server.started:
+        while not server.started and not task.done():
             await asyncio.sleep(0.005)
         host, port = sock.getsockname()[:2]
         yield f"http://{host}:{port}"

@@ -163,7 +163,7 @@ class Weights:
     version: int
     """Counts from 0, the weights that training started from."""
     uri: str
-    """A folder that `load` understands."""
+    """A Hugging Face folder; relative to the run's folder in the store, absolute where an engine is to load it."""
     kind: Literal["full", "lora"] = "full"
 
 

@@ -28,7 +28,9 @@ class Nobody:
 async def test_trainer_and_engine_agree_on_every_call_of_a_langgraph_run(tmp_path: Path) -> None:
     config = load_config(RECIPE, SMALL)
     async with lightning(config, tmp_path) as server:
-        rollouts = await server.loop(Nobody()).collect(0)
+        loop = server.loop(Nobody())
+        assert await loop.restore() == 0
+        rollouts = await loop.collect(0)
         accepted = [rollout.accepted_attempt_id or "" for rollout in rollouts]
         calls = await server.store.calls(accepted)
         trajectories, report = trajectories_of(rollouts, calls, await server.store.rewards(accepted), policy=config.policy)

@@ -3,14 +3,14 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 import lightningrl
 from lightningrl.config import Config, dump_config, load_config
-from lightningrl.errors import LightningError, UserError
+from lightningrl.errors import LightningError, Stopped, UserError
 
 __all__ = ["app", "main"]
 
@@ -53,9 +53,9 @@ def train(
     from lightningrl.cli.train import train as run  # loads torch
 
     folder = resumed_folder(config, run_dir) if resume else new_folder(config, run_dir)
-    result = run(config, folder, console=_console(as_json=as_json), recipe=recipe)
+    result = run(config, folder, console=_console(as_json=as_json))
     if as_json:
-        typer.echo(json.dumps(asdict(result)))
+        typer.echo(_json(result))
 
 
 @app.command("eval")
@@ -71,7 +71,7 @@ def evaluate(
     config = load_config(recipe, overrides or [])
     score = run(_with_checkpoint(config, checkpoint), console=_console(as_json=as_json))
     if as_json:
-        typer.echo(json.dumps(asdict(score)))
+        typer.echo(_json(score))
 
 
 @app.command()
@@ -98,6 +98,10 @@ def settings() -> None:
     typer.echo(settings_page(), nl=False)
 
 
+def _json(result: Any) -> str:
+    return json.dumps(asdict(result))
+
+
 def _with_checkpoint(config: Config, checkpoint: Path | None) -> Config:
     if checkpoint is None:
         return config
@@ -114,16 +118,26 @@ def _console(*, as_json: bool) -> Console:
 def main() -> None:
     """Run a command; turn errors into a message and an exit code."""
     try:
-        app(standalone_mode=True)
+        app()
+    except ModuleNotFoundError as error:
+        if error.name not in TRAINING:
+            raise
+        _complain(UserError(f"`{error.name}` is not installed", hint='pip install "lightningrl[train,recipes]"'))
+        raise SystemExit(2) from None
     except LightningError as error:
-        console = Console(stderr=True)
-        console.print(f"[bold red]error:[/] {_plain(error.message)}", highlight=False)
-        if error.hint:
-            console.print(f"[yellow]hint:[/] {_plain(error.hint)}", highlight=False)
-        raise SystemExit(2 if isinstance(error, UserError) else 1) from None
-    except KeyboardInterrupt:
-        Console(stderr=True).print("\nstopped; go on with `--resume`", highlight=False)
-        raise SystemExit(130) from None
+        _complain(error)
+        raise SystemExit(2 if isinstance(error, UserError) else 130 if isinstance(error, Stopped) else 1) from None
+
+
+TRAINING = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "jinja2", "matplotlib")
+"""What the extra `train` brings."""
+
+
+def _complain(error: LightningError) -> None:
+    console = Console(stderr=True)
+    console.print(f"[bold red]error:[/] {_plain(error.message)}", highlight=False)
+    if error.hint:
+        console.print(f"[yellow]hint:[/] {_plain(error.hint)}", highlight=False, soft_wrap=True)
 
 
 def _plain(text: str) -> str:

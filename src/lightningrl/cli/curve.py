@@ -26,7 +26,9 @@ def draw_curve(rows: Sequence[dict[str, Any]], path: Path, *, title: str) -> Non
     axes.scatter(*points("exam", "greedy"), color=INK, marker="D", s=28, zorder=3, label="held-out tasks (greedy)")
     for index, offset in ((0, (8, -14)), (-1, (-14, -18))):
         axes.annotate(f"{y[index]:.2f}", (x[index], y[index]), textcoords="offset points", xytext=offset, color=HELDOUT, weight="bold")
-    axes.set(xlabel="step", ylabel="reward", ylim=(0, 1), title=title)
+    axes.set(xlabel="step", ylabel="reward", title=title)
+    if all(0 <= row["reward/mean"] <= 1 for row in rows):
+        axes.set_ylim(0, 1)
     axes.grid(axis="y", color="#e4e7eb")
     axes.set_axisbelow(True)
     for side in ("top", "right"):

@@ -38,8 +38,8 @@ def checks() -> Iterator[Check]:
     yield Check(name="cores", ok=cores >= 2, found=str(cores), hint="" if cores >= 2 else "set `agent.workers=1 trainer.threads=1`")
     free = shutil.disk_usage(".").free
     yield Check(name="disk", ok=free > MIN_FREE_BYTES, found=f"{free / (1 << 30):.0f} GiB free", hint="" if free > MIN_FREE_BYTES else "make room")
-    ok = sqlite3.sqlite_version_info >= (3, 35)  # RETURNING
-    yield Check(name="sqlite", ok=ok, found=sqlite3.sqlite_version, hint="" if ok else "install SQLite 3.35 or newer")
+    ok = sqlite3.sqlite_version_info >= (3, 24)  # ON CONFLICT
+    yield Check(name="sqlite", ok=ok, found=sqlite3.sqlite_version, hint="" if ok else "install SQLite 3.24 or newer")
     try:
         socket.create_server(("127.0.0.1", 0)).close()
         yield Check(name="loopback", ok=True, found="can listen")

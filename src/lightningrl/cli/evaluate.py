@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from lightningrl.cli.live import Progress
-from lightningrl.cli.report import interval
+from lightningrl.cli.report import heldout_table, interval
 from lightningrl.config import Config
 from lightningrl.loop import MODES, Exam, Mode
 from lightningrl.serve import lightning
@@ -41,19 +40,19 @@ async def _evaluate(config: Config, *, console: Console) -> Score:
     with tempfile.TemporaryDirectory(prefix="lightningrl-eval-") as scratch, progress:
         async with lightning(config, Path(scratch)) as server:
             loop = server.loop(progress)
+            await loop.restore()
             exams: dict[Mode, Exam] = {mode: await loop.examine(0, mode, config.tasks.heldout) for mode in MODES}
-    table = Table(title=f"Reward on {config.tasks.heldout} held-out tasks, with 95 % intervals", title_justify="left", title_style="bold")
+    table = heldout_table(exams.values())
     table.add_column("")
     table.add_column(config.model.path, justify="right", overflow="fold")
     for mode, exam in exams.items():
         table.add_row(mode, interval(exam))
     console.print(table)
-    failed = sum(rollout.status == "failed" for exam in exams.values() for rollout in exam.rollouts)
     return Score(
         heldout=exams["sampled"].mean,
         heldout_greedy=exams["greedy"].mean,
-        tasks=config.tasks.heldout,
-        failed=failed,
+        tasks=len(exams["sampled"].rollouts),
+        failed=sum(exam.failed for exam in exams.values()),
         seconds=round(time.monotonic() - began, 1),
         model=config.model.path,
     )

@@ -55,15 +55,16 @@ def new_folder(config: Config, path: Path | None = None) -> RunFolder:
 def resumed_folder(config: Config, path: Path | None = None) -> RunFolder:
     """Find the run to go on with: `path`, or the newest of this name. Its settings must be the ones it began with."""
     if path is None:
-        newest = sorted(RUNS.glob(f"{config.name}-*/config.toml"))
-        if not newest:
+        begun = [path for path in sorted(RUNS.glob(f"{config.name}-*")) if (path / "checkpoints").exists()]
+        named = [path for path in begun if load_config(path / "config.toml").name == config.name]
+        if not named:
             raise UserError(f"no run of `{config.name}` in `{RUNS}/` to resume", hint="leave out `--resume` to begin one")
-        path = newest[-1].parent
+        path = named[-1]
     folder = RunFolder(path)
     if not folder.config.exists():
         raise UserError(f"`{path}` holds no run", hint="leave out `--resume` to begin one")
-    begun = load_config(folder.config).model_dump()
-    changed = [name for name, value in config.model_dump().items() if begun[name] != value]
+    before = load_config(folder.config).model_dump()
+    changed = [name for name, value in config.model_dump().items() if before[name] != value]
     if changed:
         raise UserError(
             f"settings of `{', '.join(changed)}` are not those that `{path}` began with",
@@ -77,7 +78,9 @@ class Journal:
 
     def __init__(self, folder: RunFolder, *, version: int) -> None:
         kept = [row for row in folder.rows() if row["step"] < version]
-        folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        draft = folder.metrics.with_suffix(".draft")
+        draft.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        draft.replace(folder.metrics)
         self._path = folder.metrics
         self._written = {_name(row) for row in kept}
 

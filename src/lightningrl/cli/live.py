@@ -40,6 +40,7 @@ class Progress:
         self._name, self._steps, self._where = name, steps, where
         self._began = time.monotonic()
         self._step_times: list[float] = []
+        self._done = 0
         self._train: list[float] = []
         self._heldout: list[float] = []
         self._greedy: float | None = None
@@ -60,6 +61,7 @@ class Progress:
         self._doing = (what, done, total)
 
     def stepped(self, step: int, metrics: dict[str, float]) -> None:
+        self._done = step + 1
         self._train.append(metrics["reward/mean"])
         self._metrics = metrics
         self._step_times.append(metrics["time/collect_s"] + metrics["time/learn_s"])
@@ -86,7 +88,7 @@ class Progress:
     def _left(self) -> str:
         """From the median of the last ten steps."""
         recent = sorted(self._step_times[-10:])
-        return clock(recent[len(recent) // 2] * (self._steps - len(self._train))) if recent else "…"
+        return clock(recent[len(recent) // 2] * (self._steps - self._done)) if recent else "…"
 
     def _panel(self) -> Panel:
         rewards = Table.grid(padding=(0, 2))
@@ -101,7 +103,7 @@ class Progress:
         rewards.add_row(
             Text("now", style="dim"), Text("━" * filled, style="magenta") + Text("━" * (WIDTH - filled), style="dim"), Text(what, style="dim")
         )
-        head = f"step {len(self._train)}/{self._steps} · {clock(time.monotonic() - self._began)} elapsed · {self._left()} left"
+        head = f"step {self._done}/{self._steps} · {clock(time.monotonic() - self._began)} elapsed · {self._left()} left"
         body = Group(Text(head), "", rewards, "", Text(" · ".join(facts), style="dim"))
         return Panel(
             body, title=f"[bold]⚡ {self._name}[/]", subtitle=f"[dim]{self._where}[/]", title_align="left", subtitle_align="right", padding=(1, 2)

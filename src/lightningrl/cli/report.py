@@ -2,9 +2,9 @@
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console, Group
@@ -29,7 +29,10 @@ class Result:
     heldout_greedy_before: float
     heldout_greedy_after: float
     heldout_tasks: int
+    heldout_failed: int
+    """Rollouts that failed, over all four exams; they are left out of the means."""
     seconds: float
+    """Wall-clock of this command; a resumed run took longer in all."""
     steps: int
     rollouts: int
     run_dir: str
@@ -42,6 +45,7 @@ def result_of(summary: Summary, *, seconds: float, steps: int, run_dir: str) -> 
         heldout_greedy_before=summary.before["greedy"].mean,
         heldout_greedy_after=summary.after["greedy"].mean,
         heldout_tasks=len(summary.after["sampled"].rollouts),
+        heldout_failed=sum(exam.failed for exams in (summary.before, summary.after) for exam in exams.values()),
         seconds=round(seconds, 1),
         steps=steps,
         rollouts=summary.rollouts,
@@ -49,14 +53,9 @@ def result_of(summary: Summary, *, seconds: float, steps: int, run_dir: str) -> 
     )
 
 
-def as_json(result: Any) -> str:
-    return json.dumps(asdict(result))
-
-
 def before_after(summary: Summary) -> Table:
     """Held-out reward, with 95 % bootstrap intervals over tasks."""
-    tasks = len(summary.after["sampled"].rollouts)
-    table = Table(title=f"Reward on {tasks} held-out tasks, with 95 % intervals", title_justify="left", title_style="bold")
+    table = heldout_table([*summary.before.values(), *summary.after.values()])
     for column in ("", "before", "after", "change"):
         table.add_column(column, justify="left" if not column else "right")
     for mode in MODES:
@@ -68,6 +67,16 @@ def before_after(summary: Summary) -> Table:
             interval(after),
             Text(f"{after.mean - before.mean:+.3f}", style="bold green" if after.mean > before.mean else "bold red"),
         )
+    return table
+
+
+def heldout_table(exams: Iterable[Exam]) -> Table:
+    """An empty table that says how many tasks there were, and how many rollouts are missing from its figures."""
+    exams = list(exams)
+    table = Table(title=f"Reward on {len(exams[0].rollouts)} held-out tasks, with 95 % intervals", title_justify="left", title_style="bold")
+    failed = sum(exam.failed for exam in exams)
+    if failed:
+        table.caption = f"{failed} of {sum(len(exam.rollouts) for exam in exams)} rollouts failed and are left out"
     return table
 
 
@@ -91,7 +100,7 @@ async def then_and_now(summary: Summary, store: Store) -> Panel | None:
     question = task.input.get("question", json.dumps(dict(task.input))[:300])
     parts: list[Text] = [Text(str(question), style="bold")]
     for label, answers, reward in (("before", then, before.rewards[index]), ("after", now, after.rewards[index])):
-        parts += [Text(""), Text(f"{label}: reward {reward:.0f}", style="green" if reward > 0 else "red")]
+        parts += [Text(""), Text(f"{label}: reward {reward:.3g}", style="green" if reward > 0 else "red")]
         parts += [Text(f"  {number}. {answer}") for number, answer in enumerate(answers, start=1)]
     return Panel(Group(*parts), title="one held-out task, then and now (greedy)", title_align="left", padding=(1, 2))
 
@@ -107,12 +116,12 @@ async def _answers(store: Store, rollout: Rollout) -> list[str]:
     return answers
 
 
-def next_steps(console: Console, config: Config, *, recipe: Path, run_dir: Path) -> None:
+def next_steps(console: Console, config: Config, *, run_dir: Path) -> None:
     """What to type next."""
     console.print("\n[bold]Next[/]")
     rows = {
         "look at the curve": str(run_dir / "curve.png"),
-        "reproduce the figures": f"lightningrl eval {_near(recipe)} --checkpoint {run_dir}",
+        "reproduce the figures": f"lightningrl eval {run_dir / 'config.toml'} --checkpoint {run_dir}",
     }
     agent = config.root / f"{(config.agent.entry or '').partition(':')[0]}.py"
     if agent.is_file():

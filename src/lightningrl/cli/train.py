@@ -1,7 +1,9 @@
 """`lightningrl train recipe.toml`: one run from a recipe to a trained model."""
 
 import asyncio
+import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -9,8 +11,9 @@ from rich.console import Console
 from lightningrl.cli.curve import draw_curve
 from lightningrl.cli.folder import Journal, RunFolder
 from lightningrl.cli.live import Progress
-from lightningrl.cli.report import Result, as_json, before_after, next_steps, result_of, then_and_now
+from lightningrl.cli.report import Result, before_after, next_steps, result_of, then_and_now
 from lightningrl.config import Config
+from lightningrl.errors import Stopped
 from lightningrl.loop import Exam, Watcher
 from lightningrl.serve import lightning
 
@@ -34,12 +37,16 @@ class Watchers:
             watcher.examined(exam)
 
 
-def train(config: Config, folder: RunFolder, *, console: Console, recipe: Path) -> Result:
+def train(config: Config, folder: RunFolder, *, console: Console) -> Result:
     """Run it, show it, write everything into the run's folder."""
-    return asyncio.run(_train(config, folder, console=console, recipe=recipe))
+    try:
+        return asyncio.run(_train(config, folder, console=console))
+    except KeyboardInterrupt:
+        hint = f"go on with: lightningrl train {folder.config} --run-dir {folder.path} --resume"
+        raise Stopped("stopped; everything up to the last step is kept", hint=hint) from None
 
 
-async def _train(config: Config, folder: RunFolder, *, console: Console, recipe: Path) -> Result:
+async def _train(config: Config, folder: RunFolder, *, console: Console) -> Result:
     began = time.monotonic()
     progress = Progress(console, name=config.name, steps=config.loop.steps, where=str(folder.path))
     with progress:
@@ -55,8 +62,8 @@ async def _train(config: Config, folder: RunFolder, *, console: Console, recipe:
     if example:
         console.print(example)
     console.print(f"{result.steps} steps, {result.rollouts:,} rollouts, {result.seconds:.0f} s", highlight=False)
-    next_steps(console, config, recipe=recipe, run_dir=folder.path)
-    (folder.path / "result.json").write_text(as_json(result) + "\n", encoding="utf-8")
+    next_steps(console, config, run_dir=folder.path)
+    (folder.path / "result.json").write_text(json.dumps(asdict(result)) + "\n", encoding="utf-8")
     return result
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from lightningrl import plugins
 from lightningrl.config import TasksConfig
-from lightningrl.errors import UserError
+from lightningrl.errors import LightningError, UserError
 from lightningrl.types import Task
 
 
@@ -22,14 +22,23 @@ def load_tasks(config: TasksConfig, split: str, *, seed: int, count: int, root: 
             random.Random(seed).shuffle(rows)
         rows = (rows * -(-count // len(rows)))[:count] if split == "train" else rows[:count]
     else:
-        make = plugins.load(config.source, kind="tasks", root=root)
-        try:
-            rows = list(make(split, seed=seed, count=count))
-        except TypeError as error:
-            raise UserError(
-                f"`{config.source}` cannot be called as f(split, seed=…, count=…): {error}", hint="see recipes/sql_langgraph/tasks.py"
-            ) from error
+        rows = _made(config.source, split, seed=seed, count=count, root=root)
     return [Task(id=str(row.get("id", index)), input=row["input"], split=split) for index, row in enumerate(rows)]
+
+
+def _made(source: str, split: str, *, seed: int, count: int, root: Path) -> list[dict[str, Any]]:
+    """Rows of a recipe's own function. Whatever it raises is its own failure."""
+    make = plugins.load(source, kind="tasks", root=root)
+    try:
+        rows = list(make(split, seed=seed, count=count))
+    except LightningError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"`{source}` failed on split `{split}`: {reason}", hint="it is called as f(split, seed=…, count=…)") from error
+    if not rows or not all(isinstance(row, dict) and "input" in row for row in rows):
+        raise UserError(f"`{source}` gave no tasks for split `{split}`", hint='it returns a list of {"input": {…}}')
+    return rows
 
 
 def derived_seed(*parts: object) -> int:

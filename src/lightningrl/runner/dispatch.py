@@ -1,7 +1,6 @@
 """From the store to a runner and back: claim what is queued, run it, finish it, and keep the leases alive meanwhile."""
 
 import asyncio
-from collections.abc import Mapping
 
 from lightningrl.runner.base import Outcome, Runner
 from lightningrl.store import Store
@@ -14,11 +13,10 @@ IDLE_POLL_S = 0.02
 class Dispatcher:
     """Keeps a runner busy with up to `concurrency` attempts until it is cancelled."""
 
-    def __init__(self, *, store: Store, runner: Runner, base_url: str, env: Mapping[str, str], concurrency: int, worker: str) -> None:
+    def __init__(self, *, store: Store, runner: Runner, base_url: str, concurrency: int, worker: str) -> None:
         self._store = store
         self._runner = runner
         self._base_url = base_url
-        self._env = env
         self._concurrency = concurrency
         self._worker = worker
         self._running: dict[asyncio.Task[None], str] = {}
@@ -32,20 +30,17 @@ class Dispatcher:
                 claimed = await self._store.claim(self._worker, limit=free, lease_s=LEASE_S) if free else []
                 for rollout, attempt in claimed:
                     self._running[asyncio.create_task(self._attempt(rollout, attempt))] = attempt.id
-                await self._settle(timeout_s=None if len(self._running) == self._concurrency else IDLE_POLL_S)
+                await self._settle(heart, timeout_s=None if len(self._running) == self._concurrency else IDLE_POLL_S)
         finally:
             for task in (heart, *self._running):
                 task.cancel()
             await asyncio.gather(heart, *self._running, return_exceptions=True)
 
-    async def _settle(self, *, timeout_s: float | None) -> None:
+    async def _settle(self, heart: asyncio.Task[None], *, timeout_s: float | None) -> None:
         """Wait until something has ended, or for `timeout_s`; hand on what went wrong."""
-        if not self._running:
-            await asyncio.sleep(IDLE_POLL_S)
-            return
-        ended, _ = await asyncio.wait(self._running, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        ended, _ = await asyncio.wait([heart, *self._running], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         for task in ended:
-            del self._running[task]
+            self._running.pop(task, None)
             task.result()
 
     async def _attempt(self, rollout: Rollout, attempt: Attempt) -> None:
@@ -53,8 +48,7 @@ class Dispatcher:
         await self._store.finish(attempt.id, outcome.status, rewards=outcome.rewards, output=outcome.output, error=outcome.error)
 
     def _environment(self, attempt: Attempt) -> dict[str, str]:
-        url = f"{self._base_url}/v1"
-        return {"OPENAI_BASE_URL": url, "OPENAI_API_BASE": url, "OPENAI_API_KEY": attempt.token, **self._env}
+        return {"OPENAI_BASE_URL": f"{self._base_url}/v1", "OPENAI_API_KEY": attempt.token}
 
     async def _beat(self) -> None:
         while True:
