@@ -1,0 +1,143 @@
+"""The command line: `lightningrl demo | train | eval | doctor | settings`. Errors a person can mend end with exit code 2 and a hint."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+import lightningrl
+from lightningrl.config import Config, dump_config, load_config
+from lightningrl.errors import LightningError, Stopped, UserError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich", help=lightningrl.__doc__)
+
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings over the recipe's, e.g. `trainer.learning_rate=1e-4`.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object last on stdout; everything else goes to stderr.")]
+RunDir = Annotated[Path | None, typer.Option("--run-dir", help="The run's folder. Default: a new one under `runs/`.")]
+Checkpoint = Annotated[Path | None, typer.Option("--checkpoint", help="A model folder, or a run's. Default: the recipe's `model.path`.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved settings and stop.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was cut off: `--run-dir`, or the newest of this recipe.")]
+
+
+@app.command()
+def demo(overrides: Overrides = None, run_dir: RunDir = None, as_json: Json = False, dry_run: DryRun = False) -> None:
+    """Watch a LangGraph text-to-SQL agent learn, on this very machine, in minutes."""
+    from lightningrl.cli.train import demo_recipe
+
+    train(demo_recipe(), overrides, run_dir=run_dir, as_json=as_json, dry_run=dry_run)
+
+
+@app.command()
+def train(
+    recipe: Annotated[Path, typer.Argument(help="Path of a recipe.toml.")],
+    overrides: Overrides = None,
+    run_dir: RunDir = None,
+    resume: Resume = False,
+    as_json: Json = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Train the model inside a recipe's agent."""
+    from lightningrl.cli.folder import new_folder, resumed_folder
+
+    config = load_config(recipe, overrides or [])
+    if dry_run:
+        typer.echo(json.dumps(config.model_dump(mode="json")) if as_json else dump_config(config), nl=as_json)
+        return
+    from lightningrl.cli.train import train as run  # loads torch
+
+    folder = resumed_folder(config, run_dir) if resume else new_folder(config, run_dir)
+    result = run(config, folder, console=_console(as_json=as_json))
+    if as_json:
+        typer.echo(_json(result))
+
+
+@app.command("eval")
+def evaluate(
+    recipe: Annotated[Path, typer.Argument(help="Path of a recipe.toml.")],
+    overrides: Overrides = None,
+    checkpoint: Checkpoint = None,
+    as_json: Json = False,
+) -> None:
+    """Measure a model on a recipe's held-out tasks, sampled and greedy."""
+    from lightningrl.cli.evaluate import evaluate as run  # loads torch
+
+    config = load_config(recipe, overrides or [])
+    score = run(_with_checkpoint(config, checkpoint), console=_console(as_json=as_json))
+    if as_json:
+        typer.echo(_json(score))
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Check that this machine has what a run needs."""
+    from lightningrl.cli.doctor import checks
+
+    found = list(checks())
+    console = _console(as_json=as_json)
+    for check in found:
+        mark = "[green]✓[/]" if check.ok else "[red]✗[/]"
+        console.print(f"{mark} {check.name:<18}{check.found}" + (f"  [yellow]{check.hint}[/]" if check.hint else ""), highlight=False)
+    if as_json:
+        typer.echo(json.dumps([asdict(check) for check in found]))
+    if not all(check.ok for check in found):
+        raise typer.Exit(1)
+
+
+@app.command()
+def settings() -> None:
+    """Print every setting of a recipe, as Markdown."""
+    from lightningrl.cli.settings import settings_page
+
+    typer.echo(settings_page(), nl=False)
+
+
+def _json(result: Any) -> str:
+    return json.dumps(asdict(result))
+
+
+def _with_checkpoint(config: Config, checkpoint: Path | None) -> Config:
+    if checkpoint is None:
+        return config
+    model = checkpoint / "model" if (checkpoint / "model" / "config.json").exists() else checkpoint
+    if not (model / "config.json").exists():
+        raise UserError(f"no model at `{checkpoint}`", hint="give a model folder (with a config.json), or the folder of a finished run")
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": str(model.resolve())})})
+
+
+def _console(*, as_json: bool) -> Console:
+    return Console(stderr=as_json)
+
+
+def main() -> None:
+    """Run a command; turn errors into a message and an exit code."""
+    try:
+        app()
+    except ModuleNotFoundError as error:
+        if error.name not in TRAINING:
+            raise
+        _complain(UserError(f"`{error.name}` is not installed", hint='pip install "lightningrl[train,recipes]"'))
+        raise SystemExit(2) from None
+    except LightningError as error:
+        _complain(error)
+        raise SystemExit(2 if isinstance(error, UserError) else 130 if isinstance(error, Stopped) else 1) from None
+
+
+TRAINING = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "jinja2", "matplotlib")
+"""What the extra `train` brings."""
+
+
+def _complain(error: LightningError) -> None:
+    console = Console(stderr=True)
+    console.print(f"[bold red]error:[/] {_plain(error.message)}", highlight=False)
+    if error.hint:
+        console.print(f"[yellow]hint:[/] {_plain(error.hint)}", highlight=False, soft_wrap=True)
+
+
+def _plain(text: str) -> str:
+    """Square brackets in messages are not markup."""
+    return text.replace("[", "\\[")
