@@ -1,6 +1,7 @@
 """Does the agent learn, and from what? Held-out reward of the text-to-SQL recipe, several seeds and warm starts, with two controls.
 
-    python benchmarks/learning.py                  all of it: about an hour on 2 cores
+    python recipes/sql_langgraph/warmstart.py --seed 1 --out runs/warmstart-seed1                                   a second warm start
+    python benchmarks/learning.py --warmstarts recipes/sql_langgraph/warmstart runs/warmstart-seed1                 50 minutes on 2 cores
     python benchmarks/learning.py --seeds 0        less
     python benchmarks/learning.py --draw           the picture and the table again, from the results file
 
@@ -49,7 +50,7 @@ def reinforce(warmstart: Path, seed: int, folder: Path) -> dict[str, Any]:
     bare = once(folder / "no_rewrite.json", lambda: lightningrl("eval", recipe, NO_REWRITE, f"seed={seed}", "--checkpoint", folder / "run"))
     curve = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     points = [[row["step"], row["reward/mean"]] for row in curve if row["kind"] == "exam" and row["mode"] == "sampled"]
-    return {"warmstart": warmstart.name, "seed": seed, "rl": rl, "no_rewrite": bare, "heldout_curve": points}
+    return {"warmstart": warmstart.name, "seed": seed, "rl": figures(rl), "no_rewrite": figures(bare), "heldout_curve": points}
 
 
 def imitate(warmstart: Path, warmstart_seed: int, seconds: float, folder: Path) -> dict[str, Any]:
@@ -61,7 +62,12 @@ def imitate(warmstart: Path, warmstart_seed: int, seconds: float, folder: Path) 
         subprocess.run([*map(str, command)], check=True, stdout=sys.stderr)
         return lightningrl("eval", RECIPE / "recipe.toml", "--checkpoint", folder / "model")
 
-    return {"warmstart": warmstart.name, "seconds": seconds, "score": once(folder / "sft.json", make)}
+    return {"warmstart": warmstart.name, "seconds": seconds, "score": figures(once(folder / "sft.json", make))}
+
+
+def figures(result: dict[str, Any]) -> dict[str, float]:
+    """Numbers only: where files lie is nobody's business."""
+    return {name: value for name, value in result.items() if not isinstance(value, str)}
 
 
 FIGURES = ("heldout_before", "heldout_after", "heldout_greedy_before", "heldout_greedy_after", "seconds")
