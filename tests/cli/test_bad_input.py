@@ -29,6 +29,19 @@ def test_a_missing_recipe_is_refused(small_recipe: SmallRecipe) -> None:
     assert done.returncode == 2 and "no recipe at `nowhere.toml`" in done.stderr
 
 
+def test_the_folder_of_a_recipe_is_as_good_as_its_file(small_recipe: SmallRecipe) -> None:
+    assert small_recipe.cli("train", str(small_recipe.folder), "--dry-run").returncode == 0
+
+
+def test_tasks_that_cannot_be_made_are_refused_before_anything_runs(small_recipe: SmallRecipe) -> None:
+    small_recipe.rewrite_agent(lambda text: text.replace("    return [{", "    raise OSError('no data here')\n    return [{"))
+    assert "`agent:tasks` failed on split `heldout`: OSError: no data here" in refused(small_recipe)
+
+
+def test_a_run_in_which_nobody_learns_is_refused(small_recipe: SmallRecipe) -> None:
+    assert "no call may be trained: `agent` 16 times" in refused(small_recipe, "routes=[{train=false}]", "tasks.heldout=2")
+
+
 def test_a_missing_model_folder_is_refused(small_recipe: SmallRecipe) -> None:
     assert "nowhere" in refused(small_recipe, "model.path=nowhere")
 

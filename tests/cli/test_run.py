@@ -83,3 +83,27 @@ def test_an_agent_that_is_a_program_is_trained_too(small_recipe: SmallRecipe) ->
     (step,) = [row for row in rows if row["kind"] == "step"]
     assert step["rollouts/succeeded"] == 4 and step["calls/per_rollout"] == 2 and step["calls/bridged"] == 4
     assert weights(small_recipe.folder / "run") != (small_recipe.folder / "model" / "model.safetensors").read_bytes()
+
+
+def test_an_agent_that_narrows_its_sampling_is_trained_all_the_same(small_recipe: SmallRecipe) -> None:
+    small_recipe.rewrite_agent(lambda text: text.replace("max_tokens=6", "max_tokens=6, temperature=0, top_p=0.5, seed=1, extra_body={'top_k': 2}"))
+    small_recipe.train("--run-dir", "run", "loop.steps=1", "tasks.heldout=1")
+    rows = [json.loads(line) for line in (small_recipe.folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    (step,) = [row for row in rows if row["kind"] == "step"]
+    assert step["tokens/trained"] == step["tokens/sampled"] > 0
+    assert step["groups/equal_rewards"] < 2, "a seed of the agent's own does not make a group draw alike"
+
+
+def test_ctrl_c_says_how_to_go_on_and_leaves_no_process_behind(small_recipe: SmallRecipe) -> None:
+    command = [sys.executable, "-m", "lightningrl", "train", str(small_recipe.path), "--run-dir", "run", "loop.steps=200"]
+    running = subprocess.Popen(command, cwd=small_recipe.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    metrics, deadline = small_recipe.folder / "run" / "metrics.jsonl", time.monotonic() + 60
+    while not metrics.exists() or '"step": 1' not in metrics.read_text():
+        assert time.monotonic() < deadline and running.poll() is None
+        time.sleep(0.05)
+    children = subprocess.run(["pgrep", "-P", str(running.pid)], capture_output=True, text=True, check=True).stdout.split()
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=30)
+    assert running.returncode == 130
+    assert "--run-dir run --resume" in said and "Traceback" not in said
+    assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
