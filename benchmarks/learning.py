@@ -108,7 +108,7 @@ def draw(results: dict[str, Any]) -> None:
         )
     minutes = mean(run["rl"]["seconds"] for run in results["rl"]) / 60
     title = f"text-to-SQL, an unmodified LangGraph agent: {minutes:.0f} minutes on two CPU cores"
-    axes.set(xlabel="step", ylabel="reward on unseen schemas and structures (T = 1)", ylim=(0, 1), title=title)
+    axes.set(xlabel="step", ylabel="reward on held-out tasks (T = 1)", ylim=(0, 1), title=title)
     axes.grid(axis="y", color="#e4e7eb")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
