@@ -43,7 +43,6 @@ class Progress:
         self._done = 0
         self._train: list[float] = []
         self._heldout: list[float] = []
-        self._greedy: float | None = None
         self._metrics: dict[str, float] = {}
         self._doing = ("starting", 0, 0)
         self._live = Live(console=console, refresh_per_second=4, get_renderable=self._panel, transient=True) if console.is_terminal else None
@@ -74,8 +73,6 @@ class Progress:
     def examined(self, exam: Exam) -> None:
         if exam.mode == "sampled":
             self._heldout.append(exam.mean)
-        else:
-            self._greedy = exam.mean
         if not self._live:
             self._line(f"held-out reward {exam.mean:.3f}  ({exam.mode}, {len(exam.rewards)} tasks, after {exam.version} steps)")
 

@@ -1,8 +1,5 @@
 """Where do weights come from, and where do they go? Hugging Face folders in (or hub ids), Hugging Face folders out."""
 
-import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -14,6 +11,7 @@ from transformers.utils import logging as transformers_logging
 
 from lightningrl.errors import UserError
 from lightningrl.models.dense import DenseModel, check_family
+from lightningrl.models.folder import whole_folder
 
 transformers_logging.disable_progress_bar()  # the library never prints
 
@@ -77,24 +75,9 @@ def load_into(model: DenseModel, path: str) -> None:
 
 def export_folder(model: DenseModel, path: Path, *, tokenizer: Any) -> None:
     """Write weights, configuration and tokenizer as an ordinary Hugging Face folder. The folder is complete or absent, never half there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
+    with whole_folder(path) as draft:
         model.hf.save_pretrained(draft)
         tokenizer.save_pretrained(draft)
-        draft.chmod(0o755)  # mkdtemp makes folders private
-        for file in (*draft.iterdir(), draft):
-            _flush(file)
-        if path.exists():
-            aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-            path.rename(aside / path.name)
-            draft.rename(path)
-            shutil.rmtree(aside)
-        else:
-            draft.rename(path)
-        _flush(path.parent)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _looks_local(path: str) -> bool:
@@ -107,12 +90,3 @@ def _first_line(error: Exception) -> str:
 
 def _dtype_name(dtype: torch.dtype) -> Any:
     return str(dtype).removeprefix("torch.")
-
-
-def _flush(path: Path) -> None:
-    """Survive a power cut: files first, then the folder that names them."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,11 +1,6 @@
-"""How does training go on bit for bit? Weights, moments and counters in one folder of safetensors and JSON; complete or absent.
-
-A folder is written beside its final place, flushed to disk, and renamed: a kill at any instant leaves the old one, or none, or the new one.
-"""
+"""How does training go on bit for bit? Weights, moments and counters in one folder of safetensors and JSON; complete or absent."""
 
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lightningrl.errors import UserError
+from lightningrl.models.folder import whole_folder
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """What AdamW remembers of each parameter."""
@@ -21,25 +17,11 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 def save(path: Path, parameters: Mapping[str, Tensor], optimizer: torch.optim.AdamW, *, steps: int) -> None:
     """Write a folder, replacing one of that name."""
-    aside = path.with_name(f".{path.name}.writing")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
     moments = {f"{key}/{name}": optimizer.state[p][key] for name, p in parameters.items() if p in optimizer.state for key in MOMENTS}
-    save_file({name: p.detach().contiguous() for name, p in parameters.items()}, aside / "weights.safetensors")
-    save_file({name: m.contiguous() for name, m in moments.items()}, aside / "moments.safetensors")
-    (aside / "trainer.json").write_text(json.dumps({"steps": steps}), encoding="utf-8")
-    for file in aside.iterdir():
-        _flush(file)
-    _flush(aside)
-    if path.exists():
-        old = path.with_name(f".{path.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
-        path.rename(old)
-        aside.rename(path)
-        shutil.rmtree(old)
-    else:
-        aside.rename(path)
-    _flush(path.parent)
+    with whole_folder(path) as draft:
+        save_file({name: p.detach().contiguous() for name, p in parameters.items()}, draft / "weights.safetensors")
+        save_file({name: m.contiguous() for name, m in moments.items()}, draft / "moments.safetensors")
+        (draft / "trainer.json").write_text(json.dumps({"steps": steps}), encoding="utf-8")
 
 
 def load(path: Path, parameters: Mapping[str, Tensor], optimizer: torch.optim.AdamW) -> int:
@@ -57,11 +39,3 @@ def load(path: Path, parameters: Mapping[str, Tensor], optimizer: torch.optim.Ad
             if f"step/{name}" in moments:
                 optimizer.state[p] = {key: moments[f"{key}/{name}"].clone() for key in MOMENTS}
     return int(json.loads((path / "trainer.json").read_text(encoding="utf-8"))["steps"])
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
