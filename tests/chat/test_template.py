@@ -1,19 +1,22 @@
 """Is a conversation rendered as `transformers` renders it, and does every id come back as text?"""
 
+import contextlib
 import json
 import random
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import jinja2
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from lightningrl.chat import ChatTemplate, Message, ToolCall
 from lightningrl.chat.messages import for_template
 from lightningrl.chat.template import BadConversation
 from lightningrl.errors import UserError
+from tests.chat.zookeeper import NAMES, chat_template, tokenizer
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "größer & <more>", "parameters": {"b": 1, "a": 2}}}
 CALLED = Message(role="assistant", content="wait", tool_calls=(ToolCall(id="c1", name="add", arguments='{"x": [1, null, "ä"]}'),))
@@ -65,13 +68,66 @@ def test_a_conversation_is_rendered_as_transformers_does(model_folder: Path, tem
         assert template.encode(theirs) == AutoTokenizer.from_pretrained(model_folder)(theirs, add_special_tokens=False)["input_ids"]
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_zoo_is_rendered_as_transformers_does(name: str) -> None:
+    template = chat_template(name)
+    theirs = PreTrainedTokenizerFast(tokenizer_object=tokenizer(), **template._special)
+    thought = Message(role="assistant", content=" two ", reasoning="hm")
+    talks = [TALK, [TALK[1], thought, TALK[5]], [TALK[0], TALK[1], thought], [TALK[1], CALLED, TALK[3]], [TALK[1]]]
+    compared = 0
+    for talk in talks:
+        for tools in ([], [TOOL]):
+            for open_turn in (False, True):
+                with contextlib.suppress(jinja2.TemplateError, TypeError):
+                    turns = [for_template(message) for message in talk]
+                    expected = theirs.apply_chat_template(
+                        turns, chat_template=template._source, tools=tools or None, add_generation_prompt=open_turn, tokenize=False
+                    )
+                    assert template.text(talk, tools=tools, open_turn=open_turn) == expected
+                    compared += 1
+    assert compared >= 8
+
+
 def test_template_dialect_of_the_hub_is_understood(model_folder: Path, tmp_path: Path) -> None:
     folder = folder_with(model_folder, tmp_path, LLAMA_LIKE, bos_token="<|endoftext|>")
     template = ChatTemplate.load(folder)
-    plain = [message for message in TALK if message.role != "tool"]
+    plain = [message for message in TALK if message.role != "tool" and not message.tool_calls]
     assert template.text(plain) == text_of_transformers(folder, plain, add_generation_prompt=True)
-    with pytest.raises(BadConversation, match="no tool"):
-        template.text(TALK)
+    with pytest.raises(BadConversation, match="no critic"):
+        template.text([*plain, Message(role="critic", content="bad")])
+
+
+def test_what_a_template_refuses_is_said_in_a_way_that_it_takes() -> None:
+    late = [*TALK[:2], TALK[4], Message(role="developer", content="hurry"), TALK[5], TALK[5]]
+    told = {"gemma": [*TALK[:4], *late[3:]], "mistral": late, "thinker": late, "phi": late}
+    told = {name: chat_template(name).text(talk, open_turn=False).replace(chat_template(name).turn_end, "|") for name, talk in told.items()}
+    assert told["gemma"] == (
+        "<bos><start_of_turn>user\nbe brief\n\n1 + 1 ?|\n<start_of_turn>model\nwait\n<tool_call>\n"
+        '{"name": "add", "arguments": {"x": [1, null, "ä"]}}\n</tool_call>|\n'
+        "<start_of_turn>user\n<tool_response>\n2\n</tool_response>\n\nhurry\n\nthanks\n\nthanks|\n"
+    )
+    assert told["mistral"].endswith("two €|[INST] be brief\n\nhurry\n\nthanks\n\nthanks[/INST]")
+    assert told["thinker"].startswith("<|begin_of_text|>be briefhurry<|user|>1 + 1 ?")
+    assert "<|system|>\nhurry|" in told["phi"]
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_the_beginning_of_a_prompt_is_remembered_only_where_that_changes_nothing(greedy: bool) -> None:
+    """An end of turn that takes the white space before it cannot be cut off."""
+    state = json.loads(tokenizer().to_str())
+    state["added_tokens"] = [{**token, "lstrip": greedy and token["content"] == "<|im_end|>"} for token in state["added_tokens"]]
+    template = ChatTemplate(Tokenizer.from_str(json.dumps(state)), chat_template("chatml")._source, special={})
+    talk = [Message(role="system", content="be brief " * 100 + "   "), *TALK[1:]]
+    assert template._cuts != greedy
+    for _ in range(2):
+        assert template.render(talk) == template.encode(template.opened(talk))
+
+
+def test_content_comes_in_parts_where_a_template_wants_parts() -> None:
+    source = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for part in m.content %}{{ part.text }}{% endfor %}<|im_end|>\n{% endfor %}"
+    template = ChatTemplate(tokenizer(), source, special={})
+    assert template.text([TALK[1]]) == "<|im_start|>user\n1 + 1 ?<|im_end|>\n"
+    assert template.turn_end == "<|im_end|>"
 
 
 def test_the_turn_end_is_found(template: ChatTemplate, model_folder: Path, tmp_path: Path) -> None:
@@ -112,17 +168,17 @@ def _sentencepiece_like() -> Tokenizer:
 def test_pieces_of_a_stream_join_to_the_whole_and_hold_no_half_character(template: ChatTemplate) -> None:
     turns = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
     chance = random.Random(0)
-    for tokenizer, lowest in ((template, 0), (ChatTemplate(_sentencepiece_like(), turns, special={}), 258)):  # 2–257 are single bytes
+    for kind, lowest in ((template, 0), (ChatTemplate(_sentencepiece_like(), turns, special={}), 258)):  # 2–257 are single bytes
         for _ in range(300):
-            text = tokenizer.encode("the 🦊 fox — naïve €") if chance.random() < 0.5 else []
+            text = kind.encode("the 🦊 fox — naïve €") if chance.random() < 0.5 else []
             ids = [*text, *(chance.randrange(lowest, 290) for _ in range(chance.randrange(12)))]
-            stream, pieces, place = tokenizer.detokenizer(), [], 0
+            stream, pieces, place = kind.detokenizer(), [], 0
             while place < len(ids):
                 step = chance.randint(1, 3)
                 pieces.append(stream.feed(ids[place : place + step]))
                 place += step
                 assert not pieces[-1].endswith("\ufffd")
-            assert "".join([*pieces, stream.flush()]) == tokenizer.decode(ids)
+            assert "".join([*pieces, stream.flush()]) == kind.decode(ids)
 
 
 def test_a_stream_waits_only_for_the_character_at_hand(template: ChatTemplate) -> None:

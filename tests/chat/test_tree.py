@@ -1,189 +1,283 @@
-"""Are the sampled ids kept through every turn, and is a conversation forked whenever it is not provably the same?"""
+"""Which call does a request continue, and with which ids? The cases that agents bring up, one by one."""
 
-import random
-from dataclasses import dataclass, replace
-from pathlib import Path
+import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lightningrl.chat import AnswerStream, ChatTemplate, ConversationTree, Message, Prompt, ToolCall
+from lightningrl.chat import ChatTemplate, ConversationTree, Message, ToolCall, reasons
+from lightningrl.chat.template import BadConversation
+from tests.chat.zookeeper import NAMES, Attempt, attempt, chat_template, tokenizer
 
 USER = Message(role="user", content="say a word")
 MORE = Message(role="user", content="another one")
-TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-
-
-@pytest.fixture(scope="session")
-def template(model_folder: Path) -> ChatTemplate:
-    return ChatTemplate.load(model_folder)
-
-
-@dataclass
-class Talk:
-    """An attempt: asks the tree for prompts and answers them with given ids."""
-
-    template: ChatTemplate
-    tree: ConversationTree
-    served: int = 0
-
-    def answer(self, messages: list[Message], ids: list[int], tools: tuple[dict[str, Any], ...] = ()) -> tuple[Prompt, Message, str]:
-        prompt = self.tree.prompt(messages, tools=tools)
-        stream = AnswerStream(self.template, stop=(), parse_tools=bool(tools), seed=str(self.served).encode())
-        stream.feed(ids)
-        message = stream.finish().message
-        self.served += 1
-        call_id = f"c{self.served}"
-        completion = np.array(ids, np.int32)
-        self.tree.add(call_id, key=prompt.key, tools=tools, prompt_ids=prompt.ids, completion_ids=completion, answer=message)
-        return prompt, message, call_id
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
 
 @pytest.fixture
-def talk(template: ChatTemplate) -> Talk:
-    return Talk(template, ConversationTree(template))
+def talk() -> Attempt:
+    return attempt("chatml")
 
 
-def test_whatever_was_sampled_stays_in_the_prompt_of_the_next_turn(template: ChatTemplate) -> None:
-    chance = random.Random(0)
-    canonical = 0
-    for _ in range(100):
-        talk, messages, exact = Talk(template, ConversationTree(template)), [USER], None
-        for _ in range(4):
-            ids = [chance.randrange(3, 290) for _ in range(chance.randint(0, 8))]
-            if chance.random() < 0.5:
-                ids.append(template.turn_end_id or 0)
-            prompt, message, _ = talk.answer(messages, ids)
-            assert exact is None or prompt.ids[: len(exact)].tolist() == exact
-            assert prompt.capture == ("rendered" if exact is None else "bridged")
-            canonical += template.encode(template.decode(ids)) == [i for i in ids if i != template.turn_end_id]
-            exact = [*prompt.ids.tolist(), *ids]
-            messages = [*messages, message, MORE]
-            # a bridged prompt reads as the rendered one would, but for control tokens that were sampled in the middle
-            assert template.decode(talk.tree.prompt(messages).ids.tolist()) == template.decode(template.render(messages))
-    assert canonical < 300  # of 400: the test would show nothing if the sampled ids were the tokenizer's own
+def assistant(content: str) -> Message:
+    return Message(role="assistant", content=content)
 
 
-def test_a_missing_end_of_turn_is_put_into_the_prompt(talk: Talk, template: ChatTemplate) -> None:
-    whole, cut = template.encode("word"), template.encode("wor")
-    _, message, _ = talk.answer([USER], cut)
-    prompt = talk.tree.prompt([USER, message, MORE])
-    assert prompt.ids.tolist() == template.render([USER, message, MORE])
-    _, message, _ = talk.answer([MORE], [*whole, template.turn_end_id or 0])
-    assert talk.tree.prompt([MORE, message, MORE]).ids.tolist() == template.render([MORE, message, MORE])
+def letters(template: ChatTemplate, text: str) -> list[int]:
+    """The ids of a text spelled letter by letter, which no tokenizer would choose."""
+    return [token for letter in text for token in template.encode(letter)]
 
 
-def test_the_longest_conversation_is_continued(talk: Talk, template: ChatTemplate) -> None:
-    _, one, _ = talk.answer([USER], template.encode("red"))
-    _, two, _ = talk.answer([USER, one, MORE], template.encode("blue"))
-    assert talk.tree.prompt([USER, one, MORE, two, MORE]).parent_call_id == "c2"
-    assert talk.tree.prompt([USER, one, USER]).parent_call_id == "c1"
-    other = Message(role="assistant", content="green")
-    assert talk.tree.prompt([USER, one, MORE, other, MORE]).parent_call_id == "c1"  # what follows is rendered as it came
+def test_the_longest_conversation_is_continued(talk: Attempt) -> None:
+    _, one, _ = talk.says([USER], "red")
+    _, two, _ = talk.says([USER, one, MORE], "blue")
+    assert talk.prompt([USER, one, MORE, two, MORE]).parent_call_id == "c2"
+    assert talk.prompt([USER, one, USER]).parent_call_id == "c1"
+    assert talk.prompt([USER, one, MORE, assistant("green"), MORE]).parent_call_id == "c1"  # what follows is rendered as it came
 
 
-def test_clients_may_reformat_what_means_the_same(talk: Talk, template: ChatTemplate) -> None:
-    said = 'so <tool_call>{"name": "f", "arguments": {"a": true, "b": [null, "ü"]}}</tool_call>'
-    _, message, _ = talk.answer([USER], template.encode(said), tools=(TOOL,))
-    [call] = message.tool_calls
-    result = Message(role="tool", content="1", tool_call_id=call.id)
-    reordered = replace(message, tool_calls=(replace(call, arguments='{"b":[null,"\\u00fc"],"a":true}'),))
-    for echoed in (message, replace(message, content=""), replace(message, content=" so "), reordered):
-        prompt = talk.tree.prompt([USER, echoed, result], tools=(TOOL,))
-        assert (prompt.capture, prompt.parent_call_id) == ("bridged", "c1")
+def test_a_conversation_of_its_own_is_a_fresh_root(talk: Attempt) -> None:
+    talk.says([USER], "red")
+    for messages in ([USER], [MORE], [MORE, assistant("an example"), USER]):
+        assert talk.prompt(messages).capture == "rendered"
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ("answer", "the answer in the history is not the one that was given"),
-        ("history", "the history before the answer has changed"),
-        ("system", "the history before the answer has changed"),
-        ("tools", "the tools have changed"),
-        ("arguments", "the answer in the history is not the one that was given"),
-        ("id", "the answer in the history is not the one that was given"),
-    ],
-)
-def test_what_means_something_else_is_forked_with_the_reason(talk: Talk, template: ChatTemplate, change: str, reason: str) -> None:
-    said = 'so <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
-    _, message, _ = talk.answer([USER], template.encode(said), tools=(TOOL,))
-    [call] = message.tool_calls
-    tools: tuple[dict[str, Any], ...] = (TOOL,)
-    messages = [USER, message, Message(role="tool", content="1", tool_call_id=call.id)]
-    match change:
-        case "answer":
-            messages[1] = replace(message, content="else")
-        case "history":
-            messages[0] = MORE
-        case "system":
-            messages.insert(0, Message(role="system", content="new"))
-        case "tools":
-            tools = ()
-        case "arguments":
-            messages[1] = replace(message, tool_calls=(replace(call, arguments='{"a": 2}'),))
-        case "id":
-            messages[1] = replace(message, tool_calls=(ToolCall(id="other", name="f", arguments=call.arguments),))
-    prompt = talk.tree.prompt(messages, tools=tools)
-    assert (prompt.capture, prompt.reason, prompt.parent_call_id) == ("forked", reason, "c1")
-    assert prompt.ids.tolist() == template.render(messages, tools=tools)
+def test_sub_agents_that_take_turns_keep_their_histories_apart(talk: Attempt) -> None:
+    histories = [[Message(role="system", content=f"you are {name}"), USER] for name in ("A", "B")]
+    parents: list[list[str | None]] = [[], []]
+    for turn in range(3):
+        for place, history in enumerate(histories):
+            prompt, answer, _ = talk.says(history, f"word {turn}")  # both say the same
+            parents[place].append(prompt.parent_call_id)
+            history += [answer, MORE]
+    assert parents == [[None, "c1", "c3"], [None, "c2", "c4"]]
 
 
-def test_a_conversation_of_its_own_is_a_fresh_root(talk: Talk, template: ChatTemplate) -> None:
-    talk.answer([USER], template.encode("red"))
-    for messages in ([USER], [MORE], [MORE, Message(role="assistant", content="an example"), USER]):
-        prompt = talk.tree.prompt(messages)
-        assert (prompt.capture, prompt.reason, prompt.parent_call_id) == ("rendered", None, None)
+@pytest.mark.parametrize("named", ["c1", "c2", "c3"])
+def test_of_equal_answers_the_one_that_the_client_names_is_continued(talk: Attempt, named: str) -> None:
+    spellings = [talk.template.encode("word"), letters(talk.template, "word"), [*talk.template.encode("wor"), *letters(talk.template, "d")]]
+    for ids in spellings:
+        _, message, _ = talk.answer([USER], ids)
+    assert talk.prompt([USER, replace(message, reply_id=named), MORE]).parent_call_id == named
 
 
-def test_equal_answers_with_different_ids_are_told_apart_the_same_way_every_time(template: ChatTemplate) -> None:
-    short, spelled = template.encode("word"), [token for letter in "word" for token in template.encode(letter)]
-    assert short != spelled
+def test_of_equal_answers_the_one_with_the_same_tool_call_id_is_continued(talk: Attempt) -> None:
+    wish = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+    answers = [talk.says([USER], wish, tools=[TOOL])[1] for _ in range(3)]
+    for place, answer in enumerate(answers, start=1):
+        result = Message(role="tool", content="1", tool_call_id=answer.tool_calls[0].id)
+        assert talk.prompt([USER, answer, result], tools=[TOOL]).parent_call_id == f"c{place}"
+
+
+def test_of_equal_answers_the_one_with_the_same_thoughts_is_continued() -> None:
+    talk = attempt("qwen3")
+    answers = [talk.says([USER], f"<think>\n{thought}\n</think>\n\nword")[1] for thought in ("b", "a", "c")]
+    assert {answer.content for answer in answers} == {"word"}
+    assert [talk.prompt([USER, answer, MORE]).parent_call_id for answer in answers] == ["c1", "c2", "c3"]
+
+
+def test_equal_answers_with_different_ids_are_told_apart_the_same_way_every_time(talk: Attempt) -> None:
+    spellings = [talk.template.encode("word"), letters(talk.template, "word")]
     chosen = set()
-    for order in ((short, spelled), (spelled, short)):
-        talk = Talk(template, ConversationTree(template))
+    for order in (spellings, spellings[::-1]):
+        stage = attempt("chatml")
         for ids in order:
-            _, message, _ = talk.answer([USER], ids)
-        chosen.add(talk.tree.prompt([USER, message, MORE]).ids.tobytes())
+            _, message, _ = stage.answer([USER], ids)
+        chosen.add(stage.prompt([USER, message, MORE]).ids.tobytes())
     assert len(chosen) == 1
 
 
-STRIPS_THOUGHTS = """{% for m in messages %}<|im_start|>{{ m.role }}
-{% if m.role == 'assistant' and not loop.last %}{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
-SAYS_MORE = """{% for m in messages %}<|im_start|>{{ m.role }}
-{{ m.content }}<|im_end|>{% if m.role == 'assistant' %} and that was all{% endif %}
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
-ENDLESS = """{% for m in messages %}{{ m.role }}: {{ m.content }}
-{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"""
+@pytest.mark.parametrize("name", ["chatml", "qwen3", "glm", "mistral"])
+def test_results_of_parallel_calls_may_come_in_any_order(name: str) -> None:
+    talk = attempt(name)
+    message = Message(role="assistant", content="", tool_calls=tuple(ToolCall(id="", name="look", arguments=f'{{"at": {i}}}') for i in range(3)))
+    ids = talk.template.answer_ids(message, messages=[USER], tools=[TOOL])
+    if name == "glm":
+        ids = [*ids[:-1], *talk.template.encode("<|observation|>")]  # what a model of this kind samples before results
+    _, asked, _ = talk.answer([USER], ids, tools=[TOOL])
+    results = [Message(role="tool", content=f"result {call.arguments}", tool_call_id=call.id) for call in asked.tool_calls]
+    assert len(results) == 3
+    shuffled = [results[1], results[2], results[0]]
+    prompt, answer, _ = talk.says([USER, asked, *shuffled], "done", tools=[TOOL])
+    assert prompt.capture == "bridged"
+    turned = replace(asked, tool_calls=asked.tool_calls[::-1])
+    for again in ([USER, asked, *results, answer, MORE], [USER, turned, *results[::-1], answer, MORE]):
+        assert talk.prompt(again, tools=[TOOL]).parent_call_id == "c2"
+    other = [replace(results[0], content="else"), *results[1:]]
+    assert talk.prompt([USER, asked, *other, answer, MORE], tools=[TOOL]).parent_call_id == "c1"
 
 
-@pytest.mark.parametrize(
-    ("text", "said", "capture", "reason"),
-    [
-        (STRIPS_THOUGHTS, "<think>hm</think>red", "forked", "the template renders the history differently once it goes on"),
-        (STRIPS_THOUGHTS, "red", "bridged", None),
-        (SAYS_MORE, "red", "forked", "the template does not end the turn right after the answer"),
-        (ENDLESS, "red", "forked", "the template has no token that ends a turn"),
-    ],
-)
-def test_templates_that_rewrite_history_are_not_bridged(model_folder: Path, text: str, said: str, capture: str, reason: str | None) -> None:
-    tokenizer = ChatTemplate.load(model_folder)
-    template = ChatTemplate(tokenizer._tokenizer, text, special={})
-    talk = Talk(template, ConversationTree(template))
-    _, message, _ = talk.answer([USER], template.encode(said))
-    prompt = talk.tree.prompt([USER, message, MORE])
-    assert (prompt.capture, prompt.reason) == (capture, reason)
-    if capture == "forked":
-        assert prompt.ids.tolist() == template.render([USER, message, MORE])
+def test_a_fork_is_gone_on_with_like_any_other_call(talk: Attempt) -> None:
+    """Also where it shares less with its parent than that does with its own."""
+    system = Message(role="system", content="be brief")
+    messages = [system, USER]
+    for turn in range(3):
+        _, answer, _ = talk.answer(messages, letters(talk.template, f"word {turn}"))
+        messages += [answer, replace(MORE, content=f"more {turn}")]
+    window = [system, *messages[3:]]
+    prompt, answer, _ = talk.answer(window, letters(talk.template, "blue"))
+    assert (prompt.capture, prompt.reason, prompt.parent_call_id) == ("forked", reasons.HISTORY_DROPPED, "c3")
+    assert 0 < prompt.shared < len(talk.calls["c1"][0].ids)
+    after = talk.prompt([*window, answer, USER])
+    assert (after.capture, after.parent_call_id) == ("bridged", "c4")
 
 
-def test_an_answer_that_ended_with_a_foreign_token_is_not_bridged(model_folder: Path, talk: Talk) -> None:
-    plain = ChatTemplate.load(model_folder)
-    foreign = plain.encode("<|endoftext|>")
-    template = ChatTemplate(plain._tokenizer, STRIPS_THOUGHTS, special={}, eos_ids=foreign)
-    talk = Talk(template, ConversationTree(template))
-    _, message, _ = talk.answer([USER], [*template.encode("red"), *foreign])
-    assert talk.tree.prompt([USER, message, MORE]).reason == "the answer ended with another token than the template's"
+def test_tools_that_stand_in_the_last_question_stand_in_the_suffix() -> None:
+    talk = attempt("mistral")
+    _, answer, _ = talk.says([USER], "red", tools=[TOOL])
+    other = {**TOOL, "function": {**TOOL["function"], "name": "other"}}
+    for tools in ([TOOL], [TOOL]):  # looked at in full, then remembered
+        assert "[AVAILABLE_TOOLS]" in talk.suffix(talk.prompt([USER, answer, MORE], tools=tools))
+    stage = Attempt(talk.template, ConversationTree(talk.template))
+    _, answer, _ = stage.says([USER], "red", tools=[other])
+    assert '"other"' in stage.suffix(stage.prompt([USER, answer, MORE], tools=[other]))
+
+
+def test_tools_may_be_written_in_another_order_of_keys(talk: Attempt) -> None:
+    _, answer, _ = talk.says([USER], "red", tools=[TOOL])
+    turned = {"function": dict(reversed(TOOL["function"].items())), "type": "function"}
+    assert talk.prompt([USER, answer, MORE], tools=[turned]).parent_call_id == "c1"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_end_of_turn_is_put_into_the_prompt(name: str) -> None:
+    """Cut off by `max_tokens`, in the middle of a character, or before the first token."""
+    talk = attempt(name)
+    think = "hm</think>" if talk.template.traits.opens_thought else ""
+    for ids in (talk.template.encode("wor"), talk.template.encode("🦊")[:2], []):
+        cut = [*talk.template.encode(think), *ids]
+        _, answer, call_id = talk.answer([USER, assistant("x"), MORE], cut)
+        prompt = talk.prompt([USER, assistant("x"), MORE, answer, USER])
+        if name in ("endless", "remark", "echo"):
+            assert prompt.capture == "forked"
+            continue
+        assert (prompt.capture, prompt.parent_call_id) == ("bridged", call_id)
+        follows = talk.suffix(prompt)
+        assert follows.startswith("<|end|>" if name == "terminator" else talk.template.turn_end)
+        assert talk.template.text([USER, assistant("x"), MORE, answer, USER]).endswith(follows)
+
+
+def test_the_text_before_a_stop_string_is_the_answer_and_its_ids_stay_as_they_were_sampled(talk: Attempt) -> None:
+    ids = talk.template.encode("red STOP green")
+    _, answer, _ = talk.answer([USER], ids, stop=["STOP"])
+    assert answer.content == "red "
+    prompt = talk.prompt([USER, answer, MORE])
+    assert prompt.capture == "bridged"
+    assert talk.suffix(prompt).startswith("<|im_end|>\n<|im_start|>user\n")
+
+
+def test_an_answer_that_was_cut_off_goes_on_in_its_own_turn(talk: Attempt) -> None:
+    ids = letters(talk.template, "the wor")
+    _, answer, _ = talk.answer([USER], ids)
+    prompt, rest, _ = talk.says([USER, answer], "d is blue")
+    assert (prompt.capture, prompt.parent_call_id, talk.suffix(prompt)) == ("bridged", "c1", "")
+    whole = assistant(answer.content + rest.content)
+    for parts in ([whole], [answer, rest]):  # a client may keep it as one message or as two
+        assert talk.prompt([USER, *parts, MORE]).parent_call_id == "c2"
+
+
+def test_an_answer_that_has_ended_is_followed_by_a_new_turn(talk: Attempt) -> None:
+    _, answer, _ = talk.says([USER], "red")
+    prompt = talk.prompt([USER, answer])
+    assert (prompt.capture, talk.suffix(prompt)) == ("bridged", "\n<|im_start|>assistant\n")
+
+
+def test_a_client_may_go_on_with_an_answer_where_a_stop_string_has_ended_it(talk: Attempt) -> None:
+    """As agents do that write the results of tools into the answer itself."""
+    _, answer, _ = talk.answer([USER], letters(talk.template, "Action: look\nObservation:"), stop=["\nObservation:"])
+    assert answer.content == "Action: look"
+    prompt, _, _ = talk.says([USER, assistant("Action: look\nObservation: it is blue\n")], "Answer: blue")
+    assert (prompt.capture, talk.suffix(prompt)) == ("bridged", " it is blue\n")
+    whole = assistant("Action: look\nObservation: it is blue\nAnswer: blue")
+    assert talk.prompt([USER, whole, MORE]).parent_call_id == "c2"
+    assert talk.prompt([USER, assistant("Action: look\nResult: blue\n")]).reason == reasons.ANSWER_REWRITTEN
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_turn_that_the_client_has_begun_is_left_open(name: str) -> None:
+    talk = attempt(name)
+    begun = assistant("so the word is ")
+    prompt = talk.prompt([USER, begun])
+    text = talk.template.opened([USER, begun], begun=True)
+    assert (prompt.capture, talk.template.decode(prompt.ids.tolist(), control=True)) == ("rendered", text)
+    assert text.endswith("so the word is ")
+    talk.says([USER, begun], "blue")
+    again = talk.prompt([USER, assistant("so the word is blue"), MORE])
+    assert again.parent_call_id == "c1"
+    assert again.capture == ("forked" if name in ("terminator", "endless", "remark", "echo") else "bridged")
+
+
+def test_what_another_agent_has_said_is_not_gone_on_with(talk: Attempt) -> None:
+    """As when one agent hands its conversation over to another, who answers in a turn of its own."""
+    _, answer, _ = talk.says([Message(role="system", content="you are A"), USER], "the word is blue")
+    named = replace(assistant("the word is red"), name="someone")
+    for last in (answer, named):
+        prompt = talk.prompt([Message(role="system", content="you are B"), USER, last])
+        assert talk.template.decode(prompt.ids.tolist(), control=True).endswith(f"{last.content}<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_turn_begun_after_an_answer_of_ours_is_spliced(talk: Attempt) -> None:
+    _, answer, _ = talk.answer([USER], letters(talk.template, "red"))
+    prompt = talk.prompt([USER, answer, MORE, assistant("blue as ")])
+    assert (prompt.capture, prompt.parent_call_id) == ("bridged", "c1")
+    assert talk.suffix(prompt) == "<|im_end|>\n<|im_start|>user\nanother one<|im_end|>\n<|im_start|>assistant\nblue as "
+
+
+def test_an_end_that_the_tokenizer_joins_with_its_surroundings_is_not_spliced() -> None:
+    """Where the end of a turn is no token of its own, it cannot be known which ids it would have had."""
+    source = "{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    found = tokenizer()
+    template = ChatTemplate(found, source.replace("</s>", "x"), special={}, eos_ids=found.encode("x").ids)
+    talk = Attempt(template, ConversationTree(template))
+    _, answer, _ = talk.says([USER], "red")
+    assert talk.prompt([USER, answer, MORE]).reason == reasons.END_JOINED
+
+
+def test_the_history_of_a_request_that_goes_on_is_not_rendered() -> None:
+    """This template refuses long conversations, and never notices."""
+    source = (chat_template("chatml")._source) + "{% if messages | length > 20 %}{{ raise_exception('too long') }}{% endif %}"
+    template = ChatTemplate(tokenizer(), source, special={})
+    talk = Attempt(template, ConversationTree(template))
+    messages = [USER]
+    for turn in range(30):
+        prompt, answer, _ = talk.answer(messages, template.encode(f"word {turn}"))
+        assert prompt.capture == ("bridged" if turn else "rendered")
+        messages += [answer, MORE]
+    with pytest.raises(BadConversation, match="too long"):
+        template.text(messages)
+
+
+def test_memory_grows_with_what_is_said_not_with_what_is_read(talk: Attempt) -> None:
+    def held(turns: int) -> int:
+        tree, messages = ConversationTree(talk.template), [USER]
+        ids = np.array(talk.template.encode("red green blue " * 8), np.int32)
+        tracemalloc.start()
+        for turn in range(turns):
+            prompt = tree.prompt(messages)
+            answer = assistant(f"{turn}")
+            tree.add(f"c{turn}", key=prompt.key, prompt_ids=prompt.ids, completion_ids=ids, answer=answer)
+            messages = [*messages, answer, replace(MORE, content=f"more {turn}")]
+        del prompt
+        size = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        return size
+
+    held(8)  # what is kept for ever
+    few, many = held(60), held(240)
+    assert many < 5 * few  # 16 times as much if every call kept all its ids
+    assert many < 240 * 6000
+
+
+def test_a_tree_can_be_built_again_from_what_was_served(talk: Attempt) -> None:
+    _, one, _ = talk.says([USER], "red")
+    _, two, _ = talk.says([USER, one, MORE], "blue")
+    asked = {"c1": [USER], "c2": [USER, one, MORE]}
+    tree = ConversationTree(talk.template)
+    for call_id, (prompt, ids, answer) in talk.calls.items():
+        key = tree.key(asked[call_id])
+        tree.add(call_id, key=key, prompt_ids=prompt.ids, completion_ids=np.array(ids, np.int32), answer=answer)
+    messages = [USER, one, MORE, two, USER]
+    assert tree.prompt(messages).ids.tolist() == talk.prompt(messages).ids.tolist()
+    assert tree.prompt(messages).parent_call_id == "c2"

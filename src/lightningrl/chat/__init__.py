@@ -1,8 +1,8 @@
 """Messages ⇄ token ids: what the engine is to read, what the model has said, and which earlier call a conversation continues."""
 
-from lightningrl.chat.answer import Answer, AnswerStream
+from lightningrl.chat.answer import Answer, AnswerStream, Piece
 from lightningrl.chat.messages import Message, ToolCall
 from lightningrl.chat.template import ChatTemplate
 from lightningrl.chat.tree import ConversationTree, Prompt
 
-__all__ = ["Answer", "AnswerStream", "ChatTemplate", "ConversationTree", "Message", "Prompt", "ToolCall"]
+__all__ = ["Answer", "AnswerStream", "ChatTemplate", "ConversationTree", "Message", "Piece", "Prompt", "ToolCall"]

@@ -1,7 +1,7 @@
 """What is said in a conversation, whatever wire format it came in: one shape for all dialects, all templates and the tree."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -12,6 +12,7 @@ class ToolCall:
     """The model asks for a function to be called."""
 
     id: str
+    """"" where the wire format has no ids."""
     name: str
     arguments: str
     """JSON text, byte for byte as the model wrote it."""
@@ -25,15 +26,40 @@ class Message:
     """`system`, `user`, `assistant`, `tool`, or what the template knows."""
     content: str
     """"" where there is none."""
+    reasoning: str = ""
+    """What was thought before `content` was said; "" if nothing was, or the client has dropped it."""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     """The call that a tool's message answers."""
     name: str | None = None
+    reply_id: str | None = None
+    """The call of ours that said this, where the wire format tells; None: it does not."""
+    ended: bool = False
+    """This turn of the assistant is over although it is the last one: the answer is a turn of its own, and does not go on with it."""
+
+
+class Arguments(dict[str, Any]):
+    """Arguments as an object, for templates that walk through them, and as text, for templates that join strings."""
+
+    def __init__(self, value: dict[str, Any], text: str) -> None:
+        super().__init__(value)
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __add__(self, other: str) -> str:
+        return self.text + other
+
+    def __radd__(self, other: str) -> str:
+        return other + self.text
 
 
 def for_template(message: Message) -> dict[str, Any]:
     """The dict that chat templates expect. Arguments that are a JSON object are handed on parsed, as templates apply `tojson`."""
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        turn["reasoning_content"] = message.reasoning  # the name that templates read
     if message.tool_calls:
         turn["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _arguments(call.arguments)}}
@@ -46,36 +72,38 @@ def for_template(message: Message) -> dict[str, Any]:
     return turn
 
 
-def canonical(message: Message) -> bytes:
-    """Equal for messages that mean the same: white space at the ends, and how a client spaces or orders JSON, make no difference."""
-    calls = [[call.id, call.name, _sorted(call.arguments)] for call in message.tool_calls]
-    return msgspec.json.encode([message.role, message.content.strip(), calls, message.tool_call_id, message.name])
+def folded(messages: Sequence[Message], *, keep_first: bool) -> list[Message]:
+    """System messages said by the user who speaks next, for templates that refuse them; with `keep_first` all but the very first."""
+    turns: list[Message] = []
+    held: list[str] = []
+    for place, message in enumerate(messages):
+        if message.role == "system" and not (keep_first and place == 0):
+            held.append(message.content)
+        elif held and message.role == "user":
+            turns.append(replace(message, content="\n\n".join([*held, message.content])))
+            held = []
+        elif held and message.role == "assistant":
+            turns += [Message(role="user", content="\n\n".join(held)), message]
+            held = []
+        else:
+            turns.append(message)
+    return [*turns, Message(role="user", content="\n\n".join(held))] if held else turns
 
 
-def canonical_tools(tools: tuple[Mapping[str, Any], ...]) -> bytes:
-    return msgspec.json.encode(tools, order="sorted")
-
-
-def repeats(message: Message, answer: Message) -> bool:
-    """Is `message` provably our `answer`, sent back? Clients may drop the text beside tool calls, and write arguments anew."""
-    said = message.content.strip()
-    if not answer.tool_calls:
-        return not message.tool_calls and said == answer.content.strip()
-    ours = [(call.id, call.name, _sorted(call.arguments)) for call in answer.tool_calls]
-    theirs = [(call.id, call.name, _sorted(call.arguments)) for call in message.tool_calls]
-    return ours == theirs and said in ("", answer.content.strip())
+def merged(messages: Sequence[Message]) -> list[Message]:
+    """User messages in a row as one, for templates that want roles to alternate."""
+    turns: list[Message] = []
+    for message in messages:
+        if turns and message.role == turns[-1].role == "user":
+            turns[-1] = replace(turns[-1], content=f"{turns[-1].content}\n\n{message.content}")
+        else:
+            turns.append(message)
+    return turns
 
 
 def _arguments(text: str) -> object:
     try:
-        value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
+        value = msgspec.json.decode(text) if text.strip() else {}
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
         return text
-    return value if isinstance(value, dict) else text
-
-
-def _sorted(text: str) -> bytes:
-    try:
-        return msgspec.json.encode(msgspec.json.decode(text), order="sorted")
-    except (msgspec.DecodeError, RecursionError):
-        return text.encode()
+    return Arguments(value, text if text.strip() else "{}") if isinstance(value, dict) else text

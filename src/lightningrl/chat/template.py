@@ -1,32 +1,35 @@
 """How does a model read a conversation? Its folder's tokenizer and chat template, run with `tokenizers` and `jinja2`: no torch, no model.
 
-messages + tools → `text` → `encode` → ids → engine → ids → `detokenizer` → text.
+messages + tools → `opened` → `encode` → ids → engine → ids → `detokenizer` → text.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from dataclasses import replace
+from functools import cached_property, lru_cache, partial
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
-from jinja2 import TemplateError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import Tokenizer
+from jinja2 import Template
+from tokenizers import Tokenizer, decoders
 
-from lightningrl.chat.messages import Message, for_template
+from lightningrl.chat.detokenizer import Detokenizer
+from lightningrl.chat.matching import ROLES, is_result
+from lightningrl.chat.messages import Message, folded, for_template, merged
+from lightningrl.chat.rendering import MARK, BadConversation, compiled
+from lightningrl.chat.suffix import Suffixes
+from lightningrl.chat.traits import SHORT_ID, Turn, study
 from lightningrl.errors import UserError
 
-UNFINISHED = "\ufffd"
-"""What a decoder makes of bytes that are not a character (yet)."""
+__all__ = ["BadConversation", "ChatTemplate"]
 
-PROBE = "probe-5f3a"
+USER = Message(role="user", content="x")
 
-
-class BadConversation(UserError):
-    """The template refuses these messages, e.g. because roles do not alternate."""
+STARTS = 64
+"""Beginnings of prompts whose ids are remembered: system messages with their tools, which all rollouts have in common."""
+SHORT = 64
+"""Characters; tokenising less is nearly as cheap as looking it up."""
 
 
 class ChatTemplate:
@@ -35,19 +38,39 @@ class ChatTemplate:
     def __init__(self, tokenizer: Tokenizer, template: str, *, special: Mapping[str, str], eos_ids: Sequence[int] = ()) -> None:
         """`special` are the names a template may use, such as `bos_token`; `eos_ids` end a completion besides the turn end."""
         self._tokenizer = tokenizer
+        self._looks_back = not isinstance(tokenizer.decoder, decoders.ByteLevel)  # bytes are put behind each other, whatever they are
+        added = tokenizer.get_added_tokens_decoder()
+        self._added = frozenset(added)
+        self._added_texts: dict[str, tuple[str, ...]] = {}
+        for token in added.values():  # by their first character
+            self._added_texts[token.content[:1]] = (*self._added_texts.get(token.content[:1], ()), token.content)
         self._special = dict(special)
+        self._source = template
         try:
-            self._template = _environment().from_string(template)
-            tail = self._tail()
-        except TemplateError as error:
+            self._template = compiled(template)
+            self._in_parts = not self._shows_text()
+            self.traits = study(self._run, template)
+            """The habits of the template."""
+            last = self._after_answer([])
+            followed = self._after_answer([{"role": "user", "content": "x"}])
+        except Exception as error:  # a template may raise anything
             raise UserError(f"the chat template cannot render a plain conversation: {error}", hint="mend chat_template.jinja") from error
-        ids = self.encode(tail)
-        self.turn_end_id = ids[0] if ids and self._is_added(ids[0]) else None
+        history_end = self._added_first(followed)
+        self.turn_end_id = next((token_id for token_id in self.encode(last) if self.is_added(token_id)), None)
+        if self.turn_end_id is None and history_end in eos_ids:
+            self.turn_end_id = history_end  # the next turn's first token ends the one before, as GLM has it
         """The token that ends an assistant's turn; None if the template has no such token."""
         self.turn_end = "" if self.turn_end_id is None else str(tokenizer.id_to_token(self.turn_end_id))
         ends = [] if self.turn_end_id is None else [self.turn_end_id]
         self.stop_token_ids = tuple(dict.fromkeys([*ends, *eos_ids]))
         """Every token that ends a completion."""
+        known = [*self.stop_token_ids, *([] if history_end is None else [history_end])]
+        self.suffixes = Suffixes(self)
+        self._encode_start = lru_cache(STARTS)(lambda text: tuple(self.encode(text)))
+        end = self.turn_end
+        self._cuts = bool(end) and self.encode(f"a b {end} c") == [*self.encode("a b "), *self.encode(f"{end} c")]
+        """A text may be tokenised up to the end of a turn, and from there on, apart."""
+        self._ends = tuple({str(tokenizer.id_to_token(token_id)) for token_id in known})
 
     @classmethod
     def load(cls, folder: str | Path) -> "ChatTemplate":
@@ -67,107 +90,219 @@ class ChatTemplate:
         eos += listed if isinstance(listed, list) else [listed]
         return cls(tokenizer, template, special=special, eos_ids=[token_id for token_id in eos if token_id is not None])
 
+    @property
+    def tool_format(self) -> str:
+        """The spelling of tool calls, as `chat.tools` names it; `traits.tool_format` has its letters."""
+        return self.traits.tool_format.spelling
+
+    @property
+    def thinking(self) -> Literal["none", "may", "begun"]:
+        """Do answers begin with a thought? `begun`: the prompt has opened its tag already."""
+        if self.traits.think is None or (self.traits.opening and not self.traits.opens_thought):
+            return "none"
+        return "begun" if self.traits.opens_thought else "may"
+
     def text(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = (), open_turn: bool = True) -> str:
-        """The conversation as the model reads it; with `open_turn` it ends where the assistant is to speak."""
-        try:
-            return self._template.render(
-                messages=[for_template(message) for message in messages],
-                tools=list(tools) or None,
-                add_generation_prompt=open_turn,
-                **self._special,
-            )
-        except Exception as error:
-            raise BadConversation(f"the model's chat template refuses these messages: {error}") from error
+        """The conversation as the template renders it; with `open_turn` it ends where the assistant's next turn begins."""
+        return self._render(self._turns(messages), tools, open_turn)
+
+    def opened(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = (), begun: bool = False) -> str:
+        """The conversation up to where the model is to speak: in a turn of its own or, if it is `begun`, in the middle of the last one."""
+        if not begun:
+            return self.text(messages, tools=tools)
+        last = messages[-1]
+        marked = self.text([*messages[:-1], replace(last, content=last.content + MARK)], tools=tools, open_turn=False)
+        before, found, _ = marked.rpartition(MARK)
+        if not found:
+            raise BadConversation("the model's chat template does not show the last message, which the answer is to go on with")
+        return before
+
+    def render(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = (), begun: bool = False) -> list[int]:
+        """The ids of `opened`."""
+        text = self.opened(messages, tools=tools, begun=begun)
+        cut = text.find(self.turn_end) if self._cuts else -1
+        if cut < SHORT:
+            return self.encode(text)
+        return [*self._encode_start(text[:cut]), *self.encode(text[cut:])]
+
+    def after(self, marked: str) -> tuple[str, str] | None:
+        """Of a rendering with a mark in an answer: what stands between the mark and the end of that turn, and all from this end on."""
+        _, shown, rest = marked.rpartition(MARK)
+        if not shown:
+            return None
+        places = [place for end in self._ends if (place := rest.find(end)) >= 0]
+        cut = min(places, default=-1)
+        if rest.startswith(self._added_texts.get(rest[:1], ())):
+            cut = 0  # whatever token it is that comes next: nothing stands in between
+        return None if cut < 0 else (rest[:cut], rest[cut:])
+
+    def answer_ids(self, message: Message, *, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """What a model that was asked `messages` would have had to sample to say `message`, the end of its turn included.
+
+        Text and the arguments of tool calls come out byte for byte.
+        """
+        said = self._prefilled(message) if may_be_begun(messages) else self._said(message, tools)
+        end = self.turn_end_id if self.turn_end_id is not None else next(iter(self.stop_token_ids), None)
+        return self.encode(said) + ([] if end is None else [end])
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ids, control tokens left out."""
-        return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+    def decode(self, token_ids: Sequence[int], *, control: bool = False) -> str:
+        """The text of ids, control tokens left out unless `control` asks for them."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=not control)
 
     def token_text(self, token_id: int) -> str:
         """One token by itself, control tokens included."""
         return self._tokenizer.decode([token_id], skip_special_tokens=False)
 
-    def render(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        return self.encode(self.text(messages, tools=tools))
-
-    def detokenizer(self) -> "Detokenizer":
-        return Detokenizer(self)
-
-    def _tail(self) -> str:
-        """What the template puts after an answer."""
-        turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": PROBE}]
-        return self._template.render(messages=turns, tools=None, add_generation_prompt=False, **self._special).rpartition(PROBE)[2]
-
-    def _is_added(self, token_id: int) -> bool:
+    def is_added(self, token_id: int) -> bool:
         """Added tokens are cut out before anything is merged, so text may be tokenised up to them and after them apart."""
-        return token_id in self._tokenizer.get_added_tokens_decoder()
+        return token_id in self._added
+
+    def is_token(self, text: str) -> bool:
+        """Is `text` a token of its own wherever it appears?"""
+        token_id = self._tokenizer.token_to_id(text)
+        return token_id is not None and self.is_added(token_id)
+
+    def detokenizer(self) -> Detokenizer:
+        return Detokenizer(partial(self._tokenizer.decode, skip_special_tokens=True), looks_back=self._looks_back)
+
+    def _said(self, message: Message, tools: Sequence[Mapping[str, Any]]) -> str:
+        """The answer as the template writes it into a history, without the end of the turn, given what the generation prompt has said."""
+        marks = {f"{MARK}-content-": message.content, f"{MARK}-reasoning-": message.reasoning}
+        content, reasoning = (mark if text else "" for mark, text in marks.items())
+        if not message.tool_calls:
+            content = next(iter(marks))
+        if message.tool_calls and not self.traits.reads_calls:
+            begun = self._with_thought("", message.reasoning).removeprefix(self.traits.opening)
+            return begun + self._spelled(message, message.content)
+        asked = self._turns([USER])
+        answer = for_template(self._adapted(replace(message, content=content, reasoning=reasoning)))
+        prompt = self._render(asked, tools, True).removesuffix(self.traits.opening)
+        try:
+            whole = self._render([*asked, answer], tools, False, template=self._verbatim)
+        except BadConversation:
+            if not message.tool_calls:
+                raise
+            return self._spelled(message, message.content)  # e.g. several calls where the template knows one at a time
+        if not whole.startswith(prompt):
+            raise BadConversation("the model's chat template renders an answer in another way than it asks for one")
+        said = self._without_end(whole.removeprefix(prompt)) if message.tool_calls or not content else _up_to(whole.removeprefix(prompt), content)
+        said = self._with_thought(said, reasoning).removeprefix(self.traits.opening)
+        if content and content not in said and self.traits.tool_format.spelling == "hermes":
+            said = f"{content}\n{said}"
+        for mark, text in marks.items():
+            said = said.replace(mark, text)
+        return said
+
+    def _with_thought(self, said: str, reasoning: str) -> str:
+        """An answer that begins with a thought where one was asked for or given; templates tend to leave out those of the past."""
+        if self.traits.think is None or not (reasoning or self.traits.opens_thought):
+            return said
+        begin, end = self.traits.think
+        lead = said.lstrip()
+        if lead.startswith(begin) and (not reasoning or reasoning in lead):
+            if not self.traits.opens_thought:
+                return said
+            return self.traits.opening + lead[len(begin) :].lstrip("\n")
+        opening = self.traits.opening if self.traits.opens_thought else f"{begin}\n"
+        return f"{opening}{reasoning}\n{end}\n\n{said}"
+
+    def _spelled(self, message: Message, content: str) -> str:
+        """Tool calls in letters of ours, for a template that shows none."""
+        form = self.traits.tool_format
+        between = f"{form.end}; {form.begin}" if form.between is None else form.between
+        written = form.begin + between.join(f"{call.name}{form.middle}{call.arguments or '{}'}" for call in message.tool_calls) + form.end
+        return f"{content}\n{written}" if content else written
+
+    def _prefilled(self, message: Message) -> str:
+        return self._spelled(message, message.content) if message.tool_calls else message.content
+
+    def _without_end(self, text: str) -> str:
+        """Cut where the turn ends. (Arguments may contain anything, so without a mark it is the last end that counts.)"""
+        start = text.rfind(f"{MARK}-")
+        places = [place for end in self._ends if (place := text.find(end, start) if start >= 0 else text.rfind(end)) >= 0]
+        return text[: min(places)] if places else text.rstrip("\n")
+
+    @cached_property
+    def _verbatim(self) -> Template:
+        return compiled(self._source, verbatim=True)
+
+    def _turns(self, messages: Sequence[Message]) -> list[Turn]:
+        """The messages as dicts, with what this template refuses said in a way that it takes."""
+        traits = self.traits
+        if not traits.shows_results:
+            messages = [self._spoken(message) for message in messages]
+        if traits.system != "anywhere" and any(message.role in ("system", "developer") for message in messages[traits.system == "first" :]):
+            messages = folded([self._adapted(message) for message in messages], keep_first=traits.system == "first")
+        if not traits.users_in_a_row:
+            messages = merged(messages)
+        return [for_template(self._adapted(message)) for message in messages]
+
+    def _spoken(self, message: Message) -> Message:
+        """Tool calls and results as text, for a template that knows no results."""
+        if message.tool_calls:
+            return replace(message, content=self._spelled(message, message.content), tool_calls=())
+        if is_result(message):
+            return Message(role="user", content=f"<tool_response>\n{message.content}\n</tool_response>")
+        return message
+
+    def _adapted(self, message: Message) -> Message:
+        if message.role in ROLES and not (message.role == "developer" and self.traits.developer):
+            message = replace(message, role=ROLES[message.role])
+        if self.traits.short_ids and (message.tool_calls or message.tool_call_id is not None):
+            calls = tuple(replace(call, id=_short(call.id)) for call in message.tool_calls)
+            answered = message.tool_call_id
+            message = replace(message, tool_calls=calls, tool_call_id=None if answered is None else _short(answered))
+        return message
+
+    def _render(self, turns: list[Turn], tools: Sequence[Mapping[str, Any]], open_turn: bool, *, template: Template | None = None) -> str:
+        try:
+            return self._run(turns, tools, open_turn, template=template)
+        except Exception as error:
+            raise BadConversation(f"the model's chat template refuses these messages: {error}") from error
+
+    def _run(self, turns: list[Turn], tools: Sequence[Mapping[str, Any]], open_turn: bool, *, template: Template | None = None) -> str:
+        chosen = self._template if template is None else template
+        if self._in_parts:
+            turns = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in turns]
+        return chosen.render(messages=turns, tools=list(tools) or None, add_generation_prompt=open_turn, **self._special)
+
+    def _shows_text(self) -> bool:
+        """False: content has to come in parts, as models that also see images have it."""
+        self._in_parts = False
+        try:
+            return MARK in self._run([{"role": "user", "content": MARK}], (), True)
+        except Exception:  # noqa: BLE001 - a template may raise anything
+            return False
+
+    def _after_answer(self, tail: list[Turn]) -> str:
+        turns: list[Turn] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": MARK}, *tail]
+        return self._run(turns, (), False).rpartition(MARK)[2]
+
+    def _added_first(self, text: str) -> int | None:
+        """The token that `text` begins with, if that is an added one."""
+        ids = self.encode(text)
+        return ids[0] if ids and self.is_added(ids[0]) else None
 
 
-class Detokenizer:
-    """Ids in, text out, never half a character. The pieces joined are `decode` of all ids.
-
-    (Except for bytes that are no text, where tokenizers with byte fallback spell a whole run anew once it has turned out invalid.)
-    """
-
-    def __init__(self, template: ChatTemplate) -> None:
-        self._template = template
-        self._ids: list[int] = []
-        self._known = 0
-        """Ids before this one are out; the window begins where the piece before them did, for decoders that look back."""
-        self._start = 0
-        self._out = 0
-        """Characters of the window that are out."""
-
-    def feed(self, token_ids: Sequence[int]) -> str:
-        self._ids.extend(token_ids)
-        text = self._template.decode(self._ids[self._start :])
-        whole = text.rstrip(UNFINISHED)
-        piece = whole[self._out :]
-        self._out += len(piece)
-        if len(whole) == len(text) and piece:
-            self._start, self._known = self._known, len(self._ids)
-            self._out = len(self._template.decode(self._ids[self._start : self._known]))
-        return piece
-
-    def flush(self) -> str:
-        """What is left at the end: characters that were never finished."""
-        piece = self._template.decode(self._ids[self._start :])[self._out :]
-        self._out += len(piece)
-        return piece
+def _up_to(said: str, mark: str) -> str:
+    """The rendering of an answer that is only text, without white space or remarks that the template puts around it."""
+    before, found, after = said.partition(mark)
+    return (before if before.strip() else "") + found if found else after
 
 
-class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}` marks, in templates made for supervised training, what the assistant says: here just text."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2 wants it so
-
-    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+def may_be_begun(messages: Sequence[Message]) -> bool:
+    """May the last message be the beginning of the answer? What another agent has said has a name."""
+    if not messages or messages[-1].role != "assistant":
+        return False
+    last = messages[-1]
+    return not last.tool_calls and last.name is None and not last.ended
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    """As `transformers` sets it up. Templates come from model folders: they run in a sandbox."""
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = _now
-    return environment
-
-
-def _tojson(value: object, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _refuse(message: str) -> None:
-    raise TemplateError(message)
-
-
-def _now(layout: str) -> str:
-    return datetime.now().strftime(layout)
+def _short(call_id: str) -> str:
+    return call_id if len(call_id) == SHORT_ID else blake2b(call_id.encode(), digest_size=8).hexdigest()[:SHORT_ID]
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -1,20 +1,45 @@
 """Which earlier call does this request continue? One tree per attempt keeps history token-exact.
 
 messages → the longest served call whose conversation they repeat → its exact ids + newly rendered suffix → `Prompt`.
-What came back from the agent is compared with what *we* answered (tool-call ids, content, arguments by meaning), never tokenised again:
-sampled tokens are seldom the ones a tokenizer would choose for their text. When in any doubt, everything is rendered afresh, and why is kept.
+What came back from the agent is compared with what *we* answered (reply ids, tool-call ids, content, arguments by meaning), never tokenised
+again: sampled tokens are seldom the ones a tokenizer would choose for their text. When in any doubt, everything is rendered afresh, and why is
+kept. docs/token-exact.md has the whole table of decisions.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
 
+import msgspec
 import numpy as np
 
-from lightningrl.chat.messages import Message, canonical, canonical_tools, repeats
-from lightningrl.chat.template import ChatTemplate
+from lightningrl.chat import reasons
+from lightningrl.chat.matching import Step, gist, gists, is_result, is_subsequence, repeats, results, step, tools_key
+from lightningrl.chat.messages import Message
+from lightningrl.chat.raw import RawHistory
+from lightningrl.chat.served import Node, Served
+from lightningrl.chat.suffix import Doubt
+from lightningrl.chat.template import ChatTemplate, may_be_begun
 from lightningrl.types import Ints
+
+Tools: TypeAlias = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where among the conversations of an attempt an answer belongs."""
+
+    root: Node
+    node: Node
+    """The conversation it is given in."""
+    begun: tuple[Node, Message] | None
+    """Set if the answer goes on with a message that the client has begun: the conversation before that message, and the message."""
+    within: bool | None
+    """As `Prompt.reasoning`."""
+    base: Served | None
+    """The call whose ids the prompt begins with; None: not known."""
+    shared: int | None
+    """How many; None: not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,132 +48,283 @@ class Prompt:
 
     A second turn, where c1 read `[1 2 3]` and sampled `[7 8 9]` (9 ends the turn):
 
-        ids [1 2 3 7 8 9 | 4 5]   capture `bridged`   parent_call_id `c1`
+        ids [1 2 3 7 8 9 | 4 5]   capture `bridged`   parent_call_id `c1`   shared 6
     """
 
     ids: Ints
     """[P]"""
     capture: Literal["rendered", "bridged", "forked"]
     reason: str | None
-    """Why it was forked; None otherwise."""
+    """Why it was forked, one of `reasons`; None otherwise."""
     parent_call_id: str | None
     """The call it continues (bridged) or departs from (forked)."""
-    key: bytes
-    """The name of the conversation; `ConversationTree.add` wants it back."""
+    shared: int
+    """Leading ids that the parent has read or said; 0 without a parent."""
+    reasoning: bool | None
+    """Does it end within a thought? None: as the template's prompts do. `AnswerStream` wants to know."""
+    key: Place | None
+    """`ConversationTree.add` wants it back; None for raw prompts, which have no messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Served:
-    """A call whose answer the agent has."""
+class _Walk:
+    """What was found on the way through a request's messages."""
 
-    call_id: str
-    tools: bytes
-    ids: Ints
-    """[P + C] what the engine read and sampled."""
-    prompt_length: int
-    answer: Message
-
-
-class _Doubt(Exception):
-    """The ids cannot be spliced."""
+    place: Place
+    found: Served | None
+    """The last of our answers in them."""
+    at: int
+    """Its index."""
+    rest: str | None
+    """Text that the client has put behind it, in the same turn; None: that turn has ended."""
+    rewritten: Served | None
+    """An answer of ours that another message of the assistant has replaced."""
 
 
 class ConversationTree:
     """The conversations of one attempt."""
 
-    def __init__(self, template: ChatTemplate) -> None:
+    def __init__(self, template: ChatTemplate, *, history: Literal["exact", "template"] = "exact") -> None:
+        """`exact`: what was sampled stays in the prompt. `template`: prompts are what the template makes of the messages, as in deployment."""
         self._template = template
-        self._by_conversation: dict[bytes, list[_Served]] = {}
-        self._by_tool_call: dict[str, _Served] = {}
-        self._by_content: dict[str, _Served] = {}
+        self._history = history
+        self._raw = RawHistory(template)
+        self._roots: dict[bytes, Node] = {}
+        self._by_tool_call: dict[str, Served] = {}
+        self._by_content: dict[str, Served] = {}
 
-    def prompt(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
+    def prompt(self, messages: Sequence[Message], *, tools: Tools = ()) -> Prompt:
         """The ids to read for these messages. Raises `BadConversation` if the template refuses them."""
-        key, found, rewritten = self._walk(messages, tools)
-        if found is None:
-            parent, reason = rewritten or self._departs_from(messages, tools)
-            return self._rendered(messages, tools, key=key, parent=parent, reason=reason)
-        served, place = found
+        walk = self._walk(messages, tools)
+        if walk.found is None:
+            parent, reason = self._departs_from(messages, walk)
+            return self._rendered(messages, tools, place=walk.place, parent=parent, reason=reason)
+        if self._history == "template":
+            return self._as_deployed(messages, tools, place=walk.place, parent=walk.found)
         try:
-            ids = self._spliced(served, messages, place, tools)
-        except _Doubt as doubt:
-            return self._rendered(messages, tools, key=key, parent=served, reason=str(doubt))
-        return Prompt(ids=ids, capture="bridged", reason=None, parent_call_id=served.call_id, key=key)
+            suffix = self._suffix(walk.found, walk, messages, tools)
+        except Doubt as doubt:
+            return self._rendered(messages, tools, place=walk.place, parent=walk.found, reason=str(doubt))
+        before = walk.found.ids()
+        ids = np.concatenate((before, np.array(suffix, np.int32)))
+        return _prompt(ids, "bridged", None, place=walk.place, parent=walk.found, shared=len(before))
 
-    def key(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()) -> bytes:
+    def key(self, messages: Sequence[Message], *, tools: Tools = ()) -> Place:
         """The name of a conversation, for a call that was prompted by an earlier process."""
-        return self._walk(messages, tools)[0]
+        walk = self._walk(messages, tools)
+        return replace(walk.place, base=walk.found, shared=None)
 
-    def add(self, call_id: str, *, key: bytes, tools: Sequence[Mapping[str, Any]], prompt_ids: Ints, completion_ids: Ints, answer: Message) -> None:
+    def add(self, call_id: str, *, key: Place | None, prompt_ids: Ints, completion_ids: Ints, answer: Message) -> None:
         """Remember what was answered in the conversation `key`. Only calls that were answered in full belong here."""
-        ids = np.concatenate((prompt_ids, completion_ids))
-        served = _Served(call_id=call_id, tools=canonical_tools(tuple(tools)), ids=ids, prompt_length=len(prompt_ids), answer=answer)
-        self._by_conversation.setdefault(key, []).append(served)
+        assert key is not None, "answers to raw prompts are added with `add_raw`"
+        base, shared = key.base, key.shared
+        if base is None and key.node.answers:  # another answer to the same prompt
+            base, shared = key.node.answers[0][1], None
+        if shared is None:
+            shared = 0 if base is None else _shared(prompt_ids, base.ids())
+        asked, whole = (key.node, answer) if key.begun is None else (key.begun[0], _joined(key.begun[1], answer))
+        served = Served(
+            call_id=call_id,
+            root=key.root,
+            asked=asked,
+            after=Node(asked, gist(whole)),
+            answer=whole,
+            base=base,
+            shared=shared,
+            delta=np.concatenate((prompt_ids[shared:], completion_ids)),
+            sampled=len(completion_ids),
+        )
+        asked.answers.append((whole, served))
+        if key.begun is not None:  # a client may also send the two parts back as two messages
+            key.node.answers.append((answer, served))
         self._by_tool_call.update((call.id, served) for call in answer.tool_calls)
-        if answer.content.strip():
-            self._by_content[answer.content.strip()] = served
+        if whole.content.strip():
+            self._by_content[whole.content.strip()] = served
 
-    def _walk(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
-    ) -> tuple[bytes, tuple[_Served, int] | None, tuple[_Served, str] | None]:
-        """Name the conversation, message by message, and find the last of our answers in it (with its place); or the first one rewritten."""
-        key = _extend(b"", canonical_tools(tuple(tools)))
-        found: tuple[_Served, int] | None = None
-        rewritten: tuple[_Served, str] | None = None
-        for place, message in enumerate(messages):
-            step = message
-            siblings = self._by_conversation.get(key, []) if message.role == "assistant" else []
-            if same := [served for served in siblings if repeats(message, served.answer)]:
-                best = min(same, key=lambda served: served.ids[served.prompt_length :].tobytes())  # equal texts: any would do, but always the same
-                found, step = (best, place), best.answer
-            elif siblings and rewritten is None:
-                rewritten = (siblings[-1], "the answer in the history is not the one that was given")
-            key = _extend(key, canonical(step))
-        return key, found, rewritten
+    def prompt_raw(self, prompt: str | tuple[int, ...]) -> Prompt:
+        """The ids to read for a prompt that no template is applied to: those of an earlier one and its answer, if it begins with both."""
+        found = self._raw.find(prompt)
+        start = 0 if found is None or found.reason is not None else found.place
+        rest = np.array(self._template.encode(prompt[start:]) if isinstance(prompt, str) else prompt[start:], np.int32)
+        if found is None:
+            return _raw_prompt(rest, "rendered")
+        before, parent = self._raw.ids(found.raw), found.raw.call_id
+        if found.reason is not None:
+            return _raw_prompt(rest, "forked", reason=found.reason, parent=parent, shared=_shared(rest, before))
+        return _raw_prompt(np.concatenate((before, rest)), "bridged", parent=parent, shared=len(before))
 
-    def _departs_from(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[_Served | None, str | None]:
-        """The last of our answers that appears in a conversation which is not the one it was given in."""
-        for message in reversed(messages):
+    def add_raw(self, call_id: str, *, prompt_ids: Ints, completion_ids: Ints) -> None:
+        """Remember what was answered to a raw prompt."""
+        self._raw.add(call_id, prompt_ids=prompt_ids, completion_ids=completion_ids)
+
+    def _root(self, tools: Tools) -> Node:
+        """The empty conversation: one for each set of tools, as far as the template shows tools at all."""
+        if not tools or not self._template.traits.shows_tools:
+            return self._roots.setdefault(b"", Node())
+        sent = msgspec.json.encode(tools)
+        found = self._roots.get(sent)
+        if found is None:
+            found = self._roots[sent] = self._roots.setdefault(tools_key(tools), Node())
+        return found
+
+    def _walk(self, messages: Sequence[Message], tools: Tools) -> _Walk:
+        """Follow the messages through what has been said, as far as it goes, and open what is new."""
+        root = node = self._root(tools)
+        found, at, rewritten = None, -1, None
+        run: list[Step] = []
+        closed = messages[:-1] if self._begins_an_answer(messages) else messages
+        for place, message in enumerate(closed):
+            if is_result(message):
+                run.append(step(message))
+                continue
+            if run:
+                node = node.to(results(run))
+                run = []
+            if message.role == "assistant" and node.answers:
+                if same := self._match(node, message):
+                    found, at, node = same, place, same.after
+                    continue
+                rewritten = rewritten or node.answers[-1][1]
+            node = node.to(step(message))
+        if run:
+            node = node.to(results(run))
+        place = Place(root=root, node=node, begun=None, within=None, base=None, shared=0)
+        walk = _Walk(place=place, found=found, at=at, rest=None, rewritten=rewritten)
+        return walk if closed is messages else self._begun(walk, messages[-1], at=len(closed))
+
+    def _begins_an_answer(self, messages: Sequence[Message]) -> bool:
+        """Is the model to go on with the last message? Not with what it has said to the end, wherever in this attempt that was."""
+        if not may_be_begun(messages):
+            return False
+        known = self._by_content.get(messages[-1].content.strip())
+        return known is None or not self._ended(known)
+
+    def _begun(self, walk: _Walk, last: Message, *, at: int) -> _Walk:
+        """The last message is the assistant's: an answer of ours that has ended, one that is to go on, or the client's beginning of one."""
+        node = walk.place.node
+        same = self._match(node, last)
+        if same is not None and self._ended(same):
+            return replace(walk, place=replace(walk.place, node=same.after), found=same, at=at)
+        if same is not None:  # it was cut off
+            place = replace(walk.place, node=same.after, begun=(node, last), within=bool(same.answer.reasoning) and not same.answer.content)
+            return replace(walk, place=place, found=same, at=at, rest="")
+        place = replace(walk.place, node=node.to(step(last)), begun=(node, last), within=self._thinks(last.content))
+        longer = [(len(said), served) for _, served in node.answers if (said := self._visible(served)) and last.content.startswith(said)]
+        if longer:
+            length, served = max(longer, key=lambda pair: pair[0])
+            return replace(walk, place=place, found=served, at=at, rest=last.content[length:])
+        return replace(walk, place=place, rewritten=walk.rewritten or (node.answers[-1][1] if node.answers else None))
+
+    def _thinks(self, begun: str) -> bool:
+        """Does the beginning of an answer end within a thought?"""
+        tags = self._template.traits.think
+        return tags is not None and begun.rfind(tags[0]) > begun.rfind(tags[1])
+
+    def _match(self, node: Node, message: Message) -> Served | None:
+        """The answer that `message` repeats. Of several that read alike: the one the client names, or else the one with the smallest ids, so that
+        it is always the same one.
+        """
+        if len(node.answers) == 1 and repeats(message, node.answers[0][0]):
+            return node.answers[0][1]
+        same = [served for said, served in node.answers if repeats(message, said)]
+        if not same and not message.tool_calls:  # a client may know no fields for thoughts and tool calls
+            same = [served for _, served in node.answers if self._raw_text(served) == message.content.strip()]
+        if len(same) > 1:
+            same.sort(key=lambda served: (served.call_id != message.reply_id, served.completion().tobytes()))
+        return same[0] if same else None
+
+    def _raw_text(self, served: Served) -> str | None:
+        """All the text of an answer, thoughts and tool calls spelled out; None if it has neither."""
+        if not served.answer.reasoning and not served.answer.tool_calls:
+            return None
+        return self._template.decode(served.completion().tolist()).strip()
+
+    def _visible(self, served: Served) -> str | None:
+        """What a client that goes on with an answer has to begin with, a stop string that was left out included; None: it cannot be gone on with."""
+        if served.answer.tool_calls or served.last() in self._template.stop_token_ids:
+            return None
+        text = self._template.decode(served.completion().tolist())
+        place = text.rfind(served.answer.content) if served.answer.content else -1
+        return text[place:] if place >= 0 else None
+
+    def _ended(self, served: Served) -> bool:
+        """Has the turn ended, with its token or with a stop string? (Otherwise the answer was cut off.)"""
+        if served.last() in self._template.stop_token_ids:
+            return True
+        visible = self._visible(served)
+        return visible is not None and visible.strip() != served.answer.content.strip()
+
+    def _departs_from(self, messages: Sequence[Message], walk: _Walk) -> tuple[Served | None, str | None]:
+        """The last of our answers that appears in a conversation which is not the one it was given in, and how that differs."""
+        for place in range(len(messages) - 1, -1, -1):
+            message = messages[place]
             if message.role != "assistant":
                 continue
             known = [self._by_tool_call[call.id] for call in message.tool_calls if call.id in self._by_tool_call]
             served = known[0] if known else self._by_content.get(message.content.strip())
-            if served is not None:
-                changed = served.tools != canonical_tools(tuple(tools))
-                return served, "the tools have changed" if changed else "the history before the answer has changed"
-        return None, None
+            if served is None:
+                continue
+            if not repeats(message, served.answer):
+                return served, reasons.ANSWER_REWRITTEN
+            if served.root is not walk.place.root:
+                return served, reasons.TOOLS_CHANGED
+            return served, _difference(served.asked.path(), gists(messages[:place]))
+        return (None, None) if walk.rewritten is None else (walk.rewritten, reasons.ANSWER_REWRITTEN)
 
-    def _rendered(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, key: bytes, parent: _Served | None, reason: str | None
-    ) -> Prompt:
-        ids = np.array(self._template.render(messages, tools=tools), np.int32)
+    def _rendered(self, messages: Sequence[Message], tools: Tools, *, place: Place, parent: Served | None, reason: str | None) -> Prompt:
+        ids = np.array(self._template.render(messages, tools=tools, begun=place.begun is not None), np.int32)
         if parent is None:
-            return Prompt(ids=ids, capture="rendered", reason=None, parent_call_id=None, key=key)
-        return Prompt(ids=ids, capture="forked", reason=reason, parent_call_id=parent.call_id, key=key)
+            return _prompt(ids, "rendered", None, place=place, parent=None, shared=0)
+        return _prompt(ids, "forked", reason, place=place, parent=parent, shared=_shared(ids, parent.ids()))
 
-    def _spliced(self, served: _Served, messages: Sequence[Message], place: int, tools: Sequence[Mapping[str, Any]]) -> Ints:
-        """Exact ids of `served`, then what the template says after its answer. The seam is the token that ends the turn."""
-        end, end_id = self._template.turn_end, self._template.turn_end_id
-        if end_id is None:
-            raise _Doubt("the template has no token that ends a turn")
-        head = [*messages[:place], served.answer]
-        base = self._template.text(head, tools=tools, open_turn=False)
-        whole = self._template.text([*head, *messages[place + 1 :]], tools=tools)
-        if not whole.startswith(base):
-            raise _Doubt("the template renders the history differently once it goes on")
-        _, seam, filler = base.rpartition(end)
-        if not seam or filler.strip():
-            raise _Doubt("the template does not end the turn right after the answer")
-        suffix = self._template.encode(end + filler + whole[len(base) :])
-        if suffix[0] != end_id:
-            raise _Doubt("the tokenizer joins the end of the turn with what follows")
-        last = int(served.ids[-1]) if len(served.ids) > served.prompt_length else None
-        if last == end_id:
-            suffix = suffix[1:]
-        elif last in self._template.stop_token_ids:
-            raise _Doubt("the answer ended with another token than the template's")
-        return np.concatenate((served.ids, np.array(suffix, np.int32)))  # a missing end of turn is part of the prompt: never trained
+    def _as_deployed(self, messages: Sequence[Message], tools: Tools, *, place: Place, parent: Served) -> Prompt:
+        ids, before = np.array(self._template.render(messages, tools=tools, begun=place.begun is not None), np.int32), parent.ids()
+        shared = _shared(ids, before)
+        if shared == len(before):
+            return _prompt(ids, "bridged", None, place=place, parent=parent, shared=shared)
+        return _prompt(ids, "forked", reasons.TEMPLATE_POLICY, place=place, parent=parent, shared=shared)
+
+    def _suffix(self, served: Served, walk: _Walk, messages: Sequence[Message], tools: Tools) -> list[int]:
+        """What is to be read after the answer. A missing end of turn is part of it: never trained."""
+        if walk.rest is not None:
+            return self._template.encode(walk.rest)
+        head, tail = messages[: walk.at], messages[walk.at + 1 :]
+        suffix = self._template.suffixes.after(served.answer, tail, head=head, tools=tools, begun=walk.place.begun is not None)
+        last = served.last()
+        if last == suffix[0]:
+            return suffix[1:]
+        if last in self._template.stop_token_ids:
+            raise Doubt(reasons.FOREIGN_END)
+        return suffix
 
 
-def _extend(key: bytes, step: bytes) -> bytes:
-    return hashlib.blake2b(key + step, digest_size=16).digest()
+def _prompt(
+    ids: Ints, capture: Literal["rendered", "bridged", "forked"], reason: str | None, *, place: Place, parent: Served | None, shared: int
+) -> Prompt:
+    key = replace(place, base=parent, shared=shared)
+    parent_id = None if parent is None else parent.call_id
+    return Prompt(ids=ids, capture=capture, reason=reason, parent_call_id=parent_id, shared=shared, reasoning=place.within, key=key)
+
+
+def _raw_prompt(
+    ids: Ints, capture: Literal["rendered", "bridged", "forked"], *, reason: str | None = None, parent: str | None = None, shared: int = 0
+) -> Prompt:
+    return Prompt(ids=ids, capture=capture, reason=reason, parent_call_id=parent, shared=shared, reasoning=False, key=None)
+
+
+def _joined(begun: Message, answer: Message) -> Message:
+    return replace(answer, content=begun.content + answer.content)
+
+
+def _difference(before: Sequence[Step], now: Sequence[Step]) -> str:
+    """What has been done to a history."""
+    if is_subsequence(now, before):
+        return reasons.HISTORY_DROPPED
+    return reasons.HISTORY_INSERTED if is_subsequence(before, now) else reasons.HISTORY_REWRITTEN
+
+
+def _shared(one: Ints, other: Ints) -> int:
+    """Length of the common beginning."""
+    length = min(len(one), len(other))
+    differs = np.flatnonzero(one[:length] != other[:length])
+    return int(differs[0]) if len(differs) else length

@@ -1,0 +1,157 @@
+"""What does the template say after an answer? The text from the end of that turn to where the model is to speak again.
+
+It is cut out of a rendering that has a mark in place of the answer, so it does not matter how the template writes answers into a history
+(trimmed, without their thoughts). For most templates it is the same whatever came before. Where that has been shown, once for every kind of
+tail, only the tail is rendered: the work of a request then does not grow with its history.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from enum import Enum
+from typing import Any, Protocol, TypeAlias
+
+from lightningrl.chat import reasons
+from lightningrl.chat.messages import Message, ToolCall
+from lightningrl.chat.rendering import MARK, BadConversation
+
+Tools: TypeAlias = Sequence[Mapping[str, Any]]
+Shape: TypeAlias = tuple[Any, ...]
+
+LONGEST_TAIL = 16
+"""Messages; longer tails are rendered with their history."""
+MOST_SHAPES = 512
+"""Kinds of tails that are remembered; real agents have a handful."""
+
+USER = Message(role="user", content="x")
+SYSTEM = Message(role="system", content="s")
+REPLY = Message(role="assistant", content="y")
+CALL = Message(role="assistant", content="", tool_calls=(ToolCall(id="call_0123456789", name="look", arguments='{"at": 1}'),))
+RESULT = Message(role="tool", content="z", tool_call_id="call_0123456789", name="look")
+
+
+class Doubt(Exception):
+    """The ids cannot be spliced; the reason is one of `reasons`."""
+
+
+class Renderer(Protocol):
+    """What a `ChatTemplate` can do."""
+
+    def text(self, messages: Sequence[Message], *, tools: Tools = (), open_turn: bool = True) -> str: ...
+
+    def opened(self, messages: Sequence[Message], *, tools: Tools = (), begun: bool = False) -> str: ...
+
+    def after(self, marked: str) -> tuple[str, str] | None: ...
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def is_added(self, token_id: int) -> bool: ...
+
+
+class _Needs(Enum):
+    """What the suffix depends on, besides the tail."""
+
+    NOTHING = "nothing"
+    TOOLS = "tools"
+    HISTORY = "history"
+
+
+class Suffixes:
+    """The suffixes of one template, and what is known about them."""
+
+    def __init__(self, template: Renderer) -> None:
+        self._template = template
+        self._needs: dict[Shape, _Needs] = {}
+
+    def after(self, answer: Message, tail: Sequence[Message], *, head: Sequence[Message], tools: Tools, begun: bool) -> list[int]:
+        """The ids from the end of the turn of `answer`, which was given to `head`, on; `begun` as in `ChatTemplate.opened`. Raises `Doubt`, or
+        `BadConversation`.
+        """
+        needs = self._needs_of(answer, tail, tools)
+        text = None
+        if needs is not _Needs.HISTORY:
+            text = self._cut([USER], answer, tail, tools if needs is _Needs.TOOLS else ())
+        if text is None:
+            text = self._in_full(head, answer, tail, tools, begun=begun)
+        ids = self._template.encode(text)
+        if not ids or not self._template.is_added(ids[0]):
+            raise Doubt(reasons.END_JOINED)
+        return ids
+
+    def _in_full(self, head: Sequence[Message], answer: Message, tail: Sequence[Message], tools: Tools, *, begun: bool) -> str:
+        whole = self._template.opened([*head, answer, *tail], tools=tools, begun=begun)
+        cut = self._template.after(self._template.opened([*head, _stand_in(answer), *tail], tools=tools, begun=begun))
+        if cut is None:
+            raise Doubt(reasons.NO_TURN_END)
+        between, text = cut
+        if between.strip() and not answer.tool_calls:
+            raise Doubt(reasons.TEXT_BEFORE_END)
+        if not whole.endswith(text):
+            raise Doubt(reasons.SUFFIX_DEPENDS)
+        return text
+
+    def _needs_of(self, answer: Message, tail: Sequence[Message], tools: Tools) -> _Needs:
+        if len(tail) > LONGEST_TAIL or any(message.role == "assistant" for message in tail):
+            return _Needs.HISTORY
+        shape = _shape(answer, tail, tools)
+        found = self._needs.get(shape)
+        if found is None:
+            found = self._shown(answer, tail, tools)
+            if len(self._needs) < MOST_SHAPES:
+                self._needs[shape] = found
+        return found
+
+    def _shown(self, answer: Message, tail: Sequence[Message], tools: Tools) -> _Needs:
+        """Render the tail after histories and answers of every kind. A history that the template refuses by itself shows nothing."""
+        echo = replace(tail[0], role="user", tool_call_id=None) if tail else USER
+        histories = [
+            [USER],
+            [SYSTEM, USER],
+            [USER, REPLY, echo],
+            [SYSTEM, echo, REPLY, USER, REPLY, USER],
+            [USER, CALL, RESULT],
+            [SYSTEM, USER, CALL, RESULT, REPLY, USER, replace(REPLY, reasoning="r"), echo],
+        ]
+        texts: list[set[str | None]] = []
+        for given in ((), tools) if tools else ((),):
+            accepted = [history for history in histories if self._accepts(history, given)]
+            found = {self._cut(history, answer, tail, given) for history in accepted}
+            longer = replace(answer, content=f"{answer.content} y {MARK}", reasoning=answer.reasoning or "r")
+            texts.append(found | {self._cut(history, answer, tail, given, spoken=longer) for history in accepted[:1]})
+        if any(len(found) != 1 or None in found for found in texts):
+            return _Needs.HISTORY
+        return _Needs.NOTHING if texts[0] == texts[-1] else _Needs.TOOLS
+
+    def _accepts(self, history: Sequence[Message], tools: Tools) -> bool:
+        try:
+            self._template.text([*history, REPLY], tools=tools)
+        except BadConversation:
+            return False
+        return True
+
+    def _cut(
+        self, history: Sequence[Message], answer: Message, tail: Sequence[Message], tools: Tools, *, spoken: Message | None = None
+    ) -> str | None:
+        """`spoken` has a mark, in place of a stand-in of `answer`. None: there is something about it that the whole history has to decide."""
+        try:
+            cut = self._template.after(self._template.text([*history, spoken or _stand_in(answer), *tail], tools=tools))
+        except BadConversation:
+            return None
+        if cut is None or (cut[0].strip() and not answer.tool_calls):
+            return None
+        return cut[1]
+
+
+def _stand_in(answer: Message) -> Message:
+    """An answer that is nothing but marks, with the same calls of the same tools: results are matched to them."""
+    if not answer.tool_calls:
+        return Message(role="assistant", content=MARK)
+    *others, last = answer.tool_calls
+    marked = replace(last, arguments=f'{{"{MARK}": "{MARK}"}}')
+    return Message(role="assistant", content=MARK, tool_calls=(*others, marked))
+
+
+def _shape(answer: Message, tail: Sequence[Message], tools: Tools) -> Shape:
+    """What a template may tell apart, besides the texts."""
+    called = {call.id for call in answer.tool_calls}
+    kinds = [(message.role, message.name is None, message.tool_call_id is None, message.tool_call_id in called) for message in tail]
+    return (min(len(called), 2), bool(answer.content), bool(tools), *kinds)

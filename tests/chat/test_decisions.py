@@ -1,0 +1,237 @@
+"""Does the tree splice or fork exactly as the tables in docs/token-exact.md say, for every template of the zoo and everything a client may do?"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightningrl.chat import Message, ToolCall, reasons
+from tests.chat.zookeeper import NAMES, Attempt, attempt
+
+DOCS = Path(__file__).parents[2] / "docs" / "token-exact.md"
+SPLICED, EARLIER, RENDERED = "spliced", "spliced after an earlier answer", "rendered"
+
+SYSTEM = Message(role="system", content="be brief")
+USER = Message(role="user", content="say a word")
+MORE = Message(role="user", content="and another one")
+TOOLS: tuple[dict[str, Any], ...] = tuple(
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}} for name in ("look", "add")
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Talk:
+    """What a client has seen so far: two answers, the second of which it may send back in any way."""
+
+    before: list[Message]
+    """System, question, first answer and what came after it."""
+    answer: Message
+    after: list[Message]
+    """What is sent after the second answer."""
+    tools: tuple[dict[str, Any], ...] = ()
+    raw: str = ""
+    """All the text of the second answer."""
+
+
+Request = tuple[list[Message], tuple[dict[str, Any], ...]]
+
+
+def sent(talk: Talk, **changes: Any) -> Request:
+    """The request that goes on, with the answer changed in this way."""
+    return [*talk.before, replace(talk.answer, **changes), *talk.after], talk.tools
+
+
+def arguments(talk: Talk, text: str) -> Request:
+    return sent(talk, tool_calls=tuple(replace(call, arguments=text) for call in talk.answer.tool_calls))
+
+
+def system_moved(talk: Talk) -> Request:
+    return [replace(talk.before[0], role="developer"), *talk.before[1:], talk.answer, *talk.after], talk.tools
+
+
+TEXT: dict[str, tuple[Callable[[Talk], Request], str]] = {
+    "sends everything back as it came": (sent, SPLICED),
+    "trims white space": (lambda t: sent(t, content=t.answer.content.strip()), SPLICED),
+    "drops the thoughts": (lambda t: sent(t, reasoning=""), SPLICED),
+    "puts the name of an agent to the answer": (lambda t: sent(t, name="writer"), SPLICED),
+    "calls the system message `developer`": (system_moved, SPLICED),
+    "puts a system message after the answer": (lambda t: ([*t.before, t.answer, replace(SYSTEM, content="hurry"), *t.after], t.tools), SPLICED),
+    "edits the last answer": (lambda t: sent(t, content="something else"), EARLIER),
+    "edits the thoughts of the last answer": (lambda t: sent(t, reasoning="I know better"), EARLIER),
+    "adds a tool call to the last answer": (
+        lambda t: (
+            [*t.before, replace(t.answer, tool_calls=(ToolCall(id="x", name="look", arguments="{}"),)), replace(MORE, role="tool", tool_call_id="x")],
+            t.tools,
+        ),
+        EARLIER,
+    ),
+    "leaves the last answer out": (lambda t: ([*t.before, *t.after], t.tools), EARLIER),
+    "puts a system message before the last answer": (
+        lambda t: ([*t.before, replace(SYSTEM, content="hurry"), t.answer, *t.after], t.tools),
+        EARLIER,
+    ),
+    "edits all answers": (
+        lambda t: ([*t.before[:2], replace(t.answer, content="x"), MORE, replace(t.answer, content="y"), *t.after], t.tools),
+        reasons.ANSWER_REWRITTEN,
+    ),
+    "edits the first answer": (
+        lambda t: ([*t.before[:2], replace(t.answer, content="x"), MORE, t.answer, *t.after], t.tools),
+        reasons.HISTORY_REWRITTEN,
+    ),
+    "edits the system message": (
+        lambda t: ([replace(SYSTEM, content="be long"), *t.before[1:], t.answer, *t.after], t.tools),
+        reasons.HISTORY_REWRITTEN,
+    ),
+    "edits an earlier question": (
+        lambda t: ([SYSTEM, replace(USER, content="say two"), *t.before[2:], t.answer, *t.after], t.tools),
+        reasons.HISTORY_REWRITTEN,
+    ),
+    "drops the oldest messages": (lambda t: ([SYSTEM, *t.before[3:], t.answer, *t.after], t.tools), reasons.HISTORY_DROPPED),
+    "drops the system message": (lambda t: ([*t.before[1:], t.answer, *t.after], t.tools), reasons.HISTORY_DROPPED),
+    "inserts messages before the first answer": (
+        lambda t: ([SYSTEM, replace(USER, content="hello"), Message(role="assistant", content="hi"), *t.before[1:], t.answer, *t.after], t.tools),
+        reasons.HISTORY_INSERTED,
+    ),
+    "replaces the history by a summary": (lambda t: ([SYSTEM, replace(USER, content="so far: a word was said")], t.tools), RENDERED),
+    "asks something else": (lambda t: ([SYSTEM, replace(USER, content="what is this")], t.tools), RENDERED),
+}
+"""What a client may do to a conversation of texts."""
+
+CALLS: dict[str, tuple[Callable[[Talk], Request], str]] = {
+    "writes arguments with other spaces": (lambda t: arguments(t, '{"at":1,"deep":{"ok":true,"no":null},"x":"ü"}'), SPLICED),
+    "writes arguments in another order": (lambda t: arguments(t, '{"x": "ü", "deep": {"no": null, "ok": true}, "at": 1}'), SPLICED),
+    "writes arguments with other escapes and numbers": (
+        lambda t: arguments(t, '{"at": 1.0, "deep": {"ok": true, "no": null}, "x": "\\u00fc"}'),
+        SPLICED,
+    ),
+    "drops the text beside a tool call": (lambda t: sent(t, content=""), SPLICED),
+    "has no ids for tool calls": (lambda t: sent(t, tool_calls=tuple(replace(call, id="") for call in t.answer.tool_calls)), SPLICED),
+    "puts tool calls into the text": (lambda t: sent(t, content=t.raw, tool_calls=()), SPLICED),
+    "edits the arguments of a tool call": (
+        lambda t: arguments(t, '{"at": 2, "deep": {"ok": true, "no": null}, "x": "ü"}'),
+        reasons.ANSWER_REWRITTEN,
+    ),
+    "makes `true` of `1`": (lambda t: arguments(t, '{"at": true, "deep": {"ok": true, "no": null}, "x": "ü"}'), reasons.ANSWER_REWRITTEN),
+    "drops a tool call": (lambda t: sent(t, tool_calls=(), content="looking"), reasons.ANSWER_REWRITTEN),
+    "edits the text beside a tool call": (lambda t: sent(t, content="else"), reasons.ANSWER_REWRITTEN),
+    "renames tool call ids": (
+        lambda t: sent(t, tool_calls=tuple(replace(call, id="other") for call in t.answer.tool_calls)),
+        reasons.ANSWER_REWRITTEN,
+    ),
+    "drops the tools": (lambda t: ([*t.before, t.answer, *t.after], ()), reasons.TOOLS_CHANGED),
+    "changes the tools": (lambda t: ([*t.before, t.answer, *t.after], t.tools[:1]), reasons.TOOLS_CHANGED),
+}
+"""What a client may do to tool calls."""
+
+TEMPLATES: dict[str, tuple[str, str]] = {
+    "chatml": (SPLICED, SPLICED),
+    "qwen3": (SPLICED, reasons.TEMPLATE_POLICY),
+    "thinker": (SPLICED, reasons.TEMPLATE_POLICY),
+    "llama3": (SPLICED, SPLICED),
+    "mistral": (SPLICED, reasons.TEMPLATE_POLICY),
+    "gemma": (SPLICED, SPLICED),
+    "glm": (SPLICED, SPLICED),
+    "phi": (SPLICED, SPLICED),
+    "counter": (SPLICED, SPLICED),
+    "terminator": (reasons.FOREIGN_END, reasons.TEMPLATE_POLICY),
+    "endless": (reasons.NO_TURN_END, reasons.TEMPLATE_POLICY),
+    "remark": (reasons.TEXT_BEFORE_END, reasons.TEMPLATE_POLICY),
+    "echo": (reasons.SUFFIX_DEPENDS, SPLICED),
+}
+"""An answer that comes back as it was, tokenised as the tokenizer would: under `exact`, and under `template`."""
+
+
+def decided(attempt: Attempt, request: Request) -> str:
+    prompt = attempt.prompt(request[0], tools=request[1])
+    spliced = SPLICED if prompt.parent_call_id == f"c{len(attempt.calls)}" else EARLIER
+    return {"bridged": spliced, "rendered": RENDERED, "forked": str(prompt.reason)}[prompt.capture]
+
+
+def thought(attempt: Attempt) -> str:
+    """What a model of this kind begins its answers with."""
+    return {"none": "", "may": "<think>\nhm\n</think>\n\n", "begun": "hm\n</think>\n\n"}[attempt.template.thinking]
+
+
+def talked(attempt: Attempt) -> Talk:
+    before = [SYSTEM, USER]
+    _, first, _ = attempt.says(before, f"{thought(attempt)}red")
+    before += [first, MORE]
+    _, answer, _ = attempt.says(before, f"{thought(attempt)} the word is blue ")
+    return Talk(before=before, answer=answer, after=[Message(role="user", content="thanks")])
+
+
+def called(attempt: Attempt) -> Talk:
+    wish = ToolCall(id="", name="look", arguments='{"at": 1,  "deep": {"ok": true, "no": null}, "x": "ü"}')
+    message = Message(role="assistant", content="looking", tool_calls=(wish,))
+    before = [SYSTEM, USER]
+    ids = attempt.template.answer_ids(message, messages=before, tools=TOOLS)
+    _, answer, _ = attempt.answer(before, ids, tools=TOOLS)
+    [call] = answer.tool_calls
+    assert call.arguments == wish.arguments
+    result = Message(role="tool", content="42", tool_call_id=call.id, name="look")
+    return Talk(before=before, answer=answer, after=[result], tools=TOOLS, raw=attempt.template.decode(ids))
+
+
+@pytest.mark.parametrize("does", TEXT)
+@pytest.mark.parametrize("name", NAMES)
+def test_texts(name: str, does: str) -> None:
+    act, expected = TEXT[does]
+    stage = attempt(name)
+    request = act(talked(stage))
+    if "thoughts" in does and stage.template.thinking == "none":
+        expected = SPLICED  # there were none
+    if expected in (SPLICED, EARLIER) and TEMPLATES[name][0] != SPLICED:
+        expected = TEMPLATES[name][0]
+    if name == "glm" and does == "puts a system message after the answer":
+        expected = reasons.FOREIGN_END  # `<|user|>` was sampled, and `<|system|>` follows
+    assert decided(stage, request) == expected
+
+
+@pytest.mark.parametrize("does", CALLS)
+@pytest.mark.parametrize("name", ["chatml", "qwen3", "thinker", "glm", "llama3", "mistral"])
+def test_tool_calls(name: str, does: str) -> None:
+    act, expected = CALLS[does]
+    stage = attempt(name)
+    talk = called(stage)
+    if not talk.answer.content and "text beside" in does:
+        pytest.skip("this template has no text beside tool calls")
+    if expected == reasons.TOOLS_CHANGED and not stage.template.traits.shows_tools:
+        expected = SPLICED  # the prompt is the same whatever tools there are
+    if name == "glm" and expected == SPLICED:
+        expected = reasons.FOREIGN_END  # the script ends with `<|user|>`, a model would have sampled `<|observation|>`
+    assert decided(stage, act(talk)) == expected
+
+
+@pytest.mark.parametrize("history", ["exact", "template"])
+@pytest.mark.parametrize("name", NAMES)
+def test_templates(name: str, history: str) -> None:
+    stage = attempt(name, history=history)
+    before = [SYSTEM, USER]
+    _, answer, call_id = stage.says(before, f"{thought(stage)}blue")
+    prompt = stage.prompt([*before, answer, MORE])
+    assert decided(stage, ([*before, answer, MORE], ())) == TEMPLATES[name][history == "template"]
+    assert prompt.parent_call_id == call_id  # linked in any case
+    if history == "template":
+        assert prompt.ids.tolist() == stage.template.render([*before, answer, MORE])
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The table under a heading of the page."""
+    part = DOCS.read_text(encoding="utf-8").partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    lines = [line for line in part.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines[1:]]
+
+
+def test_the_page_says_the_same() -> None:
+    assert dict(rows("What a client does")) == {does: said for does, (_, said) in (TEXT | CALLS).items()}
+    assert {name.strip("`"): (exact, policy) for name, _, exact, policy in rows("What a template does")} == TEMPLATES
+    assert [reason for reason, _ in rows("Reasons")] == list(reasons.ALL)
+
+
+def test_every_reason_is_reached() -> None:
+    shown: Sequence[str] = [said for _, said in (TEXT | CALLS).values()] + [said for pair in TEMPLATES.values() for said in pair]
+    elsewhere = {reasons.END_JOINED, reasons.RAW_END_LEFT_OUT}  # `test_tree`, `test_raw`
+    assert set(reasons.ALL) - set(shown) == elsewhere
