@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -89,22 +90,34 @@ async def test_everything_acknowledged_survives_sigkill_and_nothing_is_there_twi
 
 async def test_a_long_conversation_takes_linear_space(tmp_path: Path) -> None:
     store = await SQLiteStore.open(tmp_path / "s.db")
-    attempt = await begin(store)
-    prompt, parent = list(range(100)), None
-    for index in range(200):
-        record = call(attempt, index, prompt, [1] * 50, parent=parent)
-        await store.append(record)
-        prompt, parent = [*prompt, *([1] * 50), 2, 3], record.id
+
+    async def size() -> int:
+        checkpoint = sqlite3.connect(tmp_path / "s.db")
+        assert checkpoint.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone() == (0, 0, 0)
+        checkpoint.close()
+        return (tmp_path / "s.db").stat().st_size
+
+    await conformance.check_history_costs_linear_space(store, size=size)
     await store.close()
-    (size,) = sqlite3.connect(tmp_path / "s.db").execute("SELECT sum(length(prompt_delta)) FROM calls").fetchone()
-    assert size == 4 * (100 + 199 * 2)
-    again = await SQLiteStore.open(tmp_path / "s.db")
-    assert (await again.calls([attempt.id]))[-1].prompt_ids.tolist() == prompt[:-52]
-    # a store that starts afresh does not know the parent's ids by heart
-    child = call(attempt, 200, prompt, [5], parent=parent)
-    await again.append(child)
-    assert same((await again.calls([attempt.id]))[-1], child)
-    await again.close()
+
+
+async def test_a_store_that_starts_afresh_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Nothing of what the writer remembers is needed."""
+    store = await SQLiteStore.open(tmp_path / "s.db")
+    attempt = await begin(store)
+    kept: list[Call] = []
+    for index in range(30):
+        if index % 10 == 9:
+            await store.close()
+            store = await SQLiteStore.open(tmp_path / "s.db")
+        parent = kept[index // 2] if index % 3 else None
+        prompt = [index] if parent is None else [*parent.prompt_ids, *parent.completion_ids, index]
+        kept.append(call(attempt, index, prompt, [1] * 50, parent=None if parent is None else parent.id))
+        await store.append(kept[-1])
+    assert all(same(one, other) for one, other in zip(kept, await store.calls([attempt.id]), strict=True))
+    with pytest.raises(StoreError, match="has a call"):
+        await store.append(replace(kept[3], index=99))
+    await store.close()
 
 
 async def test_a_call_that_was_undone_is_not_what_the_next_prompt_builds_on(tmp_path: Path) -> None:

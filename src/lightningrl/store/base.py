@@ -50,7 +50,10 @@ class Store(Protocol):
         ...
 
     async def attempt_by_token(self, token: str) -> tuple[Rollout, Attempt] | None:
-        """Whose key is this? None if nobody's."""
+        """Whose key is this? None if nobody's.
+
+        Asked for every request. It never calls an attempt running that was ended here; what another process did is known within a second.
+        """
         ...
 
     async def rollouts(self, *, ids: Sequence[str] | None = None, group_ids: Sequence[str] | None = None) -> list[Rollout]:

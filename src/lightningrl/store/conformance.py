@@ -2,12 +2,17 @@
 
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
 async def test_store_keeps_its_promises(check): await check(await MyStore.open(...))
+
+A store on disk also passes `check_history_costs_linear_space`, which asks how many bytes are taken.
 """
 
 import asyncio
+import json
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -105,7 +110,31 @@ async def check_a_token_leads_to_its_own_attempt(store: Store) -> None:
     found = await store.attempt_by_token(attempt.token)
     assert found is not None
     assert (found[0].id, found[1]) == ("r", attempt)
-    assert await store.attempt_by_token("nobody's") is None
+    assert [found[1]] == await store.attempts(["r"])
+    assert [found[0]] == await store.rollouts()
+    for nobodys in ("nobody's", "", attempt.token[:-1], attempt.token + "A", attempt.token.removeprefix("lrl-"), "lrl-\udcff", "\x00"):
+        assert await store.attempt_by_token(nobodys) is None
+
+
+async def check_a_token_tells_at_once_how_its_attempt_stands(store: Store) -> None:
+    attempt = await begin(store)
+    await store.heartbeat([attempt.id], lease_s=1000)
+    found = await store.attempt_by_token(attempt.token)
+    assert found is not None
+    assert [found[1]] == await store.attempts(["r"])
+    assert found[1].lease_until > attempt.lease_until + 900
+    await store.finish(attempt.id, "failed")
+    found = await store.attempt_by_token(attempt.token)
+    assert found is not None
+    assert (found[0].status, found[1].status) == ("failed", "failed")
+    await store.enqueue([rollout("other")])
+    ((_, lost),) = await store.claim("w", limit=1, lease_s=0.0)
+    assert (await store.attempt_by_token(lost.token)) is not None
+    ((_, again),) = await store.claim("w", limit=1, lease_s=60.0)
+    for token, status in ((lost.token, "lost"), (again.token, "running")):
+        found = await store.attempt_by_token(token)
+        assert found is not None
+        assert found[1].status == status
 
 
 async def check_calls_come_back_as_they_were(store: Store) -> None:
@@ -123,6 +152,112 @@ async def check_calls_come_back_as_they_were(store: Store) -> None:
     assert [c.index for c in kept] == [0, 1, 2, 3, 4]
     assert all(same(one, other) for one, other in zip(kept, [root, sibling, child, fork, odd], strict=True))
     assert await store.rewards([attempt.id]) == [reward]
+
+
+BODY: dict[str, Any] = {
+    "zeta": [
+        {"b": 1, "a": [[], {}, [[{"": None}]]]},
+        'naïve 🙂 \u2028 \x00 \x7f \\n \n\t"\\',
+        "",
+        0,
+        -0.0,
+        1.0,
+        1e-300,
+        0.1 + 0.2,
+        True,
+        False,
+        None,
+    ],
+    "alpha": 2**63 - 1,
+    "large": [2**64, -(2**70), 123456789012345678901234567890],
+    "\n": {"text": "one\ntwo", "deep": {"er": {"and": ["deeper", {"still": [1.5]}]}}},
+    "messages": [{"role": "user", "content": "x" * 3000}, {"content": "order", "role": "matters"}],
+    "empty": {},
+}
+
+
+async def check_bodies_come_back_exactly(store: Store) -> None:
+    """Key order and the types of numbers included, whatever a body shares with the one before."""
+    attempt = await begin(store)
+    messages = BODY["messages"]
+    requests: list[dict[str, Any]] = [
+        BODY,
+        {**BODY, "messages": [*messages, {"role": "assistant", "content": "naïve 🙂"}, {"role": "tool", "content": '{"a":"\\ud83d"}'}]},
+        {**BODY, "alpha": 2, "messages": [*messages, {"role": "user", "content": "after a change further up"}], "empty": []},
+        {**dict(reversed(BODY.items())), "messages": messages[1:]},
+        {},
+        {"prompt": "x" * 3000},
+        {"prompt": "x" * 2999 + "y" + "x" * 3000},
+        {"prompt": [1, 2, 3]},
+        {"prompt": "x" * 3000},
+    ]
+    kept: list[Call] = []
+    for index, request in enumerate(requests):
+        parent = kept[-1].id if index % 3 == 1 else None
+        kept.append(replace(call(attempt, index, [1, 2], [3], parent=parent), request=request, response={**BODY, "index": index, "id": [request]}))
+    for one in kept:
+        await store.append(one)
+    again = await store.calls([attempt.id])
+    for one, other in zip(kept, again, strict=True):
+        assert json.dumps([one.request, one.response]) == json.dumps([other.request, other.response])
+        assert same(one, other)
+
+
+async def check_token_ids_and_logprobs_come_back_bit_for_bit(store: Store) -> None:
+    attempt = await begin(store)
+    odd = np.array([-0.0, -1e-45, -3.4e38, math.nan, -math.inf, 0.1], np.float32)
+    kept: list[Call] = []
+    for index, largest in enumerate((0, 255, 65_535, 65_536, 2**18 - 1, 2**18, 2**31 - 1)):
+        for count in range(6):
+            ids = np.full(count, largest, np.int32)
+            bare = call(attempt, len(kept), [largest - largest // 3, 1] * index, ids.tolist(), capture="incomplete")
+            kept.append(replace(bare, logprobs=odd[:count], parent_call_id=kept[-1].id if count % 2 else None))
+    await store.append(*kept)
+    for one, other in zip(kept, await store.calls([attempt.id]), strict=True):
+        assert same(one, other)
+        assert one.logprobs.tobytes() == other.logprobs.tobytes()
+
+
+async def check_numbers_of_any_size_come_back(store: Store) -> None:
+    attempt = await begin(store)
+    seeds = (None, 0, 2**63 - 1, 2**63, 2**64 - 1, -1)
+    stamps = ((0.0, 0.0), (1.79e9, 1.79e9 + 0.1), (2.0, 1.0), (-1.0, 1.79e9), (0.1, 0.1 + 2**-50), (1.0, 5e-324))
+    kept = [
+        replace(call(attempt, index, [1], [2]), sampling=Sampling(seed=seed, max_tokens=2 ** (5 * index)), started_at=began, ended_at=ended)
+        for index, (seed, (began, ended)) in enumerate(zip(seeds, stamps, strict=True))
+    ]
+    await store.append(*kept)
+    assert all(same(one, other) for one, other in zip(kept, await store.calls([attempt.id]), strict=True))
+
+
+async def check_history_costs_linear_space(store: Store, *, size: Callable[[], Awaitable[int]]) -> None:
+    """`size` says how many bytes the store takes. Each request repeats all that was said before, in text and in tokens; it begins and ends with
+    a field that changes; tools and grammar are long.
+    """
+    words = np.random.default_rng(0)
+
+    def text(length: int) -> str:
+        return words.bytes(length // 2).hex()
+
+    attempt = await begin(store)
+    tools, grammar = [{"name": text(50), "description": text(2000)} for _ in range(4)], text(8000)
+    messages, prompt, parent = [{"role": "system", "content": text(4000)}], words.integers(0, 150_000, 1000).tolist(), None
+    size_before = 0
+    for index in range(120):
+        if index == 80:
+            size_before = await size()
+        request = {"user": f"{index}", "messages": list(messages), "tools": tools, "seed": index, "model": "policy"}
+        answer = {"role": "assistant", "content": text(400)}
+        completion = words.integers(0, 150_000, 50).tolist()
+        bare = call(attempt, index, prompt, completion, parent=parent, capture="bridged")
+        await store.append(replace(bare, request=request, response={"message": answer}, sampling=Sampling(grammar=grammar, seed=index)))
+        messages += [answer, {"role": "user", "content": text(100)}]
+        prompt, parent = [*prompt, *completion, *words.integers(0, 150_000, 20).tolist()], bare.id
+    size_after = await size()
+    assert (await store.calls([attempt.id]))[-1].request["messages"] == messages[:-2]
+    # By now a request has 60 kB.
+    # A turn is 500 random hexadecimal digits (250 bytes), 70 tokens (at most 280 bytes) and 50 logprobs (200 bytes); then rows and pages
+    assert size_after - size_before < 40 * 1500
 
 
 async def check_what_is_not_finite_is_refused_whole(store: Store) -> None:
@@ -228,7 +363,11 @@ CHECKS: tuple[Callable[[Store], Awaitable[None]], ...] = (
     check_enqueueing_twice_changes_nothing,
     check_no_rollout_is_claimed_twice,
     check_a_token_leads_to_its_own_attempt,
+    check_a_token_tells_at_once_how_its_attempt_stands,
     check_calls_come_back_as_they_were,
+    check_bodies_come_back_exactly,
+    check_token_ids_and_logprobs_come_back_bit_for_bit,
+    check_numbers_of_any_size_come_back,
     check_what_is_not_finite_is_refused_whole,
     check_a_bad_record_does_not_touch_its_neighbours,
     check_an_ended_attempt_takes_no_more,

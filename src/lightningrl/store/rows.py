@@ -1,39 +1,44 @@
-"""Records ⇄ rows: one pair of functions for each noun. Token ids are little-endian int32, logprobs float32, JSON is text."""
+"""Records ⇄ rows: one pair of functions for each noun; those of a call are in `calls`."""
 
+import base64
 import hashlib
 import math
-import sqlite3
+import re
+import secrets
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from lightningrl.errors import StoreError
-from lightningrl.types import Attempt, Call, Floats, Ints, Reward, Rollout, Sampling, Task, Weights
+from lightningrl.types import Attempt, Reward, Rollout, Task, Weights
 
 ROLLOUT = "id, group_id, task_id, task_input, split, status, max_attempts, timeout_s, sampling, accepted_attempt_id"
 """As the view `whole_rollouts` has them."""
 ENQUEUE = """
-    INSERT INTO rollouts (id, group_id, task_id, input_id, split, status, max_attempts, timeout_s, sampling, accepted_attempt_id)
-    VALUES (?, ?, ?, (SELECT id FROM inputs WHERE digest = ?), ?, ?, ?, ?, ?, ?)
+    INSERT INTO rollouts (id, group_id, task_id, input_id, split, status, max_attempts, timeout_s, sampling)
+    VALUES (?, ?, ?, (SELECT id FROM inputs WHERE digest = ?), ?, ?, ?, ?, ?)
     ON CONFLICT (id) DO UPDATE SET status = 'queued', max_attempts = max_attempts + excluded.max_attempts WHERE status = 'failed'
 """
 ATTEMPT = "id, rollout_id, number, token, status, worker, lease_until, error, output, started_at, ended_at"
-CALL = (
-    "id, attempt_id, idx, parent_call_id, agent, policy, policy_version, dialect, request, response, base_call_id, shared, prompt_delta,"
-    " completion_ids, logprobs, sampling, finish_reason, capture, capture_reason, started_at, ended_at"
-)
-REWARD = "attempt_id, call_id, name, value, source"
+"""As the view `whole_attempts` has them."""
+BEGIN = """
+    INSERT INTO attempts (rollout, number, token, status, worker, lease_until, started_at)
+    VALUES ((SELECT seq FROM rollouts WHERE id = ?), ?, ?, ?, ?, ?, ?)
+"""
 
+TOKEN, SECRET = "lrl-", 18
+"""What a token begins with, and the bytes of chance that follow (as 24 characters)."""
 
-def slots(columns: str) -> str:
-    """`?, ?, …` for a list of columns."""
-    return ", ".join("?" for _ in columns.split(","))
+NUMBER = re.compile("[1-9][0-9]{0,8}")
 
 
 def to_json(value: object) -> str:
+    return to_json_bytes(value).decode()
+
+
+def to_json_bytes(value: object) -> bytes:
     try:
-        return msgspec.json.encode(value).decode()
+        return msgspec.json.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise StoreError(
             f"`{type(value).__name__}` cannot be kept as JSON: {error}", hint="use dicts, lists, strings, numbers, booleans and null"
@@ -55,7 +60,7 @@ def rollout_row(rollout: Rollout, *, digest: bytes) -> tuple[Any, ...]:
     """What `ENQUEUE` takes."""
     task = rollout.task
     head = (rollout.id, rollout.group_id, task.id, digest, task.split)
-    return (*head, rollout.status, rollout.max_attempts, rollout.timeout_s, to_json(rollout.sampling), rollout.accepted_attempt_id)
+    return (*head, rollout.status, rollout.max_attempts, rollout.timeout_s, to_json(rollout.sampling))
 
 
 def rollout_of(row: tuple[Any, ...]) -> Rollout:
@@ -71,9 +76,38 @@ def rollout_of(row: tuple[Any, ...]) -> Rollout:
     )
 
 
+def attempt_id(rollout_id: str, number: int) -> str:
+    return f"{rollout_id}.{number}"
+
+
+def attempt_key(attempt_id: str) -> tuple[str, int]:
+    """(rollout id, number); a number that none has if it is not the id of an attempt."""
+    rollout_id, _, number = attempt_id.rpartition(".")
+    return rollout_id, int(number) if NUMBER.fullmatch(number) else -1
+
+
+def new_token() -> str:
+    """A secret of 144 bits."""
+    return TOKEN + secrets.token_urlsafe(SECRET)
+
+
+def token_key(token: str) -> bytes | str | None:
+    """A token as it is kept: the bytes of its secret; as it is if it is not of this kind."""
+    try:
+        secret = base64.b64decode(token.removeprefix(TOKEN).encode("ascii"), b"-_", validate=True)
+    except ValueError:
+        return clean(token)
+    return secret if len(secret) == SECRET and token_of(secret) == token else token
+
+
+def token_of(key: bytes | str) -> str:
+    return key if isinstance(key, str) else TOKEN + base64.urlsafe_b64encode(key).decode()
+
+
 def attempt_row(attempt: Attempt) -> tuple[Any, ...]:
-    head = (attempt.id, attempt.rollout_id, attempt.number, attempt.token, attempt.status, attempt.worker, attempt.lease_until)
-    return (*head, clean(attempt.error), to_json(attempt.output), attempt.started_at, attempt.ended_at)
+    """What `BEGIN` takes."""
+    token = token_key(attempt.token)
+    return (attempt.rollout_id, attempt.number, token, attempt.status, attempt.worker, attempt.lease_until, attempt.started_at)
 
 
 def attempt_of(row: tuple[Any, ...]) -> Attempt:
@@ -81,7 +115,7 @@ def attempt_of(row: tuple[Any, ...]) -> Attempt:
         id=row[0],
         rollout_id=row[1],
         number=row[2],
-        token=row[3],
+        token=token_of(row[3]),
         status=row[4],
         worker=row[5],
         lease_until=row[6],
@@ -92,74 +126,11 @@ def attempt_of(row: tuple[Any, ...]) -> Attempt:
     )
 
 
-def call_row(call: Call, *, base_call_id: str | None, shared: int) -> tuple[Any, ...]:
-    if len(call.completion_ids) != len(call.logprobs):
-        raise StoreError(f"call `{call.id}` has `{len(call.completion_ids)}` sampled tokens and `{len(call.logprobs)}` logprobs")
-    if call.capture != "incomplete" and not np.isfinite(call.logprobs).all():
-        raise StoreError(f"call `{call.id}` has a logprob that is not finite", hint="record it as `incomplete`, which is never trained")
-    return (
-        *(call.id, call.attempt_id, call.index, call.parent_call_id, call.agent, call.policy, call.policy_version, call.dialect),
-        *(to_json(call.request), to_json(call.response), base_call_id, shared),
-        *(np.asarray(call.prompt_ids[shared:], "<i4").tobytes(), np.asarray(call.completion_ids, "<i4").tobytes()),
-        *(np.asarray(call.logprobs, "<f4").tobytes(), to_json(call.sampling), call.finish_reason),
-        *(call.capture, clean(call.capture_reason), call.started_at, call.ended_at),
-    )
-
-
-def call_of(row: tuple[Any, ...], *, prompt_ids: Ints) -> Call:
-    return Call(
-        id=row[0],
-        attempt_id=row[1],
-        index=row[2],
-        parent_call_id=row[3],
-        agent=row[4],
-        policy=row[5],
-        policy_version=row[6],
-        dialect=row[7],
-        request=msgspec.json.decode(row[8]),
-        response=msgspec.json.decode(row[9]),
-        prompt_ids=prompt_ids,
-        completion_ids=ints(row[13]),
-        logprobs=floats(row[14]),
-        sampling=msgspec.json.decode(row[15], type=Sampling),
-        finish_reason=row[16],
-        capture=row[17],
-        capture_reason=row[18],
-        started_at=row[19],
-        ended_at=row[20],
-    )
-
-
-def reward_row(reward: Reward) -> tuple[Any, ...]:
+def reward_row(reward: Reward, *, attempt: int, call: int | None) -> tuple[Any, ...]:
     if not math.isfinite(reward.value):
         raise StoreError(f"reward `{reward.name}` is `{reward.value}`", hint="a reward is a finite number")
-    return (reward.attempt_id, reward.call_id, reward.name, float(reward.value), reward.source)
-
-
-def reward_of(row: tuple[Any, ...]) -> Reward:
-    return Reward(attempt_id=row[0], call_id=row[1], name=row[2], value=row[3], source=row[4])
+    return (attempt, call, reward.name, float(reward.value), reward.source)
 
 
 def weights_of(row: tuple[Any, ...]) -> Weights:
     return Weights(policy=row[0], version=row[1], uri=row[2], kind=row[3])
-
-
-def ints(blob: bytes) -> Ints:
-    return np.frombuffer(blob, "<i4")
-
-
-def floats(blob: bytes) -> Floats:
-    return np.frombuffer(blob, "<f4")
-
-
-def read_calls(connection: sqlite3.Connection, attempt_id: str) -> list[Call]:
-    """One attempt's calls, prompts put together again, by index. A base was always stored before what builds on it."""
-    whole: dict[str, Ints] = {}
-    calls: list[Call] = []
-    for row in connection.execute(f"SELECT {CALL} FROM calls WHERE attempt_id = ? ORDER BY seq", (attempt_id,)):
-        base_call_id, shared, delta = row[10], row[11], ints(row[12])
-        prompt_ids = np.concatenate((whole[base_call_id][:shared], delta)) if shared else delta
-        call = call_of(row, prompt_ids=prompt_ids)
-        whole[call.id] = np.concatenate((prompt_ids, call.completion_ids))
-        calls.append(call)
-    return sorted(calls, key=lambda call: call.index)

@@ -1,8 +1,9 @@
 """What the tables look like, and how an older file becomes a newer one: migrations in order, counted by `user_version`.
 
-A call's prompt is kept as (base call, shared length, delta): `shared` leading ids are those of the base call's prompt and completion,
-the rest is in `prompt_delta`. The base is the parent where there is one, else the attempt's latest call. A task's input is kept once,
-however many rollouts it has.
+What repeats is kept once. A call is written as a difference to a base, an earlier call (`delta` says how, `recent` says which); what many
+calls have in common (who, in which dialect, sampled how) is one row of `kinds`; a task's input is one row, however many rollouts it has.
+Rows refer to each other by number; an attempt's id is its rollout's with its number, which is what the views put together.
+A call's `ended_at` is, if it is an integer, how many float64 numbers it is after `started_at`: exact, and half as long.
 """
 
 import sqlite3
@@ -47,6 +48,76 @@ MIGRATIONS: tuple[LiteralString, ...] = (
         PRIMARY KEY (policy, version)
     ) WITHOUT ROWID;
     """,
+    """
+    DROP VIEW whole_rollouts;
+    ALTER TABLE rewards RENAME TO old_rewards;
+    ALTER TABLE calls RENAME TO old_calls;
+    ALTER TABLE attempts RENAME TO old_attempts;
+    ALTER TABLE rollouts RENAME TO old_rollouts;
+    CREATE TABLE rollouts (
+        seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, group_id TEXT NOT NULL,
+        task_id TEXT NOT NULL, input_id INTEGER NOT NULL REFERENCES inputs (id), split TEXT NOT NULL,
+        status TEXT NOT NULL, max_attempts INTEGER NOT NULL, timeout_s REAL NOT NULL, sampling TEXT NOT NULL, accepted INTEGER
+    );
+    CREATE TABLE attempts (
+        seq INTEGER PRIMARY KEY, rollout INTEGER NOT NULL REFERENCES rollouts (seq), number INTEGER NOT NULL,
+        token NOT NULL UNIQUE, status TEXT NOT NULL, worker TEXT NOT NULL, lease_until REAL NOT NULL,
+        error TEXT, output TEXT, started_at REAL NOT NULL, ended_at REAL, UNIQUE (rollout, number)
+    );
+    CREATE TABLE kinds (
+        id INTEGER PRIMARY KEY, name TEXT NOT NULL, agent TEXT NOT NULL, policy TEXT NOT NULL, dialect TEXT NOT NULL,
+        finish_reason TEXT NOT NULL, capture TEXT NOT NULL, sampling TEXT NOT NULL,
+        UNIQUE (name, agent, policy, dialect, finish_reason, capture, sampling)
+    );
+    CREATE TABLE calls (
+        seq INTEGER PRIMARY KEY, attempt INTEGER NOT NULL REFERENCES attempts (seq), idx INTEGER NOT NULL, kind INTEGER NOT NULL, id TEXT,
+        base INTEGER, continues INTEGER NOT NULL, shared INTEGER NOT NULL, ids BLOB NOT NULL, logprobs BLOB NOT NULL,
+        head INTEGER NOT NULL, tail INTEGER NOT NULL, blocks TEXT, body BLOB NOT NULL,
+        policy_version INTEGER NOT NULL, max_tokens INTEGER, seed, capture_reason TEXT, started_at REAL NOT NULL, ended_at NOT NULL,
+        UNIQUE (attempt, idx)
+    );
+    CREATE TABLE rewards (
+        seq INTEGER PRIMARY KEY, attempt INTEGER NOT NULL REFERENCES attempts (seq), call INTEGER REFERENCES calls (seq),
+        name TEXT NOT NULL, value REAL NOT NULL, source TEXT NOT NULL
+    );
+    INSERT INTO rollouts
+        SELECT seq, id, group_id, task_id, input_id, split, status, max_attempts, timeout_s, sampling,
+            (SELECT number FROM old_attempts WHERE old_attempts.id = accepted_attempt_id)
+        FROM old_rollouts;
+    INSERT INTO attempts
+        SELECT seq, (SELECT seq FROM old_rollouts WHERE old_rollouts.id = rollout_id), number, token, status, worker, lease_until,
+            error, output, started_at, ended_at
+        FROM old_attempts;
+    INSERT INTO kinds (name, agent, policy, dialect, finish_reason, capture, sampling)
+        SELECT DISTINCT '', agent, policy, dialect, finish_reason, capture, sampling FROM old_calls;
+    INSERT INTO calls
+        SELECT seq, (SELECT seq FROM old_attempts WHERE old_attempts.id = attempt_id), idx,
+            (SELECT kinds.id FROM kinds WHERE name = '' AND kinds.agent = old.agent AND kinds.policy = old.policy AND kinds.dialect = old.dialect
+                AND kinds.finish_reason = old.finish_reason AND kinds.capture = old.capture AND kinds.sampling = old.sampling),
+            id, (SELECT seq FROM old_calls WHERE old_calls.id = old.base_call_id), parent_call_id IS NOT NULL, shared,
+            CAST(x'00' || prompt_delta || completion_ids AS BLOB), logprobs,
+            0, 0, NULL, request || char(10) || response, policy_version, NULL, NULL, capture_reason,
+            started_at, ended_at
+        FROM old_calls AS old;
+    INSERT INTO rewards
+        SELECT seq, (SELECT seq FROM old_attempts WHERE old_attempts.id = attempt_id), (SELECT seq FROM old_calls WHERE old_calls.id = call_id),
+            name, value, source
+        FROM old_rewards;
+    DROP TABLE old_rewards;
+    DROP TABLE old_calls;
+    DROP TABLE old_attempts;
+    DROP TABLE old_rollouts;
+    CREATE INDEX rollouts_by_group ON rollouts (group_id);
+    CREATE INDEX rollouts_queued ON rollouts (seq) WHERE status = 'queued';
+    CREATE INDEX attempts_running ON attempts (lease_until) WHERE status = 'running';
+    CREATE INDEX rewards_by_attempt ON rewards (attempt);
+    CREATE VIEW whole_rollouts AS
+        SELECT rollouts.*, inputs.input AS task_input, rollouts.id || '.' || accepted AS accepted_attempt_id
+        FROM rollouts JOIN inputs ON inputs.id = rollouts.input_id;
+    CREATE VIEW whole_attempts AS
+        SELECT attempts.*, rollouts.id || '.' || number AS id, rollouts.id AS rollout_id
+        FROM attempts JOIN rollouts ON rollouts.seq = attempts.rollout;
+    """,
 )
 
 
@@ -55,5 +126,7 @@ def migrate(connection: sqlite3.Connection) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > len(MIGRATIONS):
         raise UserError(f"the store has schema `{version}`, this program knows `{len(MIGRATIONS)}`", hint="use the LightningRL that wrote it")
+    connection.execute("PRAGMA foreign_keys = 0")  # a migration may drop what others refer to, once it is there anew
     for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
         connection.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;")
+    connection.execute("PRAGMA foreign_keys = 1")

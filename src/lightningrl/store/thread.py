@@ -1,7 +1,8 @@
 """Who touches the database? One thread that owns the connection: what has queued up meanwhile is committed together.
 
 `run(work)` hands a function of the connection to the thread. It resolves after the commit that contains it, so returned means durable.
-A work that raises is undone by itself (savepoint); its neighbours in the same commit are not touched.
+A work that raises is undone by itself, its neighbours in the same commit are not touched: the group is rolled back and done once more, each
+work in a savepoint of its own. So works may be called twice, and savepoints cost nothing while nothing fails.
 """
 
 import asyncio
@@ -31,24 +32,22 @@ class _Job:
 
 
 class Events(Protocol):
-    """What the owner of a thread wants to know of it."""
+    """What the owner of a thread wants to know of its transactions. Called on the thread, before anybody is answered."""
+
+    def began(self, connection: sqlite3.Connection) -> None: ...
 
     def committed(self) -> None: ...
 
     def undone(self) -> None:
-        """One work, or a whole commit, was rolled back."""
+        """Something since the last commit, perhaps all of it, was rolled back."""
         ...
 
 
 class DatabaseThread:
-    """Owns one connection. With `transactions`, works are grouped into commits; without, they are plain reads.
+    """Owns one connection. With `events`, works are grouped into commits; without, they are plain reads."""
 
-    `events` of transactions are called on the thread, before anybody is answered.
-    """
-
-    def __init__(self, connection: sqlite3.Connection, *, name: str, transactions: bool, events: "Events") -> None:
+    def __init__(self, connection: sqlite3.Connection, *, name: str, events: Events | None) -> None:
         self._connection = connection
-        self._transactions = transactions
         self._events = events
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._closed = False
@@ -71,50 +70,64 @@ class DatabaseThread:
         await asyncio.to_thread(self._thread.join)
 
     def _serve(self) -> None:
-        going = True
-        while going:
-            batch = [self._jobs.get()]
-            while len(batch) < GROUP and not self._jobs.empty():
-                batch.append(self._jobs.get())
-            going = None not in batch
-            jobs = [job for job in batch if job is not None]
-            if jobs:
-                self._commit(jobs)
-                _answer(jobs)
+        while self._serve_group():
+            pass
         self._connection.close()
 
-    def _commit(self, jobs: list[_Job]) -> None:
-        try:
-            if self._transactions:
-                self._connection.execute("BEGIN IMMEDIATE")
+    def _serve_group(self) -> bool:
+        """What has queued up, at least one work. False when it was the last."""
+        batch = [self._jobs.get()]
+        while len(batch) < GROUP and not self._jobs.empty():
+            batch.append(self._jobs.get())
+        jobs = [job for job in batch if job is not None]
+        if self._events is None:
             for job in jobs:
-                self._do(job)
-            if self._transactions:
-                self._connection.execute("COMMIT")
-                self._events.committed()
+                _do(job, self._connection)
+        elif jobs:
+            self._commit(jobs, self._events)
+        _answer(jobs)
+        return None not in batch
+
+    def _commit(self, jobs: list[_Job], events: Events) -> None:
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            events.began(self._connection)
+            try:
+                for job in jobs:
+                    job.result = job.work(self._connection)
+            except Exception:  # noqa: BLE001 - whose failure it was comes out below
+                self._connection.execute("ROLLBACK")
+                events.undone()
+                self._connection.execute("BEGIN IMMEDIATE")
+                self._one_by_one(jobs, events)
+            self._connection.execute("COMMIT")
+            events.committed()
         except sqlite3.Error as error:  # nothing of this group was kept, so nothing of it may be acknowledged
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
-            self._events.undone()
+            events.undone()
             for job in jobs:
                 job.error = StoreError(f"the store could not commit: {error}", hint="is the disk full, or the file locked by another program?")
 
-    def _do(self, job: _Job) -> None:
-        if self._transactions:
+    def _one_by_one(self, jobs: list[_Job], events: Events) -> None:
+        for job in jobs:
             self._connection.execute("SAVEPOINT work")
-        try:
-            job.result = job.work(self._connection)
-        except sqlite3.IntegrityError as error:
-            job.error = StoreError(f"the store refused a record: {error}")
-        except sqlite3.Error as error:
-            job.error = StoreError(f"the store failed: {error}")
-        except Exception as error:  # noqa: BLE001 - handed to whoever awaits this work; the thread lives on
-            job.error = error
-        if self._transactions:
+            _do(job, self._connection)
             if job.error is not None:
                 self._connection.execute("ROLLBACK TO work")
-                self._events.undone()
+                events.undone()
             self._connection.execute("RELEASE work")
+
+
+def _do(job: _Job, connection: sqlite3.Connection) -> None:
+    try:
+        job.result = job.work(connection)
+    except sqlite3.IntegrityError as error:
+        job.error = StoreError(f"the store refused a record: {error}")
+    except sqlite3.Error as error:
+        job.error = StoreError(f"the store failed: {error}")
+    except Exception as error:  # noqa: BLE001 - handed to whoever awaits this work; the thread lives on
+        job.error = error
 
 
 def _answer(jobs: list[_Job]) -> None:

@@ -1,0 +1,220 @@
+"""How is a call written as a difference to an earlier one, its base? Both ways are here, and both are exact. Pure functions of bytes.
+
+    prompt     `shared` leading ids are those of the base's prompt and completion; the rest is kept.
+    request    Its JSON begins with `head` bytes of the base's request and ends with `tail` bytes of it. In between, there may be long `blocks`
+               of what the base has in between; the rest is kept.
+    response   Its JSON follows that rest (JSON has no raw newline, so one keeps them apart).
+    logprobs   Byte by byte: first all lowest bytes, and so on. The highest ones (sign and exponent) follow the response.
+
+The rest, response and highest bytes are deflated together, and what they are likely to repeat, the end of the base's history, its own rest
+and its answer, is the preset dictionary.
+
+So a turn costs what is new in it: the client's echo of the last answer is a few bytes, tools and system prompt are none.
+"""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from lightningrl.types import Floats, Ints
+
+WINDOW = 32 * 1024
+"""Bytes that deflate can look back."""
+
+HISTORY = 4096
+"""Bytes of the shared part of the request that are in the dictionary, for 15 % less of a short call."""
+
+SHORT = 4096
+"""Bytes that are deflated at level 4, what is longer at level 1: of a call of 50 tokens that makes 5 % less for 2 us more, of one of 2,000
+tokens it would be 14 % for 50 us (`benchmarks/store.py`)."""
+
+
+LONG = 8192
+"""Bytes in between, on both sides, from which on blocks are looked for; what is shorter, deflate finds in its dictionary."""
+
+PROBE, LOOKUPS = 64, 16
+"""Bytes that are looked up, and how many times at most without success."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What there is of a call to write another one as a difference to."""
+
+    ids: Ints
+    """Prompt and completion."""
+    request: bytes
+    """JSON."""
+    response: bytes
+    """JSON."""
+    depth: int = 0
+    """How many bases are behind it."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory, about."""
+        return self.ids.nbytes + len(self.request) + len(self.response) + 300
+
+
+NOTHING = Said(ids=np.zeros(0, np.int32), request=b"", response=b"", depth=-1)
+"""The base of a call that has none."""
+
+
+Block: TypeAlias = tuple[int, int, int]
+"""(start in what the base has in between, start in what the call has in between, length)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """A call's ids, logprobs, request and response as they are kept."""
+
+    shared: int
+    """Leading ids that are the base's."""
+    ids: bytes
+    """The prompt's other ids and the completion, packed."""
+    logprobs: bytes
+    """3 bytes each; 4 in rows of the first schema."""
+    head: int
+    """Leading bytes of the request that are the base's."""
+    tail: int
+    """Trailing bytes of the request that are the base's."""
+    blocks: tuple[Block, ...]
+    """In order, none over another."""
+    body: bytes | str
+    """What is new in the request, a newline, the response, a newline, the highest bytes of the logprobs; deflated.
+    A string in rows of the first schema: the request, a newline, the response.
+    """
+
+
+def write(said: Said, logprobs: Floats, base: Said, *, prompt_length: int) -> Delta:
+    """`said` as a difference to `base`."""
+    shared = min(common(base.ids, said.ids), prompt_length)
+    old, new = np.frombuffer(base.request, np.uint8), np.frombuffer(said.request, np.uint8)
+    head = common(old, new)
+    tail = common(old[head:][::-1], new[head:][::-1])
+    earlier, between = base.request[head : len(old) - tail], said.request[head : len(new) - tail]
+    blocks = _blocks(earlier, between) if len(earlier) > LONG < len(between) else ()
+    numbers = logprobs.astype("<f4", copy=False).tobytes()
+    body = b"%b\n%b\n%b" % (_outside(between, [block[1:] for block in blocks]), said.response, numbers[3::4])
+    return Delta(
+        shared=shared,
+        ids=pack(said.ids[shared:]),
+        logprobs=numbers[0::4] + numbers[1::4] + numbers[2::4],
+        head=head,
+        tail=tail,
+        blocks=blocks,
+        body=_deflate(body, _dictionary(base, earlier, head=head, blocks=blocks)),
+    )
+
+
+def read(delta: Delta, base: Said) -> tuple[Said, Floats]:
+    """The other way round."""
+    if isinstance(delta.body, str):
+        request, _, response = delta.body.encode().partition(b"\n")
+        logprobs = np.frombuffer(delta.logprobs, "<f4")
+    else:
+        end = len(base.request) - delta.tail
+        earlier = base.request[delta.head : end]
+        dictionary = _dictionary(base, earlier, head=delta.head, blocks=delta.blocks)
+        rest, response, highest = zlib.decompressobj(-15, zdict=dictionary).decompress(delta.body).split(b"\n", 2)
+        request = base.request[: delta.head] + _inside(rest, earlier, delta.blocks) + base.request[end:]
+        planes = np.frombuffer(delta.logprobs + highest, np.uint8).reshape(4, -1)
+        logprobs = np.ascontiguousarray(planes.T).view("<f4").ravel()
+    ids = np.concatenate((base.ids[: delta.shared], unpack(delta.ids)))
+    return Said(ids=ids, request=request, response=response, depth=base.depth + 1), logprobs
+
+
+def _blocks(old: bytes, new: bytes) -> tuple[Block, ...]:
+    """Long runs of bytes that both have, in the same order: some of `old` is looked up in `new`, and what is found is extended both ways."""
+    found: list[Block] = []
+    old_array, new_array = np.frombuffer(old, np.uint8), np.frombuffer(new, np.uint8)
+    step = max(LONG // 2, len(old) // LOOKUPS)
+    old_end = new_end = place = 0
+    while place + PROBE <= len(old):
+        match = new.find(old[place : place + PROBE], new_end)
+        if match < 0:
+            place += step
+            continue
+        before = common(old_array[old_end:place][::-1], new_array[new_end:match][::-1])
+        length = before + common(old_array[place:], new_array[match:])
+        found.append((place - before, match - before, length))
+        old_end, new_end = place - before + length, match - before + length
+        place = old_end
+    return tuple(found)
+
+
+def _outside(text: bytes, spans: Sequence[tuple[int, int]]) -> bytes:
+    """`text` without (start, length) of it."""
+    pieces: list[bytes] = []
+    end = 0
+    for start, length in spans:
+        pieces.append(text[end:start])
+        end = start + length
+    return b"".join((*pieces, text[end:]))
+
+
+def _inside(rest: bytes, earlier: bytes, blocks: tuple[Block, ...]) -> bytes:
+    """`rest` with the blocks put back in."""
+    pieces: list[bytes] = []
+    end = used = 0
+    for old_start, start, length in blocks:
+        pieces += (rest[used : used + start - end], earlier[old_start : old_start + length])
+        used += start - end
+        end = start + length
+    return b"".join((*pieces, rest[used:]))
+
+
+def common(one: npt.NDArray[np.generic], other: npt.NDArray[np.generic]) -> int:
+    """Length of the common prefix."""
+    length = min(len(one), len(other))
+    if not length:
+        return 0
+    same = one[:length] == other[:length]
+    first = int(same.argmin())
+    return length if same[first] else first
+
+
+def pack(ids: Ints) -> bytes:
+    """A byte that says how, then the ids: 2 bytes each in a vocabulary of 65,536, 2 bytes and 2 bits in one of 262,144, else 4 bytes."""
+    used = int(np.bitwise_or.reduce(ids))
+    if not 0 <= used < 1 << 18:
+        return b"\0" + ids.astype("<i4").tobytes()
+    low = ids.astype("<u2").tobytes()
+    if used < 1 << 16:
+        return b"\1" + low
+    high = np.zeros(-(-len(ids) // 4) * 4, np.uint8)
+    high[: len(ids)] = ids >> 16
+    return b"\2" + low + (high.view("<u4") * _GATHER >> 24).astype(np.uint8).tobytes()
+
+
+def unpack(packed: bytes) -> Ints:
+    if packed[0] == 0:
+        return np.frombuffer(packed, "<i4", offset=1)
+    if packed[0] == 1:
+        return np.frombuffer(packed, "<u2", offset=1).astype(np.int32)
+    count = (len(packed) - 1) * 4 // 9
+    low = np.frombuffer(packed, "<u2", count, offset=1).astype(np.int32)
+    high = np.frombuffer(packed, np.uint8, offset=1 + 2 * count)
+    return low | ((high[:, None] >> _SHIFTS) & 3).ravel()[:count].astype(np.int32) << 16
+
+
+_GATHER = np.uint32(1 << 24 | 1 << 18 | 1 << 12 | 1 << 6)
+"""Times four bytes of two bits each: the eight bits, side by side, in the highest byte."""
+
+_SHIFTS = np.array([0, 2, 4, 6], np.uint8)
+
+
+def _dictionary(base: Said, earlier: bytes, *, head: int, blocks: tuple[Block, ...]) -> bytes:
+    """The nearer to its end, the cheaper to refer to."""
+    rest = _outside(earlier, [(start, length) for start, _, length in blocks])
+    return (base.request[max(0, head - HISTORY) : head] + rest + base.response)[-WINDOW:]
+
+
+def _deflate(text: bytes, dictionary: bytes) -> bytes:
+    """Raw deflate, in a window that is as small as the text: to set up a large one costs more than to use it."""
+    bits = min(15, max(10, (len(text) + len(dictionary)).bit_length()))
+    deflate = zlib.compressobj(4 if len(text) < SHORT else 1, zlib.DEFLATED, -bits, bits - 7, zdict=dictionary)
+    return deflate.compress(text) + deflate.flush()

@@ -1,0 +1,231 @@
+"""What does the writer remember of earlier calls, and which of them is the next one written as a difference to? Writer thread only.
+
+A call that continues another one builds on that parent. One without a parent builds on the attempt's latest call where it repeats most of it
+(a history that was rewritten), else on the first call of any attempt that began alike: the same task's, or the same agent's. All of it is
+bounded and follows from the file: what was forgotten is read again.
+"""
+
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from lightningrl.errors import StoreError
+from lightningrl.store.calls import add_kind, attempt_seq, kind_key, read_ids, read_said
+from lightningrl.store.delta import NOTHING, Said, common
+from lightningrl.types import Call
+
+SAID_LIMIT = 32 * 1024 * 1024
+"""Bytes of calls that may be built upon. In use are the last ones of running attempts; 1,000 of those with 8k tokens need 60 MB, and pay
+with a read where they do not fit."""
+
+ROOTS_LIMIT = 2 * 1024 * 1024
+"""Bytes of first calls that other attempts may build upon: 160 tasks in flight with system prompts and tools of 10 KB."""
+
+BOOKS_LIMIT = 100_000
+"""Running attempts and call ids in them that are known without looking."""
+
+KINDS_LIMIT = 4096
+
+BEGINNINGS = (8192, 2048, 512, 128)
+"""Bytes of what was read that make two first calls alike: 2,048 to 32 token ids."""
+
+DEPTH = 2
+"""Bases that may be behind the first call of an attempt (same agent, same task), which bounds what reading one attempt costs."""
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Bounded(Generic[K]):
+    """What was said last. Keys whose values exceed `limit` bytes are dropped, the least recent first."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._said: OrderedDict[K, tuple[int, Said]] = OrderedDict()
+        self.size = 0
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._said
+
+    def get(self, key: K) -> tuple[int, Said] | None:
+        found = self._said.get(key)
+        if found is not None:
+            self._said.move_to_end(key)
+        return found
+
+    def put(self, key: K, seq: int, said: Said) -> None:
+        self.drop(key)
+        self._said[key] = (seq, said)
+        self.size += said.size
+        while self.size > self._limit:
+            self.drop(next(iter(self._said)))
+
+    def drop(self, key: K) -> None:
+        found = self._said.pop(key, None)
+        if found is not None:
+            self.size -= found[1].size
+
+    def age(self, key: K) -> None:
+        """To be dropped first."""
+        if key in self._said:
+            self._said.move_to_end(key, last=False)
+
+
+@dataclass(slots=True, kw_only=True)
+class Book:
+    """A running attempt's calls."""
+
+    seq: int
+    """The attempt's row."""
+    calls: dict[str, int] = field(default_factory=dict[str, int])
+    """Call id → row, in the order they were stored."""
+
+
+class Recent:
+    """`settle` after a commit, `forget` after something was rolled back: then what was remembered since the last commit is not there."""
+
+    def __init__(self) -> None:
+        self._said: Bounded[int] = Bounded(SAID_LIMIT)
+        self._roots: Bounded[tuple[str, int]] = Bounded(ROOTS_LIMIT)
+        self._books: OrderedDict[str, Book] = OrderedDict()
+        self._known = 0
+        self._kinds: dict[tuple[Hashable, ...], int] = {}
+        self._unsettled: set[str] = set()
+        """Attempts that were begun, opened or got calls since the last commit."""
+        self._unsettled_roots: list[tuple[str, int]] = []
+        self._unsettled_kinds: list[tuple[Hashable, ...]] = []
+
+    @property
+    def size(self) -> int:
+        """Bytes of calls in memory."""
+        return self._said.size + self._roots.size
+
+    def settle(self) -> None:
+        self._unsettled.clear()
+        self._unsettled_roots.clear()
+        self._unsettled_kinds.clear()
+
+    def forget(self) -> None:
+        for attempt_id in self._unsettled:
+            self.close(attempt_id)
+        for root in self._unsettled_roots:
+            self._roots.drop(root)
+        for kind in self._unsettled_kinds:
+            self._kinds.pop(kind, None)
+        self.settle()
+
+    def begin(self, attempt_id: str, seq: int) -> Book:
+        """A book without calls, for the attempt in this row."""
+        self._unsettled.add(attempt_id)
+        book = self._books[attempt_id] = Book(seq=seq)
+        self._count(1)
+        return book
+
+    def book(self, connection: sqlite3.Connection, attempt_id: str) -> Book:
+        """Raises `StoreError` if there is no such attempt."""
+        book = self._books.get(attempt_id)
+        if book is None:
+            return self._open(connection, attempt_id)
+        self._books.move_to_end(attempt_id)
+        return book
+
+    def call(self, connection: sqlite3.Connection, attempt_id: str, call_id: str) -> int:
+        """The row of a call. Raises `StoreError` if the attempt has no such call."""
+        found = self.book(connection, attempt_id).calls.get(call_id)
+        if found is None:  # did another process add it?
+            found = self._open(connection, attempt_id).calls.get(call_id)
+        if found is None:
+            raise StoreError(f"attempt `{attempt_id}` has no call `{call_id}`")
+        return found
+
+    def close(self, attempt_id: str) -> None:
+        """An attempt has ended: nothing builds on its calls any more, except on its first."""
+        book = self._books.pop(attempt_id, None)
+        if book is not None:
+            self._known -= 1 + len(book.calls)
+            for seq in book.calls.values():
+                self._said.drop(seq)
+
+    def base(self, connection: sqlite3.Connection, call: Call, request: bytes) -> tuple[int | None, Said]:
+        """The row to build upon, and what it says; (None, `NOTHING`) if there is nothing alike."""
+        if call.parent_call_id is not None:
+            seq = self.call(connection, call.attempt_id, call.parent_call_id)
+            return seq, self._read(connection, seq)
+        earlier = self.book(connection, call.attempt_id).calls
+        if earlier:
+            seq = next(reversed(earlier.values()))
+            latest = self._read(connection, seq)
+            if _repeats_most(call, request, latest):
+                return seq, latest
+        for root in _beginnings(call, request):
+            found = self._roots.get(root)
+            if found is not None:
+                return found
+        return None, NOTHING
+
+    def keep(self, call: Call, seq: int, said: Said, *, base: int | None) -> None:
+        """A call was stored."""
+        self._books[call.attempt_id].calls[call.id] = seq
+        self._count(1)
+        self._unsettled.add(call.attempt_id)
+        self._said.put(seq, seq, said)
+        if base is not None:
+            self._said.age(base)
+        if call.parent_call_id is None and said.depth < DEPTH:
+            for root in _beginnings(call, said.request):
+                if root not in self._roots:
+                    self._roots.put(root, seq, said)
+                    self._unsettled_roots.append(root)
+
+    def kind(self, connection: sqlite3.Connection, call: Call, name: str) -> int:
+        """The row of what this call has in common with others."""
+        key = kind_key(call, name)
+        found = self._kinds.get(key)
+        if found is None:
+            if len(self._kinds) >= KINDS_LIMIT:
+                self._kinds.clear()
+            found = self._kinds[key] = add_kind(connection, call, name)
+            self._unsettled_kinds.append(key)
+        return found
+
+    def _open(self, connection: sqlite3.Connection, attempt_id: str) -> Book:
+        self.close(attempt_id)
+        book = self.begin(attempt_id, attempt_seq(connection, attempt_id))
+        book.calls.update(read_ids(connection, book.seq, attempt_id))
+        self._count(len(book.calls))
+        return book
+
+    def _count(self, more: int) -> None:
+        """Attempts and calls that are known; the least recent attempts are forgotten, never the one in hand."""
+        self._known += more
+        while self._known > BOOKS_LIMIT and len(self._books) > 1:
+            self.close(next(iter(self._books)))
+
+    def _read(self, connection: sqlite3.Connection, seq: int) -> Said:
+        found = self._said.get(seq)
+        if found is not None:
+            return found[1]
+        said = read_said(connection, seq, {})
+        self._said.put(seq, seq, said)
+        return said
+
+
+def _beginnings(call: Call, request: bytes) -> Iterator[tuple[str, int]]:
+    """Keys of first calls that are alike, the most alike first: by what was read, or asked where the ids are not known.
+
+    A chance match of two hashes would make a poor base, never a wrong one.
+    """
+    text = call.prompt_ids.tobytes() or request
+    yield call.dialect, hash(text)
+    for length in BEGINNINGS:
+        if length < len(text):
+            yield call.dialect, hash(text[:length])
+
+
+def _repeats_most(call: Call, request: bytes, latest: Said) -> bool:
+    if len(call.prompt_ids):
+        return 2 * common(latest.ids, call.prompt_ids) >= len(call.prompt_ids)
+    return 2 * common(np.frombuffer(latest.request, np.uint8), np.frombuffer(request, np.uint8)) >= len(request)

@@ -1,0 +1,104 @@
+"""Whose key is this? Asked for every request, so running attempts are kept in memory, by token: no thread and no file is touched.
+
+An answer is trusted while nobody else can have changed the file for more than a second: each commit of this store looks whether another
+process has committed meanwhile, and an answer that neither a commit nor a read has confirmed for a second is read again. What this
+store has ended itself is dropped in the moment of the commit, also under the hands of whoever is just reading it.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from lightningrl.types import Attempt, Rollout
+
+Found: TypeAlias = tuple[Rollout, Attempt]
+
+TRUSTED_S = 1.0
+"""How long an answer holds without a look at the file."""
+
+LIMIT = 4096
+"""Attempts that are kept; the others are read each time."""
+
+
+@dataclass(slots=True, eq=False)
+class _Read:
+    """A look into the file that is under way."""
+
+    began: float
+    outdated: bool = False
+    """The attempt has changed meanwhile: what is found may not be so any more."""
+
+
+class Running:
+    """Used from the event loops and the writer thread."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._entries: OrderedDict[str, tuple[float, Found]] = OrderedDict()
+        self._reads: dict[str, set[_Read]] = {}
+        """What is being read just now, by token."""
+        self._confirmed_at = float("-inf")
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, token: str) -> Found | None:
+        """None: look into the file."""
+        entry = self._entries.get(token)
+        if entry is None or time.monotonic() - max(entry[0], self._confirmed_at) > TRUSTED_S:
+            return None
+        return entry[1]
+
+    async def read(self, token: str, read: Callable[[], Awaitable[Found | None]]) -> Found | None:
+        """Have the file read, and keep what it says of an attempt that runs."""
+        while True:
+            mine = _Read(began=time.monotonic())
+            with self._mutex:
+                self._reads.setdefault(token, set()).add(mine)
+            try:
+                found = await read()
+                with self._mutex:
+                    if mine.outdated:
+                        continue
+                    if found is not None and found[1].status == "running":
+                        self._keep(found, mine.began)
+                return found
+            finally:
+                with self._mutex:
+                    others = self._reads[token]
+                    others.discard(mine)
+                    if not others:
+                        del self._reads[token]
+
+    def add(self, found: Found) -> None:
+        """An attempt has begun; called in the moment of its commit."""
+        with self._mutex:
+            self._keep(found, time.monotonic())
+
+    def drop(self, token: str) -> None:
+        """An attempt has changed or ended."""
+        with self._mutex:
+            self._entries.pop(token, None)
+            for read in self._reads.get(token, ()):
+                read.outdated = True
+
+    def confirm(self, at: float) -> None:
+        """Nobody else had changed the file when the monotonic clock said `at`."""
+        self._confirmed_at = at
+
+    def clear(self) -> None:
+        """Another process has changed the file."""
+        with self._mutex:
+            self._entries.clear()
+            for reads in self._reads.values():
+                for read in reads:
+                    read.outdated = True
+
+    def _keep(self, found: Found, at: float) -> None:
+        self._entries[found[1].token] = (at, found)
+        self._entries.move_to_end(found[1].token)
+        if len(self._entries) > LIMIT:
+            self._entries.popitem(last=False)

@@ -1,0 +1,127 @@
+"""Does a file that an older LightningRL wrote open, and go on?"""
+
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lightningrl.store.conformance import call, same
+from lightningrl.store.schema import MIGRATIONS
+from lightningrl.store.sqlite import SQLiteStore
+from lightningrl.types import Attempt, Call, Reward, Rollout, Sampling, Task
+
+TOKEN = "lrl-abcdefghijklmnopqrstuvwxyz012345"
+"""As the first schema's tokens were: 24 bytes."""
+
+OLD = f"""
+    INSERT INTO inputs VALUES (1, x'00', '{{"question":"wie groß?"}}');
+    INSERT INTO rollouts VALUES (1, 'a/0', 'a', 't', 1, 'train', 'succeeded', 1, 30.0, '{{"temperature":0.5}}', 'a/0.2'),
+        (2, 'a/1', 'a', 't', 1, 'train', 'running', 1, 30.0, '{{}}', NULL);
+    INSERT INTO attempts VALUES (1, 'a/0.1', 'a/0', 1, 'other', 'failed', 'w', 5.0, 'no', 'null', 1.0, 2.0),
+        (2, 'a/0.2', 'a/0', 2, 'third', 'succeeded', 'w', 5.0, NULL, '{{"sql":"SELECT 1"}}', 2.0, 3.0),
+        (3, 'a/1.1', 'a/1', 1, '{TOKEN}', 'running', 'w', 9e9, NULL, 'null', 2.0, NULL);
+    INSERT INTO rewards VALUES (1, 'a/0.2', NULL, 'final', 1.0, 'grader'), (2, 'a/0.2', 'c-0', 'format', 0.5, 'air');
+"""
+
+CALLS = (
+    "id, attempt_id, idx, parent_call_id, agent, policy, policy_version, dialect, request, response, base_call_id, shared, prompt_delta,"
+    " completion_ids, logprobs, sampling, finish_reason, capture, capture_reason, started_at, ended_at"
+)
+
+
+def old_call(
+    connection: sqlite3.Connection, attempt_id: str, index: int, *, base: str | None, parent: str | None, shared: int, delta: list[int]
+) -> None:
+    sampling = f'{{"temperature":0.5,"top_p":1.0,"top_k":0,"max_tokens":9,"stop":[";"],"stop_token_ids":[2],"seed":{2**63 + index}}}'
+    row = (
+        *(f"{'c' if attempt_id == 'a/0.2' else 'd'}-{index}", attempt_id, index, parent, "writer", "policy", 3),
+        *("openai.chat", '{"messages":["naïve\\n"]}', f'{{"n":{index},"f":1.0}}', base, shared, np.array(delta, "<i4").tobytes()),
+        *(np.array([10, index], "<i4").tobytes(), np.array([-0.1, -2.0], "<f4").tobytes(), sampling, "stop", "bridged", None, 1.5, 2.5),
+    )
+    connection.execute(f"INSERT INTO calls ({CALLS}) VALUES ({', '.join('?' * 21)})", row)
+
+
+@pytest.fixture
+def first_schema(tmp_path: Path) -> Path:
+    connection = sqlite3.connect(tmp_path / "s.db")
+    connection.executescript(f"PRAGMA journal_mode = WAL; {MIGRATIONS[0]} PRAGMA user_version = 1; {OLD}")
+    old_call(connection, "a/0.2", 0, base=None, parent=None, shared=0, delta=[1, 2**30, 3])
+    old_call(connection, "a/0.2", 1, base="c-0", parent="c-0", shared=4, delta=[5])
+    old_call(connection, "a/0.2", 2, base="c-1", parent=None, shared=2, delta=[8])
+    old_call(connection, "a/1.1", 0, base=None, parent=None, shared=0, delta=[4, 5])
+    connection.commit()
+    connection.close()
+    return tmp_path / "s.db"
+
+
+def expected(call_id: str, attempt_id: str, index: int, prompt: list[int], *, parent: str | None = None) -> Call:
+    return Call(
+        id=call_id,
+        attempt_id=attempt_id,
+        index=index,
+        parent_call_id=parent,
+        agent="writer",
+        policy="policy",
+        policy_version=3,
+        dialect="openai.chat",
+        request={"messages": ["naïve\n"]},
+        response={"n": index, "f": 1.0},
+        prompt_ids=np.array(prompt, np.int32),
+        completion_ids=np.array([10, index], np.int32),
+        logprobs=np.array([-0.1, -2.0], np.float32),
+        sampling=Sampling(temperature=0.5, max_tokens=9, stop=(";",), stop_token_ids=(2,), seed=2**63 + index),
+        finish_reason="stop",
+        capture="bridged",
+        started_at=1.5,
+        ended_at=2.5,
+    )
+
+
+async def test_a_file_of_the_first_schema_reads_as_it_was_written(first_schema: Path) -> None:
+    store = await SQLiteStore.open(first_schema)
+    task = Task(id="t", input={"question": "wie groß?"}, split="train")
+    ended = Rollout(id="a/0", group_id="a", task=task, status="succeeded", timeout_s=30.0, sampling={"temperature": 0.5}, accepted_attempt_id="a/0.2")
+    assert await store.rollouts() == [ended, Rollout(id="a/1", group_id="a", task=task, status="running", timeout_s=30.0)]
+    attempts = await store.attempts(["a/0", "a/1"])
+    assert [(a.id, a.rollout_id, a.number, a.token, a.status) for a in attempts] == [
+        ("a/0.1", "a/0", 1, "other", "failed"),
+        ("a/0.2", "a/0", 2, "third", "succeeded"),
+        ("a/1.1", "a/1", 1, TOKEN, "running"),
+    ]
+    assert (attempts[1].output, attempts[1].ended_at) == ({"sql": "SELECT 1"}, 3.0)
+    final, step = Reward(attempt_id="a/0.2", value=1.0), Reward(attempt_id="a/0.2", value=0.5, name="format", source="air", call_id="c-0")
+    assert await store.rewards(["a/0.2"]) == [final, step]
+    kept = await store.calls(["a/0.2", "a/1.1"])
+    assert all(
+        same(one, other)
+        for one, other in zip(
+            kept,
+            [
+                expected("c-0", "a/0.2", 0, [1, 2**30, 3]),
+                expected("c-1", "a/0.2", 1, [1, 2**30, 3, 10, 5], parent="c-0"),
+                expected("c-2", "a/0.2", 2, [1, 2**30, 8]),
+                expected("d-0", "a/1.1", 0, [4, 5]),
+            ],
+            strict=True,
+        )
+    )
+    await store.close()
+
+
+async def test_a_file_of_the_first_schema_goes_on(first_schema: Path) -> None:
+    """An agent that was at work when the program was replaced, with the token it had been given."""
+    store = await SQLiteStore.open(first_schema)
+    found = await store.attempt_by_token(TOKEN)
+    assert found is not None
+    attempt: Attempt = found[1]
+    more = [call(attempt, 1, [4, 5, 10, 0, 6], [7], parent="d-0"), call(attempt, 2, [4, 5, 10, 0, 6, 7, 8], [9], parent=f"{attempt.id}/1")]
+    for one in more:
+        await store.append(one)
+    assert all(same(one, other) for one, other in zip(more, (await store.calls([attempt.id]))[1:], strict=True))
+    await store.finish(attempt.id, "succeeded")
+    await store.close()
+    again = await SQLiteStore.open(first_schema)
+    assert [r.accepted_attempt_id for r in await again.rollouts()] == ["a/0.2", "a/1.1"]
+    assert sqlite3.connect(first_schema).execute("PRAGMA foreign_key_check").fetchall() == []
+    await again.close()
