@@ -1,19 +1,47 @@
 """The embedded engine keeps the promises of `engine.base`."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
-from lightningrl.engine.base import Engine
-from lightningrl.engine.conformance import CHECKS, Conformance
+from lightningrl import plugins
+from lightningrl.chat import ChatTemplate
+from lightningrl.config import EngineConfig
+from lightningrl.engine.base import Engine, EngineSetup
+from lightningrl.engine.conformance import CHECKS, GRAMMAR_CHECKS, Conformance
 from lightningrl.engine.embedded import EmbeddedEngine
 from lightningrl.models.tiny import build_model
 
+Check = Callable[[Engine, Conformance], Awaitable[None]]
+
+
+@pytest.fixture
+async def served(model_folder: Path) -> AsyncIterator[tuple[Engine, Conformance]]:
+    """A model folder, served as a running server would."""
+    template = ChatTemplate.load(model_folder)
+    setup = EngineSetup(
+        policy="policy",
+        config=EngineConfig(slots=4, max_length=64),
+        folder=model_folder,
+        dtype="float32",
+        decode=template.decode,
+        turn_end_id=template.turn_end_id,
+    )
+    engine: Engine = plugins.load("embedded", kind="engine")(setup)
+    yield engine, Conformance(policy="policy", vocab_size=270, decode=template.decode, turn_end_id=template.turn_end_id)
+    await engine.close()
+
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-async def test_the_embedded_engine_conforms(check: Callable[[Engine, Conformance], Awaitable[None]]) -> None:
+async def test_the_embedded_engine_conforms(check: Check) -> None:
     engine = EmbeddedEngine(build_model(300, eos_token_id=2), slots=4, max_length=64)
     try:
         await check(engine, Conformance(policy="policy", vocab_size=300))
     finally:
         await engine.close()
+
+
+@pytest.mark.parametrize("check", GRAMMAR_CHECKS, ids=lambda check: check.__name__)
+async def test_the_embedded_engine_keeps_to_grammars(check: Check, served: tuple[Engine, Conformance]) -> None:
+    await check(*served)

@@ -11,8 +11,8 @@ LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -torch.inf])
 
 def draw_many(sampling: Sampling, *, count: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
     uniforms = uniform(np.full(count, 7, dtype=np.uint64), np.arange(count, dtype=np.uint64))
-    tokens, logprobs = sample(LOGITS.repeat(count, 1), prepare([sampling] * count), uniforms)
-    return np.array(tokens), np.array(logprobs)
+    drawn = sample(LOGITS.repeat(count, 1), prepare([sampling] * count), uniforms)
+    return np.array(drawn.token_ids), np.array(drawn.logprobs)
 
 
 def check(sampling: Sampling, expected: torch.Tensor) -> None:
@@ -60,10 +60,29 @@ def test_greedy_takes_the_likeliest_and_reports_the_unscaled_distribution() -> N
     np.testing.assert_allclose(logprobs, LOGITS.log_softmax(0)[0], rtol=1e-6)
 
 
+def test_the_likeliest_tokens_are_those_of_the_distribution_that_is_sampled_from() -> None:
+    plain, shaped, greedy = Sampling(top_logprobs=9), Sampling(temperature=0.5, top_k=2, top_logprobs=9), Sampling(temperature=0.0, top_logprobs=2)
+    allowed = torch.tensor([False, True, False, True, False, True])
+    some = [plain, Sampling(), shaped, greedy, Sampling(grammar="…", top_logprobs=9)]
+    drawn = sample(LOGITS.repeat(5, 1), prepare(some), np.full(5, 0.5), allowed={4: allowed})
+    p, sharp = LOGITS.softmax(0), torch.tensor([4.0, 2.0]).softmax(0)
+    expected = {
+        0: {0: p[0], 1: p[1], 2: p[2], 3: p[3], 4: p[4]},  # the sixth cannot be drawn
+        2: {0: sharp[0], 1: sharp[1]},
+        3: {0: p[0], 1: p[1]},
+        4: {1: p[1] / (p[1] + p[3]), 3: p[3] / (p[1] + p[3])},
+    }
+    assert drawn.top.keys() == expected.keys()
+    for row, places in expected.items():
+        assert [t for t, _ in drawn.top[row]] == list(places)
+        np.testing.assert_allclose([np.exp(q) for _, q in drawn.top[row]], [float(q) for q in places.values()], rtol=1e-5)
+        assert dict(drawn.top[row])[drawn.token_ids[row]] == drawn.logprobs[row]
+
+
 def test_a_token_of_probability_zero_is_never_drawn() -> None:
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).repeat(3, 1)
-    tokens, _ = sample(logits, prepare([Sampling()] * 3), np.array([0.0, 0.5, np.nextafter(1.0, 0.0)]))
-    assert tokens == [1, 3, 3]
+    drawn = sample(logits, prepare([Sampling()] * 3), np.array([0.0, 0.5, np.nextafter(1.0, 0.0)]))
+    assert drawn.token_ids == [1, 3, 3]
 
 
 def test_each_row_is_its_own_whatever_stands_beside_it() -> None:
@@ -71,10 +90,10 @@ def test_each_row_is_its_own_whatever_stands_beside_it() -> None:
     logits = torch.randn(40, 257)
     samplings = [Sampling(temperature=t, top_p=p, top_k=k) for t in (0.0, 0.7, 1.0, 1.3) for p in (1.0, 0.9) for k in (0, 5, 20, 0, 0)]
     uniforms = uniform(np.arange(40, dtype=np.uint64), np.arange(40, dtype=np.uint64))
-    tokens, logprobs = sample(logits, prepare(samplings), uniforms)
+    drawn = sample(logits, prepare(samplings), uniforms)
     for start, stop in [(0, 1), (3, 20), (39, 40), (7, 33), (5, 21)]:
         some = sample(logits[start:stop].clone(), prepare(samplings[start:stop]), uniforms[start:stop])
-        assert some == (tokens[start:stop], logprobs[start:stop])
+        assert (some.token_ids, some.logprobs) == (drawn.token_ids[start:stop], drawn.logprobs[start:stop])
 
 
 def test_uniform_numbers_are_uniform_and_differ_by_seed_and_index() -> None:

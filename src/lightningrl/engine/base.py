@@ -1,10 +1,29 @@
 """What an engine promises: every token it hands out comes with the logprob under the very distribution it was drawn from."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
 
+from lightningrl.config import EngineConfig
+from lightningrl.errors import EngineError
 from lightningrl.types import FinishReason, Sampling, Weights
+
+Top: TypeAlias = tuple[tuple[int, float], ...]
+"""The likeliest (token id, logprob) at one place, best first."""
+
+affinity: ContextVar[str] = ContextVar("affinity", default="")
+"""Whose generation this is, e.g. a rollout's id: one that continues another starts from its keys and values if it reaches the same server.
+Set around `Engine.generate`; empty: engines with several servers go by how the prompt begins."""
+
+
+class EngineBusy(EngineError):
+    """It has as much to do as it can take. Nothing was sampled: whoever asks may ask again."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, hint=f"try again in {retry_after_s:g} s")
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +37,27 @@ class Delta:
     """The weights that sampled them; the same for all deltas of one generation."""
     finish_reason: FinishReason | None = None
     """None until the last delta. A token of `stop_token_ids` is part of the last delta."""
+    top: tuple[Top, ...] | None = None
+    """One per token; None unless `Sampling.top_logprobs` asks for them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSetup:
+    """What an engine is made from. A plugin is a class (or a built-in function) that is called with this alone."""
+
+    policy: str
+    """The name it serves."""
+    config: EngineConfig
+    folder: Path
+    """The Hugging Face folder of the model: tokenizer, settings, weights."""
+    dtype: str
+    decode: Callable[[list[int]], str]
+    """Text of ids, control tokens left out."""
+    turn_end_id: int | None
+    """The token that ends an assistant's turn; None if the template has none."""
+    model: Any = None
+    """A `DenseModel` whose parameters a trainer in this process updates in place; None: the engine loads `folder` itself."""
+    version: int = 0
 
 
 class Engine(Protocol):
@@ -28,6 +68,7 @@ class Engine(Protocol):
 
         Closing the iterator early (`aclose`) cancels the generation and frees its slot.
         With the same prompt, sampling (seed included) and weights, the answer is the same bit for bit, whatever else is being served.
+        Raises `EngineBusy`, before the first delta, when it can take no more.
         """
         ...
 

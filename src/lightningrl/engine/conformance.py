@@ -13,6 +13,7 @@ A check raises `AssertionError` and says what is wrong.
 
 import asyncio
 import math
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,10 @@ class Conformance:
     """The name it serves."""
     vocab_size: int
     """Prompts are made of any ids below."""
+    decode: Callable[[list[int]], str] | None = None
+    """Text of ids, control tokens left out. Only `GRAMMAR_CHECKS` need it."""
+    turn_end_id: int | None = None
+    """The token that a complete answer ends with. Only `GRAMMAR_CHECKS` need it."""
     timeout_s: float = 30.0
     """For each wait."""
 
@@ -114,6 +119,52 @@ async def a_stop_token_is_kept_and_ends_the_answer(engine: Engine, about: Confor
     assert ended.deltas[-1].finish_reason == "stop"
 
 
+async def the_likeliest_tokens_are_told(engine: Engine, about: Conformance) -> None:
+    plain = await ask(engine, about.prompt(20), sampling=Sampling(max_tokens=8, seed=6), about=about)
+    assert all(d.top is None for d in plain.deltas), "nobody asked"
+    for stream in (False, True):
+        answer = await ask(engine, about.prompt(20), sampling=Sampling(max_tokens=8, seed=6, top_logprobs=5), about=about, stream=stream)
+        assert answer.exact == plain.exact, "asking for more changes nothing"
+        places = [place for d in answer.deltas for place in d.top or ()]
+        assert len(places) == len(answer.token_ids), "one entry per token"
+        for token, logprob, place in zip(answer.token_ids, answer.logprobs, places, strict=True):
+            ids, values = [t for t, _ in place], [p for _, p in place]
+            assert 1 <= len(place) <= 5 and len(set(ids)) == len(ids)
+            assert all(0 <= t < about.vocab_size for t in ids)
+            assert all(math.isfinite(p) for p in values) and sum(map(math.exp, values)) < 1 + 1e-3
+            assert values == sorted(values, reverse=True), "best first"
+            assert abs(dict(place).get(token, logprob) - logprob) < 1e-5, "the same distribution as the sampled token's"
+            assert token in ids or logprob <= values[-1] + 1e-5, "a likelier token than those that were told"
+
+
+async def a_grammar_is_obeyed_to_the_end(engine: Engine, about: Conformance) -> None:
+    assert about.decode is not None
+    grammar = 'start: "<" /[0-9]{1,3}/ ">"'
+    for seed, temperature in enumerate((0.0, 1.0, 2.0)):
+        sampling = Sampling(max_tokens=24, seed=seed, temperature=temperature, grammar=grammar)
+        answer = await ask(engine, about.prompt(20, salt=seed), sampling=sampling, about=about)
+        text = about.decode(list(answer.token_ids))
+        assert re.fullmatch("<[0-9]{1,3}>", text), f"{text!r} is not in the language"
+        assert answer.deltas[-1].finish_reason == "stop"
+        assert answer.token_ids[-1] == about.turn_end_id, "a complete answer ends its turn"
+        assert all(math.isfinite(p) and p <= 0 for p in answer.logprobs)
+
+
+async def max_tokens_cuts_a_grammar(engine: Engine, about: Conformance) -> None:
+    assert about.decode is not None
+    answer = await ask(engine, about.prompt(20), sampling=Sampling(max_tokens=3, seed=7, grammar='start: "<" /[0-9]{30}/ ">"'), about=about)
+    assert answer.deltas[-1].finish_reason == "length"
+    assert re.fullmatch("<[0-9]{0,30}>?", about.decode(list(answer.token_ids)))
+
+
+async def a_grammar_that_cannot_be_read_is_refused(engine: Engine, about: Conformance) -> None:
+    try:
+        await ask(engine, about.prompt(20), sampling=Sampling(max_tokens=4, grammar="start: nowhere"), about=about)
+    except LightningError:
+        return
+    raise AssertionError("an engine must refuse a grammar that it cannot read")
+
+
 async def closing_the_iterator_frees_the_engine(engine: Engine, about: Conformance) -> None:
     for _ in range(32):  # more than any small engine has slots
         deltas = engine.generate(about.prompt(20), sampling=Sampling(max_tokens=24, seed=4), policy=about.policy, stream=True)
@@ -160,8 +211,16 @@ CHECKS: tuple[Callable[[Engine, Conformance], Awaitable[None]], ...] = (
     different_seeds_differ,
     max_tokens_ends_with_length,
     a_stop_token_is_kept_and_ends_the_answer,
+    the_likeliest_tokens_are_told,
     closing_the_iterator_frees_the_engine,
     paused_generations_wait,
     an_unknown_policy_is_refused,
     a_closed_engine_refuses,
 )
+
+GRAMMAR_CHECKS: tuple[Callable[[Engine, Conformance], Awaitable[None]], ...] = (
+    a_grammar_is_obeyed_to_the_end,
+    max_tokens_cuts_a_grammar,
+    a_grammar_that_cannot_be_read_is_refused,
+)
+"""For engines that take `Sampling.grammar`; their tokenizer must be able to say `<123>`."""

@@ -18,20 +18,22 @@ from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as Tokens
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import torch
 
-from lightningrl.engine.base import Delta
+from lightningrl.engine.base import Delta, EngineSetup
 from lightningrl.engine.cache import PrefixCache
 from lightningrl.engine.decoder import Decoder
-from lightningrl.engine.sampler import Draw, prepare, sample, uniform
+from lightningrl.engine.grammar import Grammars
+from lightningrl.engine.sampler import Draw, Drawn, prepare, sample, uniform
 from lightningrl.engine.scheduler import Scheduler
 from lightningrl.engine.sequence import Sequence, as_tokens
 from lightningrl.engine.stop import StopFinder
 from lightningrl.errors import EngineError, UserError
 from lightningrl.models.dense import DenseModel
-from lightningrl.models.load import load_into
+from lightningrl.models.load import DTypeName, load_into, load_model
 from lightningrl.types import FinishReason, Sampling, Weights
 
 
@@ -71,6 +73,7 @@ class _Client:
             logprobs=tuple(p for d in deltas for p in d.logprobs),
             policy_version=deltas[-1].policy_version,
             finish_reason=deltas[-1].finish_reason,
+            top=None if deltas[0].top is None else tuple(t for d in deltas for t in d.top or ()),
         )
 
 
@@ -85,12 +88,14 @@ class EmbeddedEngine:
         slots: int = 64,
         max_length: int = 1024,
         decode: Callable[[list[int]], str] | None = None,
+        grammars: Grammars | None = None,
         version: int = 0,
         shared: bool = False,
         threads: int = 1,
     ) -> None:
-        """`decode` is needed for stop strings. `shared`: a trainer in this process updates the parameters of `model` in place, so that
-        `load` has nothing to read. Keys and values take 2·slots·max_length·layers·kv_heads·head_size·2 numbers when all of it is used."""
+        """`decode` is needed for stop strings, `grammars` for `Sampling.grammar`. `shared`: a trainer in this process updates the parameters
+        of `model` in place, so that `load` has nothing to read. Keys and values take 2·slots·max_length·layers·kv_heads·head_size·2 numbers
+        when all of it is used."""
         if max_length > model.max_length:
             raise UserError(f"`engine.max_length` is {max_length}, the model's limit is `{model.max_length}`", hint="lower `engine.max_length`")
         self.policy = policy
@@ -98,6 +103,7 @@ class EmbeddedEngine:
         self.max_length = max_length
         self._model, self._shared, self._threads = model, shared, threads
         self._stop = StopFinder(decode) if decode is not None else None
+        self._grammars = grammars
         cache = PrefixCache(
             rows=2 * slots, length=max_length, layers=model.layers, kv_heads=model.kv_heads, head_size=model.head_size, dtype=model.dtype
         )
@@ -128,6 +134,8 @@ class EmbeddedEngine:
     async def generate(self, prompt_ids: Tokens[int], *, sampling: Sampling, policy: str, stream: bool = False) -> AsyncIterator[Delta]:
         """See `Engine.generate`. Raises `EngineError` for what it cannot do, and when the engine fails while it waits."""
         sequence = self._sequence(prompt_ids, sampling=sampling, policy=policy, stream=stream)
+        if sampling.grammar is not None:
+            await self._guide(sequence, sampling.grammar)
         client = _Client(loop=asyncio.get_running_loop())
         self._inbox.put(lambda: self._enter(sequence, client))
         try:
@@ -150,7 +158,8 @@ class EmbeddedEngine:
         drained: Future[None] = Future()
         self._inbox.put(lambda: self._pause(drained))
         try:
-            await asyncio.wait_for(asyncio.wrap_future(drained), timeout_s)
+            async with asyncio.timeout(timeout_s):  # `wait_for` may lose a cancellation (Python 3.11)
+                await asyncio.wrap_future(drained)
         except TimeoutError as error:
             raise EngineError(f"generations still run after `{timeout_s}` s", hint="wait longer, or lower `max_tokens`") from error
 
@@ -177,15 +186,13 @@ class EmbeddedEngine:
             else:
                 done.set_result(None)
 
-        if self._closing:
-            raise EngineError("the engine is closed")
+        self._check_open()
         self._inbox.put(run)
         await asyncio.wrap_future(done)
 
     def _sequence(self, prompt_ids: Tokens[int], *, sampling: Sampling, policy: str, stream: bool) -> Sequence:
         prompt = as_tokens(prompt_ids)
-        if self._closing:
-            raise EngineError("the engine is closed")
+        self._check_open()
         if policy != self.policy:
             raise EngineError(f"this engine serves `{self.policy}`, not `{policy}`", hint="give each policy an engine of its own")
         if not 0 < len(prompt) < self.max_length:
@@ -195,8 +202,8 @@ class EmbeddedEngine:
             raise EngineError(f"token ids must lie in 0..{self._model.vocab_size - 1}", hint="is this the tokenizer of the model?")
         if sampling.stop and self._stop is None:
             raise EngineError("stop strings need a tokenizer", hint="make the engine with `decode`, or use `stop_token_ids`")
-        if sampling.max_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
-            raise EngineError(f"cannot sample with `{sampling}`", hint="max_tokens ≥ 1, temperature ≥ 0, 0 < top_p ≤ 1, top_k ≥ 0")
+        if sampling.max_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0 or sampling.top_logprobs < 0:
+            raise EngineError(f"cannot sample with `{sampling}`", hint="max_tokens ≥ 1, temperature ≥ 0, 0 < top_p ≤ 1, top_k ≥ 0, top_logprobs ≥ 0")
         return Sequence(
             prompt_ids=prompt,
             sampling=sampling,
@@ -205,6 +212,18 @@ class EmbeddedEngine:
             limit=min(sampling.max_tokens, self.max_length - len(prompt)),
             stream=stream,
         )
+
+    async def _guide(self, sequence: Sequence, grammar: str) -> None:
+        """Put `sequence` at the beginning of its grammar. Of all that ends a completion, only the end of the grammar stays possible."""
+        if self._grammars is None:
+            raise EngineError("grammars need a tokenizer and a token that ends a turn", hint="make the engine with `grammars`")
+        sequence.matcher = await asyncio.to_thread(self._grammars.matcher, grammar, never=sequence.stop_ids)
+        sequence.stop_ids |= {self._grammars.end_id}
+        self._check_open()  # it may have been closed meanwhile
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise EngineError("the engine is closed")
 
     # The thread's side
 
@@ -249,21 +268,26 @@ class EmbeddedEngine:
             self._draw = prepare([s.sampling for s in running])
         seeds = np.fromiter((s.seed for s in running), dtype=np.uint64, count=len(running))
         indices = np.fromiter((len(s.token_ids) for s in running), dtype=np.uint64, count=len(running))
-        tokens, logprobs = sample(logits, self._draw, uniform(seeds, indices))
-        self._append(tokens, logprobs)
+        allowed = {row: matcher.allowed for row in self._draw.constrained if (matcher := running[row].matcher) is not None}
+        self._append(sample(logits, self._draw, uniform(seeds, indices), allowed=allowed))
         self._steps += 1
 
-    def _append(self, tokens: list[int], logprobs: list[float]) -> None:
+    def _append(self, drawn: Drawn) -> None:
         """Give each running sequence its token, release those that have ended, and tell the clients."""
         scheduler = self._scheduler
         running, cache = scheduler.running, scheduler.cache
         count = len(running)
-        cache.tokens[np.arange(count), np.minimum(cache.known[:count], cache.tokens.shape[1] - 1)] = tokens
+        cache.tokens[np.arange(count), np.minimum(cache.known[:count], cache.tokens.shape[1] - 1)] = drawn.token_ids
         ended: list[Sequence] = []
-        for sequence, token, logprob in zip(running, tokens, logprobs, strict=True):
+        for row, top in drawn.top.items():
+            running[row].top.append(top)
+        for sequence, token, logprob in zip(running, drawn.token_ids, drawn.logprobs, strict=True):
             sequence.token_ids.append(token)
             sequence.logprobs.append(logprob)
             sequence.finish_reason = self._finish_reason(sequence)
+            if sequence.matcher is not None and sequence.finish_reason is None:
+                sequence.matcher.advance(token)
+                sequence.finish_reason = None if sequence.matcher.failure is None else "error"
             if sequence.finish_reason is not None:
                 ended.append(sequence)
         self._sampled += count
@@ -292,11 +316,15 @@ class EmbeddedEngine:
         news: dict[asyncio.AbstractEventLoop, list[tuple[_Client, Delta]]] = {}
         for sequence in sequences:
             client = self._clients[sequence]
+            if sequence.matcher is not None and sequence.matcher.failure is not None:
+                _call(client.loop, _deliver_error, client, EngineError(f"the grammar cannot go on: {sequence.matcher.failure}"))
+                continue
             delta = Delta(
                 token_ids=tuple(sequence.token_ids[sequence.told :]),
                 logprobs=tuple(sequence.logprobs[sequence.told :]),
                 policy_version=self.version,
                 finish_reason=sequence.finish_reason,
+                top=tuple(sequence.top[sequence.told :]) if sequence.sampling.top_logprobs else None,
             )
             sequence.told = len(sequence.token_ids)
             news.setdefault(client.loop, []).append((client, delta))
@@ -356,6 +384,22 @@ class EmbeddedEngine:
         scheduler.waiting.clear()
         scheduler.cache.reset()
         self._draw = None
+
+
+def embedded(setup: EngineSetup) -> EmbeddedEngine:
+    """The engine of a running server: over the trainer's own parameters, or over a model that it loads for itself."""
+    model = setup.model if setup.model is not None else load_model(str(setup.folder), dtype=cast(DTypeName, setup.dtype))
+    end_id = setup.turn_end_id if setup.turn_end_id is not None else min(model.eos_token_ids, default=None)
+    return EmbeddedEngine(
+        model,
+        policy=setup.policy,
+        slots=setup.config.slots,
+        max_length=setup.config.max_length,
+        decode=setup.decode,
+        grammars=None if end_id is None else Grammars(setup.folder, vocab_size=model.vocab_size, end_id=end_id),
+        version=setup.version,
+        shared=setup.model is not None,
+    )
 
 
 def _nothing() -> None:

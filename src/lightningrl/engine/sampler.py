@@ -2,13 +2,14 @@
 
 Randomness is counter-based: the number for a token is a hash of (seed, index of the token in its completion), so it does not
 matter what else is sampled in the same step. The logprob handed out is that of the distribution the token was drawn from: after
-temperature, after top-k and top-p, renormalised. At temperature 0 there is no such distribution; it is that of the policy itself, unscaled.
+grammar and temperature, after top-k and top-p, renormalised. At temperature 0 there is no such distribution; it is that of the policy itself,
+unscaled (under a grammar: of what the grammar allows).
 
 Legend: A sequences · V vocabulary.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,9 +17,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lightningrl.engine.base import Top
 from lightningrl.types import Sampling
 
 GOLDEN = 0x9E3779B97F4A7C15
+NOTHING: Mapping[int, Tensor] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +34,22 @@ class Draw:
     """[A] bool; None: no row is."""
     shaped: tuple[int, ...]
     """Rows that ask for top-k or top-p."""
+    constrained: tuple[int, ...]
+    """Rows that have a grammar."""
+    told: tuple[int, ...]
+    """Rows that ask for the likeliest tokens."""
     samplings: tuple[Sampling, ...]
     """[A]"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    token_ids: list[int]
+    """[A]"""
+    logprobs: list[float]
+    """[A]; -inf says that the logits are NaN."""
+    top: Mapping[int, Top]
+    """Row → its likeliest tokens, under the distribution it was drawn from: those of probability 0 are never among them."""
 
 
 def prepare(samplings: Sequence[Sampling]) -> Draw:
@@ -42,12 +59,17 @@ def prepare(samplings: Sequence[Sampling]) -> Draw:
         temperatures=torch.tensor(temperatures)[:, None] if any(t != 1 for t in temperatures) else None,
         greedy=torch.tensor(greedy) if any(greedy) else None,
         shaped=tuple(i for i, s in enumerate(samplings) if s.temperature and (s.top_p < 1 or s.top_k)),
+        constrained=tuple(i for i, s in enumerate(samplings) if s.grammar is not None),
+        told=tuple(i for i, s in enumerate(samplings) if s.top_logprobs),
         samplings=tuple(samplings),
     )
 
 
-def sample(logits: Tensor, draw: Draw, uniforms: npt.NDArray[np.float64]) -> tuple[list[int], list[float]]:
-    """Token and logprob of each row of logits [A V] (float32), from one uniform number in [0, 1) each. -inf says that the logits are NaN."""
+def sample(logits: Tensor, draw: Draw, uniforms: npt.NDArray[np.float64], *, allowed: Mapping[int, Tensor] = NOTHING) -> Drawn:
+    """A token for each row of logits [A V] (float32; overwritten), from one uniform number in [0, 1) each. `allowed`: row → [V] bool, for each
+    constrained row."""
+    for row in draw.constrained:
+        logits[row].masked_fill_(~allowed[row], -torch.inf)  # dividing by a temperature leaves that as it is
     if draw.temperatures is not None:
         logits = logits / draw.temperatures
     probabilities = torch.softmax(logits, dim=-1)
@@ -63,7 +85,15 @@ def sample(logits: Tensor, draw: Draw, uniforms: npt.NDArray[np.float64]) -> tup
         tokens = torch.where(draw.greedy, logits.argmax(dim=-1), tokens)
     chosen = probabilities.gather(1, tokens[:, None])[:, 0].tolist()
     # one logarithm at a time: elementwise kernels treat the last few numbers of a batch differently
-    return tokens.tolist(), [math.log(p) if p > 0 else -math.inf for p in chosen]
+    logprobs = [math.log(p) if p > 0 else -math.inf for p in chosen]
+    top = {row: _likeliest(probabilities[row], draw.samplings[row].top_logprobs) for row in draw.told}
+    return Drawn(token_ids=tokens.tolist(), logprobs=logprobs, top=top)
+
+
+def _likeliest(probabilities: Tensor, count: int) -> Top:
+    values, ids = probabilities.topk(min(count, len(probabilities)))
+    ranked = sorted((-p, token) for p, token in zip(values.tolist(), ids.tolist(), strict=True) if p > 0)
+    return tuple((token, math.log(-p)) for p, token in ranked)
 
 
 def _kept(probabilities: Tensor, sampling: Sampling) -> Tensor:

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from lightningrl.engine.base import Top
+from lightningrl.engine.grammar import Matcher
 from lightningrl.types import FinishReason, Ints, Sampling
 
 
@@ -25,6 +27,10 @@ class Sequence:
     """The completion so far."""
     logprobs: list[float] = field(default_factory=list[float])
     """One per completion token."""
+    top: list[Top] = field(default_factory=list[Top])
+    """One per completion token if `sampling` asks for them, else empty."""
+    matcher: Matcher | None = None
+    """Says what `sampling.grammar` allows; None without a grammar."""
     told: int = 0
     """Completion tokens that the client has been sent."""
     row: int = -1

@@ -1,0 +1,195 @@
+"""An engine of any OpenAI-compatible server that takes token ids as prompt: llama.cpp, SGLang, TGI and others. Its weights are frozen.
+
+Such servers report what was sampled as text, one piece a token. A piece is turned into an id only where a single one could be meant; where it
+could be several (bytes of a character in the making, pieces that look alike) there is an error, because a guess would be recorded as fact.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+from lightningrl.engine.base import Delta, EngineSetup, Top
+from lightningrl.engine.http import Pool, Server
+from lightningrl.engine.http_completions import Choice, Completion, Completions, Kind, Question, Tokens
+from lightningrl.errors import EngineError, UserError
+from lightningrl.types import Sampling, Weights
+
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+"""Stands in decoded text for bytes that are no character on their own."""
+
+
+class _Request(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Only what such servers have in common; the rest is left to their defaults unless it is asked for."""
+
+    model: str
+    prompt: list[int]
+    max_tokens: int
+    temperature: float
+    top_p: float
+    logprobs: int
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    stream: bool = False
+
+
+class _Piece(msgspec.Struct):
+    """One token, as llama.cpp tells it."""
+
+    logprob: float
+    token: str = ""
+    id: int | None = None
+    top_logprobs: "tuple[_Piece, ...]" = ()
+
+
+class _Logprobs(msgspec.Struct):
+    tokens: tuple[str, ...] = ()
+    token_logprobs: tuple[float, ...] = ()
+    top_logprobs: tuple[dict[str, float], ...] | None = None
+    content: tuple[_Piece, ...] | None = None
+    """Instead of the other three."""
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: tuple[_Model, ...] = ()
+
+
+_encode = msgspec.json.Encoder().encode
+_decoder = msgspec.json.Decoder(list[Completion[_Logprobs]])
+
+
+class Vocabulary:
+    """text → id, for the texts that belong to a single token, however the server writes them."""
+
+    def __init__(self, folder: Path) -> None:
+        if not (folder / "tokenizer.json").is_file():
+            raise UserError(f"no `tokenizer.json` in `{folder}`", hint="`relay` needs the tokenizer of the model that the server serves")
+        self._file = folder / "tokenizer.json"
+
+    def id(self, text: str) -> int:
+        found = self._ids.get(text)
+        if found is None:
+            what = "could be several tokens" if text in self._ids or not text or UNKNOWN in text else "is no token of this vocabulary"
+            hint = "serve the model with vLLM (`engine.name=vllm`), which reports ids, or relay whole requests with `[upstreams]`"
+            raise EngineError(f"the server tells tokens by their text, and `{text}` {what}", hint=hint)
+        return found
+
+    @cached_property
+    def _ids(self) -> Mapping[str, int | None]:
+        """None: several tokens look like this."""
+        tokenizer = Tokenizer.from_file(str(self._file))
+        ids: dict[str, int | None] = {}
+        for token_id in range(tokenizer.get_vocab_size(with_added_tokens=True)):
+            piece = tokenizer.id_to_token(token_id)
+            if piece is None:
+                continue
+            decoded = tokenizer.decode([token_id], skip_special_tokens=False)
+            for text in {piece, piece.replace("▁", " "), decoded}:  # as in the file; as SentencePiece means it; as decoders give it
+                if text and UNKNOWN not in text:
+                    ids[text] = token_id if ids.get(text, token_id) == token_id else None
+        return ids
+
+    async def read(self) -> None:
+        """Do now what the first look-up would do otherwise: it takes about a second for 150,000 tokens."""
+        await asyncio.to_thread(lambda: self._ids)
+
+
+class RelayEngine:
+    """An `Engine` in front of `engine.urls`."""
+
+    def __init__(self, setup: EngineSetup) -> None:
+        self._vocabulary = Vocabulary(setup.folder)
+        self._policy = setup.policy
+        kind = Kind(
+            name="relay",
+            encode=lambda question: _encode(_request(question)),
+            decoder=lambda sampling: _decoder,
+            tokens=self._tokens,
+            greet=self._greet,
+            refused=lambda sampling: "does this server take token ids as prompt of `/v1/completions`?",
+        )
+        self._completions = Completions(setup, kind=kind)
+
+    @property
+    def version(self) -> int:
+        return self._completions.version
+
+    def generate(self, prompt_ids: Sequence[int], *, sampling: Sampling, policy: str, stream: bool = False) -> AsyncIterator[Delta]:
+        return self._completions.generate(prompt_ids, sampling=sampling, policy=policy, stream=stream)
+
+    async def load(self, weights: Weights) -> None:
+        hint = "to train, use `engine.name=vllm` or `embedded`"
+        raise EngineError("the server behind `relay` is frozen: it cannot be given other weights", hint=hint)
+
+    async def pause(self, *, timeout_s: float = 60.0) -> None:
+        await self._completions.gate.pause(timeout_s=timeout_s)
+
+    async def resume(self) -> None:
+        self._completions.gate.resume()
+
+    async def close(self) -> None:
+        await self._completions.close()
+
+    async def _greet(self, pool: Pool, server: Server) -> str:
+        """Its model's name; servers of a single model that do not list it take any."""
+        await self._vocabulary.read()
+        models = msgspec.json.decode(await pool.get(server, "/v1/models", absent=b"{}"), type=_Models).data
+        return models[0].id if models else self._policy
+
+    def _tokens(self, choices: list[Choice[Any]], question: Question) -> Tokens:
+        parts = [self._part(choice.logprobs, question.sampling.top_logprobs) for choice in choices]
+        return Tokens(
+            token_ids=tuple(token_id for part in parts for token_id in part.token_ids),
+            logprobs=tuple(logprob for part in parts for logprob in part.logprobs),
+            top=tuple(place for part in parts for place in part.top or ()) if question.sampling.top_logprobs else None,
+        )
+
+    def _part(self, told: _Logprobs | None, count: int) -> Tokens:
+        """What one choice tells, in either of the two ways."""
+        if told is None:
+            raise EngineError("the server reports no logprobs", hint="a server that answers `logprobs` on `/v1/completions` is needed")
+        if told.content is not None:
+            pieces = told.content
+            top = tuple(tuple((self._id_of(p), p.logprob) for p in piece.top_logprobs[:count]) for piece in pieces)
+            return Tokens(token_ids=tuple(map(self._id_of, pieces)), logprobs=tuple(piece.logprob for piece in pieces), top=top)
+        look_up = self._vocabulary.id
+        top = tuple(_best(place, count, look_up) for place in told.top_logprobs or ()) if count else ()
+        return Tokens(token_ids=tuple(map(look_up, told.tokens)), logprobs=told.token_logprobs, top=top)
+
+    def _id_of(self, piece: _Piece) -> int:
+        return self._vocabulary.id(piece.token) if piece.id is None else piece.id
+
+
+def _request(question: Question) -> _Request:
+    sampling = question.sampling
+    if sampling.grammar is not None:
+        raise EngineError("the servers behind `relay` agree on no language for grammars", hint="serve the model with vLLM (`engine.name=vllm`)")
+    return _Request(
+        model=question.model,
+        prompt=question.prompt,
+        max_tokens=question.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        logprobs=max(sampling.top_logprobs, 1),  # llama.cpp takes 0 for no
+        top_k=sampling.top_k,
+        seed=None if sampling.seed is None else sampling.seed % 2**31,  # llama.cpp has 32 bits for it
+        stop=sampling.stop,
+        stop_token_ids=sampling.stop_token_ids,
+        stream=question.stream,
+    )
+
+
+def _best(place: dict[str, float], count: int, look_up: Callable[[str], int]) -> Top:
+    """The likeliest `count` of them, best first."""
+    ranked = sorted(place.items(), key=lambda item: -item[1])[:count]
+    return tuple((look_up(token), logprob) for token, logprob in ranked)

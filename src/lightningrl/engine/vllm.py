@@ -1,0 +1,216 @@
+"""An engine of vLLM servers: token ids in, and the very ids and logprobs that were sampled back, over HTTP.
+
+docs/engines.md says how to start such a server. Checked with the first generation: that logprobs are of the distribution which was sampled
+from, and that prompts fit. Weights are loaded by each server from a folder that it must be able to read.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lightningrl.engine.base import Delta, EngineSetup, Top
+from lightningrl.engine.http import Pool, Server
+from lightningrl.engine.http_completions import Choice, Completion, Completions, Kind, Question, Tokens
+from lightningrl.engine.vllm_folder import with_output_head
+from lightningrl.errors import EngineError
+from lightningrl.types import Sampling, Weights
+
+FLAG = "--logprobs-mode processed_logprobs"
+DEV_MODE = "start vLLM with the environment variable `VLLM_SERVER_DEV_MODE=1`: only then can weights be loaded"
+LARK = "grammars need `--structured-outputs-config.backend guidance` on the server"
+TOKEN_ID = "token_id:"
+"""What vLLM writes before an id where a token's text would stand."""
+PROBE_IDS = [1, 2, 3, 5, 8]
+"""A prompt for looking at the server itself; any vocabulary has these."""
+SURE = 1e-3
+"""Nats: how near to 0 the logprob of the only token that may be drawn must be."""
+
+
+class _Structured(msgspec.Struct):
+    grammar: str
+
+
+class _Request(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Every setting that a server's `generation_config` could change is named: only what is asked for shapes the distribution."""
+
+    model: str
+    prompt: list[int]
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logprobs: int
+    return_token_ids: bool
+    return_tokens_as_token_ids: bool = False
+    """Of the likeliest tokens only the text would be told otherwise, and texts are not unique."""
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    stream: bool = False
+    structured_outputs: _Structured | None = None
+
+
+class _Logprobs(msgspec.Struct):
+    token_logprobs: tuple[float, ...]
+
+
+class _TopLogprobs(msgspec.Struct):
+    token_logprobs: tuple[float, ...]
+    top_logprobs: tuple[dict[str, float], ...]
+    """token → logprob: the sampled one and the likeliest."""
+
+
+class _Model(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: tuple[_Model, ...]
+
+
+class _Reset(msgspec.Struct):
+    success: bool
+
+
+_encode = msgspec.json.Encoder().encode
+_plain = msgspec.json.Decoder(list[Completion[_Logprobs]])
+_with_top = msgspec.json.Decoder(list[Completion[_TopLogprobs]])
+
+
+class VLLMEngine:
+    """An `Engine` in front of `engine.urls`."""
+
+    def __init__(self, setup: EngineSetup) -> None:
+        self._max_length = setup.config.max_length
+        kind = Kind(
+            name="vllm",
+            encode=lambda question: _encode(_request(question)),
+            decoder=lambda sampling: _with_top if sampling.top_logprobs else _plain,
+            tokens=_tokens,
+            greet=self._greet,
+            refused=lambda sampling: LARK if sampling.grammar else None,
+        )
+        self._completions = Completions(setup, kind=kind)
+
+    @property
+    def version(self) -> int:
+        return self._completions.version
+
+    def generate(self, prompt_ids: Sequence[int], *, sampling: Sampling, policy: str, stream: bool = False) -> AsyncIterator[Delta]:
+        return self._completions.generate(prompt_ids, sampling=sampling, policy=policy, stream=stream)
+
+    async def load(self, weights: Weights) -> None:
+        """Have every server read the folder `weights.uri`, and forget keys and values of earlier weights."""
+        completions = self._completions
+        completions.gate.refuse_if_closed()
+        if weights.policy != completions.policy:
+            raise EngineError(f"this engine serves `{completions.policy}`, not `{weights.policy}`", hint="give each policy an engine of its own")
+        if not completions.gate.drained:
+            raise EngineError("weights cannot change while generations run", hint="`pause` the engine first")
+        folder = Path(weights.uri).resolve()
+        if weights.kind != "full" or not (folder / "config.json").is_file():
+            raise EngineError(f"no weights that vLLM could load at `{folder}`", hint="publish a whole model as a Hugging Face folder")
+        await completions.greet()
+        async with with_output_head(folder) as whole:
+            await asyncio.gather(*(self._load(server, whole) for server in completions.pool.servers))
+        completions.version = weights.version
+
+    async def pause(self, *, timeout_s: float = 60.0) -> None:
+        await self._completions.gate.pause(timeout_s=timeout_s)
+
+    async def resume(self) -> None:
+        self._completions.gate.resume()
+
+    async def close(self) -> None:
+        await self._completions.close()
+
+    async def _load(self, server: Server, folder: Path) -> None:
+        pool = self._completions.pool
+        hint = f"{DEV_MODE}; it must see the folder under the same path"
+        await pool.post(server, "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}, hint=hint)
+        if not msgspec.json.decode(await pool.post(server, "/reset_prefix_cache", hint=hint), type=_Reset).success:
+            raise EngineError(f"`{server.url}` keeps its prefix cache, which belongs to other weights", hint="does somebody else use the server?")
+
+    async def _greet(self, pool: Pool, server: Server) -> str:
+        """Its model's name. Long enough prompts must fit, and logprobs must be of the distribution that is sampled from."""
+        hint = "is this vLLM? for other servers there is `engine.name=relay`"
+        models = msgspec.json.decode(await pool.get(server, "/v1/models", hint=hint), type=_Models).data
+        if not models:
+            raise EngineError(f"`{server.url}` serves no model", hint=hint)
+        model = models[0]
+        if model.max_model_len is not None and model.max_model_len < self._max_length:
+            message = f"`{server.url}` takes `{model.max_model_len}` tokens, `engine.max_length` is `{self._max_length}`"
+            raise EngineError(message, hint="lower `engine.max_length`, or start vLLM with a larger `--max-model-len`")
+        if abs(await self._only(pool, server, model.id)) > SURE:  # unscaled, unmasked logprobs, or no logprobs at all but logits
+            hint = f"start vLLM with `{FLAG}`"
+            raise EngineError(f"`{server.url}` reports logprobs of another distribution than the one it samples from", hint=hint)
+        return model.id
+
+    async def _only(self, pool: Pool, server: Server, model: str) -> float:
+        """What is reported for a token that was drawn from a distribution in which it is certain."""
+        sampling = Sampling(top_k=1, seed=0)
+        question = Question(model=model, prompt=PROBE_IDS, max_tokens=1, sampling=sampling, stream=False)
+        (answer,) = _plain.decode(b"[%b]" % await pool.complete(server, _encode(_request(question))))
+        logprobs = _tokens(list(answer.choices), question).logprobs
+        if not logprobs:
+            raise EngineError(f"`{server.url}` reports no logprobs", hint="does it answer `logprobs` on `/v1/completions`?")
+        return logprobs[0]
+
+
+def _request(question: Question) -> _Request:
+    sampling = question.sampling
+    return _Request(
+        model=question.model,
+        prompt=question.prompt,
+        max_tokens=question.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=0.0,
+        repetition_penalty=1.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        logprobs=sampling.top_logprobs,
+        return_token_ids=True,
+        return_tokens_as_token_ids=sampling.top_logprobs > 0,
+        seed=None if sampling.seed is None else sampling.seed % 2**63,
+        stop=sampling.stop,
+        stop_token_ids=sampling.stop_token_ids,
+        stream=question.stream,
+        structured_outputs=None if sampling.grammar is None else _Structured(sampling.grammar),
+    )
+
+
+def _tokens(choices: list[Choice[Any]], question: Question) -> Tokens:
+    ids: list[tuple[int, ...]] = []
+    told: list[Any] = []
+    for choice in choices:
+        if choice.token_ids is None or choice.logprobs is None:
+            what = "token ids" if choice.token_ids is None else "logprobs"
+            raise EngineError(f"the server reports no {what}", hint="vLLM does since 0.10.2; for other servers there is `engine.name=relay`")
+        ids.append(choice.token_ids)
+        told.append(choice.logprobs)
+    count = question.sampling.top_logprobs
+    top = tuple(_best(place, count) for logprobs in told for place in logprobs.top_logprobs) if count else None
+    if len(told) == 1:
+        return Tokens(token_ids=ids[0], logprobs=told[0].token_logprobs, top=top)
+    return Tokens(
+        token_ids=tuple(chain.from_iterable(ids)),
+        logprobs=tuple(chain.from_iterable([logprobs.token_logprobs for logprobs in told])),
+        top=top,
+    )
+
+
+def _best(place: dict[str, float], count: int) -> Top:
+    """The likeliest `count` of them, best first."""
+    ranked = sorted(place.items(), key=lambda item: -item[1])[:count]
+    return tuple((int(token.removeprefix(TOKEN_ID)), logprob) for token, logprob in ranked)
