@@ -1,17 +1,20 @@
 """A real gateway on a real socket, with a store in memory and an engine that says what a test tells it to."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 
 from lightningrl.chat import ChatTemplate
 from lightningrl.engine.base import Delta
 from lightningrl.gateway import Route, create_app
+from lightningrl.gateway.app import Gateway
+from lightningrl.gateway.server import listening
 from lightningrl.store.sqlite import SQLiteStore
 from lightningrl.types import Attempt, Call, FinishReason, Rollout, Sampling, Task, Weights
 
@@ -74,9 +77,8 @@ class Stage:
     store: SQLiteStore
     template: ChatTemplate
     engine: ScriptedEngine
-    url: str = ""
-    routes: Sequence[Route] = (Route(),)
-    rollouts: list[Rollout] = field(default_factory=list)
+    gateway: Gateway
+    url: str
 
     async def begin(self, rollout_id: str = "r", **sampling: Any) -> Attempt:
         task = Task(id="t", input={}, split="train")
@@ -93,19 +95,22 @@ class Stage:
         self.engine.script = lambda prompt_ids, sampling: left.pop(0) if len(left) > 1 else left[0]
 
 
+@asynccontextmanager
+async def serving(app: Any) -> AsyncIterator[str]:
+    """An ASGI application on a socket of its own, as `serve` runs it."""
+    with socket.create_server(("127.0.0.1", 0), backlog=2048) as sock:
+        async with listening(app, sock) as url:
+            yield url
+
+
 @pytest.fixture
 async def stage(template: ChatTemplate) -> AsyncIterator[Stage]:
     store = await SQLiteStore.open(":memory:")
-    stage = Stage(store=store, template=template, engine=ScriptedEngine(lambda prompt_ids, sampling: ()))
-    stage.says("hello")
+    engine = ScriptedEngine(lambda prompt_ids, sampling: ())
     routes = [Route(model="checker", agent="check", policy="frozen"), Route(model="*", policy="policy")]
-    app = create_app(store=store, chat=template, engines={"policy": stage.engine, "frozen": stage.engine}, routes=routes, seed=7, max_length=2000)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
-    serving = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.005)
-    stage.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    yield stage
-    server.should_exit = True
-    await serving
+    gateway = create_app(store=store, chat=template, engines={"policy": engine, "frozen": engine}, routes=routes, seed=7, max_length=2000)
+    async with serving(gateway) as url:
+        stage = Stage(store=store, template=template, engine=engine, gateway=gateway, url=url)
+        stage.says("hello")
+        yield stage
     await store.close()

@@ -11,9 +11,9 @@ import openai
 import pytest
 
 from lightningrl.errors import EngineError, LightningError
-from lightningrl.gateway import Route, create_app
+from lightningrl.gateway import Route, create_app, server
 
-from .conftest import Stage
+from .conftest import Stage, serving
 
 USER = {"role": "user", "content": "say a word"}
 
@@ -82,7 +82,13 @@ async def test_what_is_not_served_gets_404(stage: Stage) -> None:
 
 async def test_a_model_without_a_route_is_not_found(stage: Stage) -> None:
     stage_app = create_app(
-        store=stage.store, chat=stage.template, engines={"policy": stage.engine}, routes=[Route(model="only")], seed=0, max_length=100
+        store=stage.store,
+        chat=stage.template,
+        engines={"policy": stage.engine},
+        routes=[Route(model="only")],
+        seed=0,
+        max_length=100,
+        dialects=["openai.chat"],
     )
     attempt = await stage.begin()
     transport = httpx2.ASGITransport(app=stage_app)  # type: ignore[arg-type]
@@ -177,6 +183,45 @@ async def test_answers_that_were_ready_when_the_client_left_are_incomplete_too(s
     while len(await stage.calls(attempt)) < 2:
         await asyncio.sleep(0.01)
     assert [call.capture for call in await stage.calls(attempt)] == ["incomplete"] * 2
+
+
+async def test_a_stream_that_the_server_cuts_when_it_ends_is_recorded_by_then(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "ENDING_S", 1)
+    attempt = await stage.begin()
+    stage.says("hello " * 300)
+    stage.engine.delay_s = 0.02
+    append = stage.store.append
+
+    async def slow(*records: Any) -> None:  # as a busy disk would be
+        await asyncio.sleep(0.3)
+        await append(*records)
+
+    stage.store.append = slow  # type: ignore[method-assign]
+    async with httpx2.AsyncClient() as client, serving(stage.gateway) as url:
+        body, headers = {"model": "m", "messages": [USER], "stream": True}, {"x-api-key": attempt.token}
+        asking = asyncio.create_task(client.post(f"{url}/v1/chat/completions", json=body, headers=headers))
+        while not stage.engine.asked:
+            await asyncio.sleep(0.01)
+    [call] = await stage.calls(attempt)
+    assert (call.capture, call.finish_reason) == ("incomplete", "cancelled")
+    assert len(call.completion_ids) > 10
+    with pytest.raises(httpx2.TransportError):
+        await asking
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_bug_is_told_in_the_dialects_shape_also_within_a_stream(stage: Stage, stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+    attempt = await stage.begin()
+
+    async def append(*records: Any) -> None:
+        raise ValueError("a bug")
+
+    stage.store.append = append  # type: ignore[method-assign]
+    answer = await post(stage, {"model": "m", "messages": [USER], "stream": stream}, attempt.token)
+    assert answer.status_code == (200 if stream else 500)
+    last = answer.text.removesuffix("\n\n").split("data: ")[-1]
+    assert json.loads(last)["error"]["message"] == "ValueError: a bug"
+    assert [record.message for record in caplog.records] == ["a call failed"]
 
 
 async def test_one_broken_answer_of_several_breaks_the_request(stage: Stage) -> None:

@@ -5,7 +5,7 @@ import asyncio
 import openai
 import pytest
 
-from lightningrl.gateway.identity import split_path, token_of
+from lightningrl.gateway.identity import caller_of, split_path
 
 from .conftest import Stage
 
@@ -21,10 +21,24 @@ USER = {"role": "user", "content": "say a word"}
         ("/r/abc/chat/completions/", "abc", "/chat/completions"),
         ("/r/", None, "/"),
         ("/", None, "/"),
+        ("/v1beta/models/m:generateContent", None, "/models/m:generateContent"),
+        ("/r/abc/v1alpha/x", "abc", "/x"),
+        ("/v10/x", None, "/x"),
+        ("/v1x/y", None, "/v1x/y"),
+        ("/v1", None, "/"),
+        ("/v1/v1/messages", None, "/messages"),
+        ("/r/abc/v1/v1beta/models/m:generateContent", "abc", "/models/m:generateContent"),
+        ("//v1//chat/completions", None, "/chat/completions"),
+        ("//r/abc//v1//messages", "abc", "/messages"),
+        ("/r//v1/messages", None, "/messages"),
     ],
 )
 def test_paths_may_carry_a_token_and_a_version(path: str, token: str | None, rest: str) -> None:
     assert split_path(path) == (token, rest)
+
+
+def token_of(headers: list[tuple[bytes, bytes]], path_token: str | None = None, query: str = "") -> str | None:
+    return caller_of(headers, path_token=path_token, query=query).token
 
 
 def test_baggage_goes_before_path_before_key() -> None:
@@ -32,8 +46,37 @@ def test_baggage_goes_before_path_before_key() -> None:
     baggage = (b"baggage", b"other=1, lightningrl.token = from%2Dbaggage ;p=1,x=y")
     assert token_of([key, baggage], "from-path") == "from-baggage"
     assert token_of([key, (b"baggage", b"other=1")], "from-path") == "from-path"
-    assert token_of([key], None) == "from-key"
-    assert token_of([(b"authorization", b"Basic eA==")], None) is None
+    assert token_of([key]) == "from-key"
+    assert token_of([]) is None
+    assert token_of([baggage, (b"baggage", b"more=1"), (b"baggage", b"")]) == "from-baggage"
+
+
+@pytest.mark.parametrize(
+    ("header", "token"),
+    [
+        ((b"authorization", b"bearer x"), "x"),
+        ((b"authorization", b"Basic x"), None),
+        ((b"authorization", b"x"), None),
+        ((b"authorization", b""), None),
+        ((b"x-api-key", b"x"), "x"),
+        ((b"x-goog-api-key", b"x"), "x"),
+        ((b"api-key", b" x "), "x"),
+    ],
+)
+def test_every_vendors_key_header_is_read(header: tuple[bytes, bytes], token: str | None) -> None:
+    assert token_of([header]) == token
+
+
+def test_a_key_may_be_in_the_query() -> None:
+    assert token_of([], query="alt=sse&key=a%2Db") == "a-b"
+    assert token_of([(b"x-api-key", b"first")], query="key=second") == "first"
+
+
+def test_sessions_agents_and_retries_are_read() -> None:
+    headers = [(b"session_id", b"s1"), (b"baggage", b"gen_ai.agent.name=the%20planner"), (b"x-stainless-retry-count", b"2")]
+    caller = caller_of(headers, path_token=None)
+    assert (caller.token, caller.session, caller.agent, caller.retries) == (None, "s1", "the planner", 2)
+    assert caller_of([(b"x-agent-name", b"a"), (b"x-stainless-retry-count", "²".encode())], path_token=None).retries == 0
 
 
 async def test_each_way_of_identifying_leads_to_its_attempt(stage: Stage) -> None:

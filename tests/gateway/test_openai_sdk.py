@@ -243,3 +243,15 @@ async def test_every_sampled_token_is_recorded_whatever_it_is(stage: Stage, atte
         assert (call.capture, call.parent_call_id) == ("bridged", parent.id)
         assert call.prompt_ids[: len(exact)].tolist() == exact
     assert [asked for asked, _, _ in stage.engine.asked] == [call.prompt_ids.tolist() for call in calls]
+
+
+async def test_a_turn_of_the_assistant_at_the_end_is_answered_with_another_one_unless_it_is_to_go_on(
+    stage: Stage, client: openai.AsyncOpenAI
+) -> None:
+    said = {"role": "assistant", "content": "it is"}
+    for last, more in ((said, {}), (said, {"continue_final_message": True}), ({**said, "prefix": True}, {})):
+        await client.chat.completions.create(model="m", messages=[USER, last], extra_body=more)  # type: ignore[list-item]
+    await client.responses.create(model="m", input=[USER, said])  # type: ignore[list-item]
+    ends = [stage.template.decode(prompt_ids, control=True).rpartition("weather ?<|im_end|>\n")[2] for prompt_ids, _, _ in stage.engine.asked]
+    opened, goes_on = "<|im_start|>assistant\nit is<|im_end|>\n<|im_start|>assistant\n", "<|im_start|>assistant\nit is"
+    assert ends == [opened, goes_on, goes_on, opened]

@@ -4,39 +4,37 @@ A raw ASGI callable: measured 1.7 times cheaper per request than Starlette's rou
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
-from typing import Any, TypeAlias
-
-import msgspec
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from lightningrl import plugins
 from lightningrl.chat import ChatTemplate
 from lightningrl.chat.template import BadConversation
 from lightningrl.engine.base import Engine
 from lightningrl.errors import LightningError
-from lightningrl.gateway.capture import Backstage, Exchange
-from lightningrl.gateway.dialects.base import Dialect, Refused
-from lightningrl.gateway.identity import split_path, token_of
-from lightningrl.gateway.routing import Route, choose, listed
-from lightningrl.gateway.sessions import Sessions
+from lightningrl.gateway import http, routing
+from lightningrl.gateway.capture import Backstage, Exchange, count
+from lightningrl.gateway.delivery import Delivery, Streamed, Whole
+from lightningrl.gateway.dialects.base import ChatRequest, Dialect, Refused, Reply
+from lightningrl.gateway.http import Gone, Receive, Scope, Send, respond
+from lightningrl.gateway.identity import Caller, caller_of, split_path
+from lightningrl.gateway.relay import Relayed, Upstream, relayed_call
+from lightningrl.gateway.retries import Answering, Unread, digest_of
+from lightningrl.gateway.routing import Route
+from lightningrl.gateway.sessions import Session, Sessions, Visitors
 from lightningrl.store import Store
+from lightningrl.types import Call
 
 log = logging.getLogger(__name__)
 
-Scope: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
-BODY_LIMIT = 64 * 1024 * 1024
-"""Bytes of one request; a conversation of a million tokens has about 4 MB."""
-
-JSON = (b"content-type", b"application/json")
-EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-
-
-class _Gone(Exception):
-    """The client went away before it had asked."""
+KEEP_ALIVE_S = 10.0
+"""A stream is never silent for longer: proxies and clients give up after 30 to 60 s."""
+BUSY_S = 1.0
+"""When to come again after 429."""
+VENDORS: tuple[tuple[bytes, str], ...] = ((b"anthropic-version", "anthropic.messages"), (b"x-goog-api-key", "google.gemini"))
+"""Whose error shape to use where the path does not tell."""
 
 
 def create_app(
@@ -45,147 +43,254 @@ def create_app(
     chat: ChatTemplate,
     engines: Mapping[str, Engine],
     routes: Sequence[Route] = (Route(),),
+    upstreams: Sequence[Upstream] = (),
+    embeddings: str = "",
     seed: int = 0,
     max_length: int,
-    dialects: Sequence[str] = ("openai.chat",),
+    max_in_flight: int = 8192,
+    history: Literal["exact", "template"] = "exact",
+    strict: bool = True,
+    dialects: Sequence[str] | None = None,
+    visitors: Visitors | None = None,
 ) -> "Gateway":
-    """The application to hand to uvicorn. `engines` by policy; `max_length` tokens of prompt and completion fit into them."""
-    missing = sorted({route.policy for route in routes} - set(engines))
+    """The application to hand to uvicorn. `engines` by policy; `max_length` tokens of prompt and completion fit into them.
+
+    `embeddings` names the upstream for embedding requests. `strict`: arguments of strict tools are held to their schema.
+    `visitors` lets callers in who have no token of their own.
+    """
+    others = {f"upstreams.{upstream.name}": upstream for upstream in upstreams}
+    missing = sorted({route.policy for route in routes} - set(engines) - set(others))
     if missing:
-        raise LightningError(f"no engine for policy `{missing[0]}`", hint=f"engines: {', '.join(engines)}")
-    backstage = Backstage(store=store, template=chat, engines=engines, seed=seed, max_length=max_length)
-    return Gateway(backstage, routes=routes, dialects=[plugins.load(name, kind="dialect")() for name in dialects])
+        raise LightningError(f"no engine for policy `{missing[0]}`", hint=f"engines: {', '.join([*engines, *others])}")
+    backstage = Backstage(store=store, template=chat, engines=engines, seed=seed, max_length=max_length, strict=strict)
+    spoken = [plugins.load(name, kind="dialect")() for name in dialects or plugins.names("dialect")]
+    sessions = Sessions(store, chat, spoken, history=history, visitors=visitors)
+    return Gateway(backstage, routes=routes, dialects=spoken, sessions=sessions, upstreams=others, embeddings=embeddings, max_in_flight=max_in_flight)
 
 
 class Gateway:
     """An ASGI application."""
 
-    def __init__(self, backstage: Backstage, *, routes: Sequence[Route], dialects: Sequence[Dialect]) -> None:
-        self._backstage = backstage
-        self._routes = tuple(routes)
-        self._by_path = {path: dialect for dialect in dialects for path in dialect.paths}
-        self._sessions = Sessions(backstage.store, backstage.template, dialects)
-        self._plain = dialects[0]
+    def __init__(
+        self,
+        backstage: Backstage,
+        *,
+        routes: Sequence[Route],
+        dialects: Sequence[Dialect],
+        sessions: Sessions,
+        upstreams: Mapping[str, Upstream],
+        embeddings: str,
+        max_in_flight: int,
+    ) -> None:
+        self.backstage = backstage
+        self.routes = tuple(routes)
+        self._dialects = {dialect.name: dialect for dialect in dialects}
+        self._plain = self._dialects.get("openai.chat", dialects[0])
         """Complains where no dialect has been chosen."""
+        self.sessions = sessions
+        self.upstreams = upstreams
+        self._embeddings = upstreams.get(embeddings)
+        self._max_in_flight = max_in_flight
+        self._in_flight = 0
+        self.refusals: dict[str, int] = {}
+        """`status code` → how often a request was refused so."""
+        self.complaints: dict[str, str] = {}
+        """`status code` → what was said the first time."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await _live(receive, send)
         elif scope["type"] == "http":
-            await self._serve(scope, receive, send)
+            self._in_flight += 1
+            try:
+                await self._serve(scope, receive, send)
+            finally:
+                self._in_flight -= 1
         else:
-            await send({"type": "websocket.close", "code": 1000})
+            await _no_websocket(scope, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, unless the client goes away first: then the work is cancelled, which frees the engine and records what there is."""
-        path_token, path = split_path(scope["path"])
-        if scope["method"] == "GET" and path in ("/models", "/health"):
-            await _respond(send, 200, self._models() if path == "/models" else {"status": "ok"})
-            return
-        dialect = self._by_path.get(path)
-        if dialect is None or scope["method"] != "POST":
-            refused = Refused(404 if dialect is None else 405, f"`{scope['method']} {path}` is not served here", code="not_found")
-            await _respond(send, refused.status, (dialect or self._plain).error(refused))
-            return
+        token, path = split_path(scope["path"])
+        query = scope["query_string"].decode("latin-1")
+        spoken = next(((d, added) for d in self._dialects.values() if (added := d.match(path, query)) is not None), None)
+        dialect = spoken[0] if spoken else self._complainer(scope)
         try:
-            body = await _read(receive)
-        except _Gone:
+            if scope["method"] in ("GET", "HEAD") and (found := self._get(path, scope)) is not None:
+                await respond(send, 200, found)
+                return
+            if scope["method"] != "POST" or (spoken is None and path != "/embeddings"):
+                raise Refused(405 if spoken else 404, f"`{scope['method']} {path}` is not served here", code="not_found")
+            body = await http.read(scope, receive)
+            caller = caller_of(scope["headers"], path_token=token, query=query)
+            if self._in_flight > self._max_in_flight:
+                await self._turn_away(caller, path, body)
+            elif spoken is None:
+                await self.sessions.open(caller)
+                await http.while_there(receive, self._embed(path, query, scope, body, send))
+            else:
+                await _Request(self, scope, receive, send, dialect=dialect, caller=caller, path=path).answer(body, spoken[1])
+        except Gone:
             return
-        except Refused as refused:
-            await _respond(send, refused.status, dialect.error(refused))
-            return
-        token = token_of(scope["headers"], path_token)
-        work = asyncio.ensure_future(self._answer(dialect, token, body, send))
-        gone = asyncio.ensure_future(_disconnected(receive))
+        except Exception as error:  # noqa: BLE001  whoever's failure it was, the client is told in its own dialect
+            await self._refuse(dialect, _refusal(error), send)
+
+    async def _turn_away(self, caller: Caller, path: str, body: bytes) -> None:
+        session = await self.sessions.open(caller)
+        session.unread.failed(digest_of(path, body))
+        raise Refused(429, "too many requests are being answered", code="too_busy", retry_after_s=BUSY_S)
+
+    async def _refuse(self, dialect: Dialect, refused: Refused, send: Send) -> None:
+        said = f"{refused.status} {refused.code or ''}".strip()
+        self.refusals[said] = self.refusals.get(said, 0) + 1
+        self.complaints.setdefault(said, refused.message)
+        await respond(send, refused.status, dialect.error(refused), retry_after_s=refused.retry_after_s)
+
+    def _complainer(self, scope: Scope) -> Dialect:
+        names = {name for name, _ in scope["headers"]}
+        found = next((self._dialects.get(dialect) for header, dialect in VENDORS if header in names), None)
+        return found or self._plain
+
+    def _get(self, path: str, scope: Scope) -> dict[str, Any] | None:
+        """What may be asked without a token: is anybody there, and which models are there? None: that is not what was asked."""
+        if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in scope["headers"]):
+            raise Refused(426, "this server speaks HTTP", code="upgrade_required", hint="send a POST, with `stream` if you like")
+        if path in ("/", "/health"):
+            return {"status": "ok"}
+        models = routing.models(self.routes)
+        if path == "/models":
+            return models
+        if not path.startswith("/models/"):
+            return None
+        name = path.removeprefix("/models/")
+        for entry in models["data"]:
+            if entry["id"] == name:
+                return entry
+        raise Refused(404, f"no model `{name}`", code="model_not_found", param="model")
+
+    async def _embed(self, path: str, query: str, scope: Scope, body: bytes, send: Send) -> None:
+        if self._embeddings is None:
+            hint = "set `gateway.embeddings` to an upstream"
+            raise Refused(404, "this server has no model for embeddings", code="not_found", hint=hint)
+        relayed, asked = Relayed(), str(http.decode(body).get("model"))
+        await self._embeddings.relay(relayed, path=path, query=query, headers=scope["headers"], body=body, asked=asked, send=send)
+        await relayed.end(send)
+
+
+class _Request:
+    """One request, from its body to the last byte of its answer. Its verbs raise `Refused` as long as nothing has been sent."""
+
+    def __init__(self, gateway: Gateway, scope: Scope, receive: Receive, send: Send, *, dialect: Dialect, caller: Caller, path: str) -> None:
+        self._gateway = gateway
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._dialect = dialect
+        self._caller = caller
+        self._path = path
+
+    async def answer(self, body: bytes, added: Mapping[str, Any]) -> None:
+        raw = http.decode(body)
+        session = await self._gateway.sessions.open(self._caller)
+        with session.busy():
+            request = self._parse({**raw, **added} if added else raw, session)
+            if request.counted is not None:
+                await respond(self._send, 200, request.counted(count(session, request)))
+                return
+            route = routing.choose(self._gateway.routes, request, caller=self._caller.agent)
+            upstream = self._gateway.upstreams.get(route.policy)
+            if upstream is not None:
+                await self._relay(upstream, session, request, route, body)
+            else:
+                await self._sample(session, request, route, digest_of(self._path, body))
+
+    def _parse(self, raw: Mapping[str, Any], session: Session) -> ChatRequest:
         try:
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            return self._dialect.parse(raw, session.past)
+        except Refused:
+            bare, gateway = ChatRequest(body=raw, model=str(raw.get("model", ""))), self._gateway
+            with contextlib.suppress(Refused):
+                if routing.choose(gateway.routes, bare, caller=self._caller.agent).policy in gateway.upstreams:
+                    return bare  # an upstream may understand what we do not, e.g. pictures
+            raise
+
+    async def _sample(self, session: Session, request: ChatRequest, route: Route, digest: bytes) -> None:
+        answering = session.unread.join(digest) if self._caller.retries else None
+        if answering is not None:
+            delivery = self._delivery(request, answering.begun)
+        else:
+            agent = routing.role(route, request, caller=self._caller.agent)
+            exchange = Exchange(self._gateway.backstage, session=session, dialect=self._dialect, request=request, policy=route.policy, agent=agent)
+            begun = exchange.begun()
+            delivery = self._delivery(request, begun)
+            work = asyncio.ensure_future(exchange.run(delivery))
+            answering = session.unread.begin(digest, work, begun=begun, sampled=exchange.sampled)
+        gone = asyncio.ensure_future(http.disconnected(self._receive))
+        try:
+            await self._attend(session.unread, digest, answering, delivery, gone)
         finally:
             gone.cancel()
-            work.cancel()  # no effect on work that is done
-            await asyncio.wait((work,))
-        if not work.cancelled():
-            work.result()
 
-    async def _answer(self, dialect: Dialect, token: str | None, body: bytes, send: Send) -> None:
+    def _delivery(self, request: ChatRequest, begun: Reply) -> Delivery:
+        return Streamed(self._dialect, self._send, begun=begun) if request.stream else Whole(self._dialect, self._send)
+
+    async def _attend(self, unread: Unread, digest: bytes, answering: Answering, delivery: Delivery, gone: asyncio.Future[None]) -> None:
+        """Wait for the answer and hand it over, unless the client goes away first: then the work is given up, and recorded as far as it came."""
+        work, delivered = answering.work, False
         try:
-            await self._exchange(dialect, token, body, send)
-        except Refused as refused:
-            await _respond(send, refused.status, dialect.error(refused))
-        except BadConversation as error:
-            await _respond(send, 400, dialect.error(Refused(400, error.message, code="invalid_messages", param="messages")))
-        except LightningError as error:
-            log.exception("a call failed")
-            await _respond(send, 500, dialect.error(Refused(500, error.message, code="internal_error", hint=error.hint)))
-
-    async def _exchange(self, dialect: Dialect, token: str | None, body: bytes, send: Send) -> None:
-        session = await self._sessions.open(token)
-        with session.busy():
-            raw = _decode(body)
-            request = dialect.parse(raw)
-            route = choose(self._routes, request.model)
-            exchange = Exchange(self._backstage, session=session, dialect=dialect, route=route, request=request, body=raw)
-            if request.stream:
-                await _stream(exchange, send)
+            while not (work.done() or gone.done()):
+                await asyncio.wait((work, gone), timeout=KEEP_ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
+                if not (work.done() or gone.done()):
+                    await delivery.keep_alive()
+            if not gone.done():
+                await delivery.give(work.result())
+                delivered = not gone.done()
+        except Exception as error:  # noqa: BLE001  a stream that has begun is ended with what went wrong
+            await delivery.fail(_refusal(error))
+        finally:
+            if delivered:
+                unread.delivered(digest, answering)
             else:
-                await _respond(send, 200, await exchange.answer())
+                unread.missed(digest, answering)
+                if not work.done() and not answering.readers:
+                    await asyncio.wait((work,))
+                    if not work.cancelled() and isinstance(error := work.exception(), Exception):
+                        _refusal(error)  # nobody is left to be told, but a bug is logged
 
-    def _models(self) -> dict[str, Any]:
-        entries = [{"id": name, "object": "model", "created": 0, "owned_by": "lightningrl"} for name in listed(self._routes)]
-        return {"object": "list", "data": entries}
+    async def _relay(self, upstream: Upstream, session: Session, request: ChatRequest, route: Route, body: bytes) -> None:
+        relayed, index = Relayed(), session.next_index()
+        call_id = f"{self._dialect.id_prefix}{session.attempt.id}-{index}"
+        query, headers = self._scope["query_string"].decode("latin-1"), self._scope["headers"]
+        asking = upstream.relay(relayed, path=self._path, query=query, headers=headers, body=body, asked=request.model, send=self._send)
 
+        def call() -> Call:
+            agent = routing.role(route, request, caller=self._caller.agent)
+            attempt_id, dialect = session.attempt.id, self._dialect.name
+            return relayed_call(
+                relayed, call_id=call_id, index=index, attempt_id=attempt_id, agent=agent, policy=route.policy, dialect=dialect, body=request.body
+            )
 
-async def _stream(exchange: Exchange, send: Send) -> None:
-    began = False
-
-    async def write(piece: bytes) -> None:
-        nonlocal began
-        if not began:
-            began = True
-            await send({"type": "http.response.start", "status": 200, "headers": EVENTS})
-        if piece:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-
-    await exchange.stream(write)
-    await send({"type": "http.response.body", "body": b""})
-
-
-async def _respond(send: Send, status: int, body: Mapping[str, Any]) -> None:
-    data = msgspec.json.encode(body)
-    headers = [JSON, (b"content-length", str(len(data)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": data})
-
-
-async def _read(receive: Receive) -> bytes:
-    pieces: list[bytes] = []
-    size = 0
-    while True:
-        event = await receive()
-        if event["type"] == "http.disconnect":
-            raise _Gone
-        size += len(event.get("body", b""))
-        if size <= BODY_LIMIT:
-            pieces.append(event.get("body", b""))
-        if not event.get("more_body", False):
-            break
-    if size > BODY_LIMIT:
-        raise Refused(413, f"the body has `{size}` bytes, at most `{BODY_LIMIT}` are taken", code="too_large")
-    return b"".join(pieces)
+        last = b""
+        try:
+            try:
+                await http.while_there(self._receive, asking)
+            finally:
+                await self._gateway.backstage.record(session, call())
+        except Refused as refused:
+            if not relayed.streamed:
+                raise
+            begun = Reply(id=call_id, request=request, created=int(relayed.started_at), prompt_tokens=0, reused_tokens=0, choices=())
+            last = b"\n\n" + self._dialect.stream(begun).error(refused)  # it may have broken off in the middle of an event
+        await relayed.end(self._send, last=last)
 
 
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _decode(body: bytes) -> dict[str, Any]:
-    try:
-        raw = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refused(400, f"the body is not valid JSON: {error}", code="invalid_json") from error
-    if not isinstance(raw, dict):
-        raise Refused(400, "the body is not a JSON object", code="invalid_json")
-    return raw
+def _refusal(error: Exception) -> Refused:
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, BadConversation | RecursionError):
+        return Refused(400, str(error), code="invalid_messages", param="messages")
+    log.error("a call failed", exc_info=error)  # a bug of ours, or a store that is broken
+    message = error.message if isinstance(error, LightningError) else f"{type(error).__name__}: {error}"
+    return Refused(500, message, code="internal_error")
 
 
 async def _live(receive: Receive, send: Send) -> None:
@@ -194,3 +299,11 @@ async def _live(receive: Receive, send: Send) -> None:
         await send({"type": f"{event['type']}.complete"})
         if event["type"] == "lifespan.shutdown":
             return
+
+
+async def _no_websocket(scope: Scope, send: Send) -> None:
+    if "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": 1000})
+        return
+    await send({"type": "websocket.http.response.start", "status": 426, "headers": [http.JSON]})
+    await send({"type": "websocket.http.response.body", "body": b"{}"})

@@ -6,29 +6,26 @@ An answer that breaks (engine, NaN, a client that goes away) is recorded as `inc
 import asyncio
 import contextlib
 import logging
-import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
-from lightningrl.chat import Answer, AnswerStream, ChatTemplate
-from lightningrl.engine.base import Delta, Engine
-from lightningrl.errors import EngineError, LightningError, StoreError
-from lightningrl.gateway.dialects.base import ChatRequest, Choice, Dialect, Refused, Reply, TokenLogprob
-from lightningrl.gateway.routing import Route
+from lightningrl.chat import AnswerStream, ChatTemplate, Prompt
+from lightningrl.chat.grammar import grammar_of
+from lightningrl.engine.base import Delta, Engine, EngineBusy, affinity
+from lightningrl.errors import LightningError, StoreError, UserError
+from lightningrl.gateway.delivery import Answered, Delivery, Show
+from lightningrl.gateway.dialects.base import ChatRequest, Dialect, Refused, Reply, TokenLogprob
+from lightningrl.gateway.generation import GONE, Generation, sampling_of
+from lightningrl.gateway.scripted import asked
 from lightningrl.gateway.sessions import Session, ended
 from lightningrl.store import Store
-from lightningrl.types import Call, FinishReason, Sampling
+from lightningrl.types import Call
 
 log = logging.getLogger(__name__)
-
-NO_VERSION = -1
-"""`policy_version` of a call that broke before its first token."""
-
-GONE = "the client went away"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,137 +40,77 @@ class Backstage:
     """The run's."""
     max_length: int
     """Tokens of prompt and completion that the engines can hold."""
+    strict: bool
+    """Whether the arguments of strict tools are held to their schema."""
 
-
-@dataclass(slots=True, kw_only=True)
-class Generation:
-    """One answer while it is being sampled."""
-
-    choice: int
-    call_id: str
-    index: int
-    sampling: Sampling
-    stream: AnswerStream
-    started_at: float
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    policy_version: int = NO_VERSION
-    finish_reason: FinishReason | None = None
-    answer: Answer | None = None
-    """None until sampling is over."""
-    broken: str | None = GONE
-    """Why it is incomplete; assumed until the end has been seen."""
-    hint: str | None = None
-
-    def take(self, delta: Delta) -> str:
-        """The text that may be shown now."""
-        if len(delta.token_ids) != len(delta.logprobs):
-            raise EngineError(f"the engine gave `{len(delta.token_ids)}` tokens and `{len(delta.logprobs)}` logprobs")
-        if self.policy_version not in (NO_VERSION, delta.policy_version):
-            raise EngineError(f"the weights changed from `{self.policy_version}` to `{delta.policy_version}` in the middle of an answer")
-        self.policy_version = delta.policy_version
-        self.finish_reason = delta.finish_reason
-        self.token_ids.extend(delta.token_ids)
-        self.logprobs.extend(delta.logprobs)
-        return self.stream.feed(delta.token_ids)
-
-    def settle(self) -> None:
-        """The engine has ended without raising: is the answer whole?"""
-        if self.finish_reason is None:
-            raise EngineError("the engine ended without saying why")
-        if self.finish_reason in ("cancelled", "error"):
-            raise EngineError(f"the engine ended with `{self.finish_reason}`")
-        if not all(map(math.isfinite, self.logprobs)):
-            raise EngineError("the engine gave a logprob that is not finite", hint="have the weights diverged?")
-        self.broken = None
-
-    def finished(self) -> Answer:
-        if self.answer is None:
-            self.answer = self.stream.finish()
-        return self.answer
-
-    def reason(self) -> FinishReason:
-        if self.broken is not None or self.finish_reason is None:
-            return "cancelled" if self.broken == GONE else "error"
-        return "tool_calls" if self.finish_reason == "stop" and self.finished().message.tool_calls else self.finish_reason
-
-
-Show = Callable[[Generation, str, Delta], Awaitable[None]]
+    async def record(self, session: Session, *calls: Call) -> None:
+        """Raises `Refused` if they cannot be stored: most likely the attempt ended in the middle of them."""
+        try:
+            await self.store.append(*calls)
+        except StoreError as error:
+            found = await self.store.attempt_by_token(session.attempt.token)
+            if found is not None and found[1].status != "running":
+                raise ended() from error
+            raise Refused(500, error.message, code="store_error", hint=error.hint) from error
 
 
 class Exchange:
     """One request and its answers."""
 
-    def __init__(
-        self, backstage: Backstage, *, session: Session, dialect: Dialect, route: Route, request: ChatRequest, body: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, backstage: Backstage, *, session: Session, dialect: Dialect, request: ChatRequest, policy: str, agent: str) -> None:
+        """Renders the prompts. Raises `Refused` or `BadConversation` for what cannot be answered; nothing has been remembered then."""
         self._backstage = backstage
         self._session = session
         self._dialect = dialect
-        self._route = route
         self._request = request
-        self._body = body
-        self._prompt = session.tree.prompt(request.messages, tools=request.tools)
-        self._prompt_ids: list[int] = self._prompt.ids.tolist()
+        self._policy = policy
+        self._agent = agent
         self._created = int(time.time())
-        room = backstage.max_length - len(self._prompt_ids)
+        self._prompts = _prompts(session, request)
+        room = backstage.max_length - max(len(prompt.ids) for prompt in self._prompts)
         if room < 1:
-            message = f"the prompt has `{len(self._prompt_ids)}` tokens, at most `{backstage.max_length - 1}` fit"
+            message = f"the prompt has `{backstage.max_length - room}` tokens, at most `{backstage.max_length - 1}` fit"
             raise Refused(400, message, code="context_length_exceeded", param="messages", hint="shorten it, or raise `engine.max_length`")
-        self._generations = [self._plan(choice, room=room) for choice in range(request.n)]
+        grammar = _grammar(request, backstage.template, strict=backstage.strict)
+        places = [prompt for prompt in self._prompts for _ in range(request.n)]
+        self._generations = [self._plan(choice, prompt, room=room, grammar=grammar) for choice, prompt in enumerate(places)]
 
-    async def answer(self) -> dict[str, Any]:
-        """Sample, record, and return the whole body."""
-        await self._sample_all(None)
-        await self._record()
-        return self._dialect.respond(self._reply(self._generations))
+    async def run(self, delivery: Delivery) -> Answered:
+        """Sample, record, and return all that is to be answered. Raises `Refused` if something breaks."""
+        asked.set(self._request)
+        affinity.set(self._session.rollout.id)
+        await self._sample_all(delivery.begin())
+        return await self._record()
 
-    async def stream(self, send: Callable[[bytes], Awaitable[None]]) -> None:
-        """The same, piece by piece; the terminal event follows the record. Raises `Refused` only while nothing has been sent."""
-        events = self._dialect.stream(self._request, reply_id=self._generations[0].call_id, created=self._created)
-        began = False
+    def begun(self) -> Reply:
+        """The answer as far as it is known before anything has been sampled."""
+        return self._reply()
 
-        async def show(generation: Generation, text: str, delta: Delta) -> None:
-            nonlocal began
-            began = True
-            await send(events.text(generation.choice, text, self._shown(delta.token_ids, delta.logprobs)))
+    def sampled(self) -> bool:
+        """Whether all that is left to do is to record."""
+        return all(generation.broken is None for generation in self._generations)
 
-        try:
-            await self._sample_all(show)
-            await self._record()
-        except Refused as refused:
-            if not began:
-                raise
-            await send(events.error(refused))
-            return
-        reply = self._reply(self._generations)
-        ends = [events.finish(choice, g.finished().rest) for choice, g in zip(reply.choices, self._generations, strict=True)]
-        await send(b"".join([*ends, events.close(reply)]))
+    def _tokens(self, generation: Generation, start: int = 0) -> tuple[TokenLogprob, ...] | None:
+        return generation.shown(self._backstage.template, start=start) if self._request.logprobs else None
 
-    def _plan(self, choice: int, *, room: int) -> Generation:
+    def _plan(self, choice: int, prompt: Prompt, *, room: int, grammar: str | None) -> Generation:
         index = self._session.next_index()
-        chance = self._session.draw(self._prompt.ids, run_seed=self._backstage.seed)
-        sampling = self._sampling(choice, room=room, chance=chance)
-        stream = AnswerStream(self._backstage.template, stop=sampling.stop, parse_tools=bool(self._request.tools), seed=chance)
-        call_id = f"chatcmpl-{self._session.attempt.id}-{index}"
-        return Generation(choice=choice, call_id=call_id, index=index, sampling=sampling, stream=stream, started_at=time.time())
-
-    def _sampling(self, choice: int, *, room: int, chance: bytes) -> Sampling:
-        """What the agent asks for, else the policy as it is; what the rollout lays down goes over both."""
-        asked, plain = self._request, Sampling()
-        asked_seed = asked.seed if self._session.seed is None else None
-        seed = int.from_bytes(chance[:8], "little") if asked_seed is None else asked_seed + choice
-        sampling = Sampling(
-            temperature=plain.temperature if asked.temperature is None else asked.temperature,
-            top_p=plain.top_p if asked.top_p is None else asked.top_p,
-            top_k=plain.top_k if asked.top_k is None else asked.top_k,
-            max_tokens=room if asked.max_tokens is None else asked.max_tokens,
-            stop=asked.stop,
-            stop_token_ids=self._backstage.template.stop_token_ids,
-            seed=seed % 2**63,  # what every random generator takes
+        draw = self._session.draw(prompt.ids, run_seed=self._backstage.seed)
+        template, request = self._backstage.template, self._request
+        ends = template.stop_token_ids
+        sampling = sampling_of(request, self._session, choice=choice, room=room, chance=draw.chance, ends=ends, grammar=grammar)
+        parse_tools = bool(request.tools) and request.tool_choice != "none"
+        return Generation(
+            choice=choice,
+            call_id=f"{self._dialect.id_prefix}{self._session.attempt.id}-{index}",
+            index=index,
+            prompt=prompt,
+            draw=draw,
+            sampling=sampling,
+            stream=AnswerStream(template, stop=sampling.stop, tools=parse_tools, reasoning=prompt.reasoning, seed=draw.chance),
+            single_call=not request.parallel_tool_calls,
+            started_at=time.time(),
         )
-        sampling = replace(sampling, **self._session.laid_down)
-        return replace(sampling, max_tokens=min(sampling.max_tokens, room))
 
     async def _sample_all(self, show: Show | None) -> None:
         try:
@@ -182,103 +119,141 @@ class Exchange:
             else:
                 await asyncio.gather(*(self._sample(generation, show) for generation in self._generations))
         except asyncio.CancelledError:
+            for generation in self._generations:
+                self._session.give_back(generation.draw)
             await self._record_incomplete(GONE)
             raise
 
     async def _sample(self, generation: Generation, show: Show | None) -> None:
         """One answer, start to end. What the engine raises is written down in `broken`; only cancellation gets out."""
-        engine, policy = self._backstage.engines[self._route.policy], self._route.policy
-        deltas = engine.generate(self._prompt_ids, sampling=generation.sampling, policy=policy, stream=show is not None)
+        engine, policy = self._backstage.engines[self._policy], self._policy
+        deltas = engine.generate(generation.prompt.ids.tolist(), sampling=generation.sampling, policy=policy, stream=show is not None)
         try:
             # `aclose`, which frees the engine's slot, is part of the engine's contract
             async with contextlib.aclosing(cast("AsyncGenerator[Delta, None]", deltas)) as closing:
                 async for delta in closing:
-                    text = generation.take(delta)
+                    piece = generation.take(delta)
                     if show is not None:
-                        await show(generation, text, delta)
+                        await show(generation.choice, piece, self._tokens(generation, len(generation.token_ids) - len(delta.token_ids)))
             generation.settle()
+            if show is not None:
+                await show(generation.choice, generation.finished().rest, None)
         except LightningError as error:
             generation.broken, generation.hint = error.message, error.hint
+            if isinstance(error, EngineBusy) and not generation.token_ids:
+                generation.retry_after_s = error.retry_after_s
         except Exception as error:  # noqa: BLE001 - the boundary to an engine that anybody may have written
             generation.broken = f"the engine raised `{type(error).__name__}`: {error}"
 
-    async def _record(self) -> None:
+    async def _record(self) -> Answered:
         """Store the calls, then let the conversation know. Raises `Refused` if there is nothing that may be answered."""
         broken = next((generation for generation in self._generations if generation.broken is not None), None)
         if broken is not None:
-            await self._record_incomplete("another answer to the same request broke")
-            raise Refused(503, str(broken.broken), code="engine_error", hint=broken.hint)
-        calls = [self._call(generation) for generation in self._generations]
-        try:
-            await self._backstage.store.append(*calls)
-        except StoreError as error:
-            raise await self._unrecorded(error) from error
+            await self._refuse(broken)
+        replies = [self._reply(generation) for generation in self._generations]
+        calls = [self._call(generation, reply) for generation, reply in zip(self._generations, replies, strict=True)]
+        await self._backstage.record(self._session, *calls)
         for call, generation in zip(calls, self._generations, strict=True):
-            self._session.tree.add(
-                call.id,
-                key=self._prompt.key,
-                tools=self._request.tools,
-                prompt_ids=call.prompt_ids,
-                completion_ids=call.completion_ids,
-                answer=generation.finished().message,
-            )
+            self._remember(call, generation)
+        if len(calls) == 1:
+            return Answered(reply=replies[0], body=calls[0].response)
+        return Answered(reply=self._reply(*self._generations), body=None)
+
+    async def _refuse(self, broken: Generation) -> None:
+        if broken.retry_after_s is not None and all(not generation.token_ids for generation in self._generations):
+            for generation in self._generations:
+                self._session.give_back(generation.draw)
+            raise Refused(429, str(broken.broken), code="engine_busy", hint=broken.hint, retry_after_s=broken.retry_after_s)
+        await self._record_incomplete("another answer to the same request broke")
+        raise Refused(503, str(broken.broken), code="engine_error", hint=broken.hint)
+
+    def _remember(self, call: Call, generation: Generation) -> None:
+        session, request = self._session, self._request
+        session.tokens += len(generation.prompt.ids) - generation.prompt.shared + len(call.completion_ids)
+        self._dialect.remember(session.past, request, call.response)
+        if request.prompts:
+            session.tree.add_raw(call.id, prompt_ids=call.prompt_ids, completion_ids=call.completion_ids)
+            return
+        session.tree.add(
+            call.id,
+            key=generation.prompt.key,
+            prompt_ids=call.prompt_ids,
+            completion_ids=call.completion_ids,
+            answer=generation.finished().message,
+        )
 
     async def _record_incomplete(self, why: str) -> None:
         """Nobody gets an answer: also what was sampled to its end is not what an agent acted on."""
         for generation in self._generations:
             generation.broken = generation.broken or why
         try:
-            await self._backstage.store.append(*(self._call(generation) for generation in self._generations))
+            await self._backstage.store.append(*(self._call(generation, self._reply(generation)) for generation in self._generations))
         except StoreError as error:  # the attempt has ended meanwhile: nothing of it is trained, and nobody waits for an answer
             log.warning("incomplete call of attempt %s was not recorded: %s", self._session.attempt.id, error.message)
 
-    async def _unrecorded(self, error: StoreError) -> Refused:
-        """Why could the answer not be stored? Most likely the attempt ended in the middle of it."""
-        found = await self._backstage.store.attempt_by_token(self._session.attempt.token)
-        if found is not None and found[1].status != "running":
-            return ended()
-        return Refused(500, error.message, code="store_error", hint=error.hint)
-
-    def _call(self, generation: Generation) -> Call:
-        broken = generation.broken
+    def _call(self, generation: Generation, reply: Reply) -> Call:
+        broken, prompt = generation.broken, generation.prompt
         return Call(
             id=generation.call_id,
             attempt_id=self._session.attempt.id,
             index=generation.index,
-            parent_call_id=self._prompt.parent_call_id,
-            agent=self._route.agent or self._request.model,
-            policy=self._route.policy,
+            parent_call_id=prompt.parent_call_id,
+            agent=self._agent,
+            policy=self._policy,
             policy_version=generation.policy_version,
             dialect=self._dialect.name,
-            request=self._body,
-            response=self._dialect.respond(self._reply([generation])),
-            prompt_ids=self._prompt.ids,
+            request=self._request.body,
+            response=self._dialect.respond(reply),
+            prompt_ids=prompt.ids,
             completion_ids=np.array(generation.token_ids, np.int32),
             logprobs=np.array(generation.logprobs, np.float32),
             sampling=generation.sampling,
             finish_reason=generation.reason(),
-            capture="incomplete" if broken is not None else self._prompt.capture,
-            capture_reason=self._prompt.reason if broken is None else broken,
+            capture="incomplete" if broken is not None else prompt.capture,
+            capture_reason=prompt.reason if broken is None else broken,
             started_at=generation.started_at,
             ended_at=time.time(),
         )
 
-    def _reply(self, generations: Sequence[Generation]) -> Reply:
-        choices = [
-            Choice(
-                index=generation.choice if len(generations) > 1 else 0,
-                message=generation.finished().message,
-                finish_reason=generation.reason(),
-                completion_tokens=len(generation.token_ids),
-                tokens=self._shown(generation.token_ids, generation.logprobs),
-            )
-            for generation in generations
-        ]
-        head = generations[0].call_id
-        return Reply(id=head, model=self._request.model, created=self._created, prompt_tokens=len(self._prompt_ids), choices=tuple(choices))
+    def _reply(self, *generations: Generation) -> Reply:
+        """With these answers; without any, as far as it is known before."""
+        alone = len(generations) == 1
+        return Reply(
+            id=(generations or self._generations)[0].call_id,
+            request=self._request,
+            created=self._created,
+            prompt_tokens=sum(len(prompt.ids) for prompt in self._prompts),
+            reused_tokens=sum(prompt.shared for prompt in self._prompts),
+            choices=tuple(g.as_choice(0 if alone else g.choice, tokens=self._tokens(g)) for g in generations),
+        )
 
-    def _shown(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> tuple[TokenLogprob, ...] | None:
-        if not self._request.logprobs:
-            return None
-        text = self._backstage.template.token_text
-        return tuple(TokenLogprob(text=text(token_id), logprob=logprob) for token_id, logprob in zip(token_ids, logprobs, strict=True))
+
+def count(session: Session, request: ChatRequest) -> int:
+    """Tokens that the request's prompts have."""
+    return sum(len(prompt.ids) for prompt in _prompts(session, request))
+
+
+def _prompts(session: Session, request: ChatRequest) -> list[Prompt]:
+    if request.prompts:
+        return [session.tree.prompt_raw(prompt) for prompt in request.prompts]
+    return [session.tree.prompt(request.messages, tools=request.tools)]
+
+
+def _grammar(request: ChatRequest, template: ChatTemplate, *, strict: bool) -> str | None:
+    """The language that the answer must belong to, if the agent demands one. Forbidding parallel calls alone is no reason for one, and
+    neither are strict tools where the policy is to learn them: such calls could not be trained."""
+    exact = strict and request.tool_choice != "none" and any(tool["function"].get("strict") for tool in request.tools)
+    if request.tool_choice != "required" and request.json_schema is None and not exact:
+        return None
+    tools = request.tools if strict else tuple({**tool, "function": {**tool["function"], "strict": False}} for tool in request.tools)
+    try:
+        return grammar_of(
+            template,
+            tools=tools,
+            tool_choice=request.tool_choice,
+            tool_name=request.tool_name,
+            parallel_tool_calls=request.parallel_tool_calls,
+            json_schema=request.json_schema,
+        )
+    except UserError as error:
+        raise Refused(400, error.message, code="invalid_schema", hint=error.hint) from error

@@ -1,40 +1,84 @@
-"""Whose call is it? The attempt's token, wherever an agent's SDK was able to put it.
+"""Whose call is it, and in which role? What an agent's SDK was able to put into a request, wherever that is.
 
-In this order: `baggage: lightningrl.token=…` (set per task by instrumentation), `/r/<token>/…` in the path, the API key.
+The attempt's token, in this order: `baggage: lightningrl.token=…` (set per task by instrumentation), `/r/<token>/…` in the path, the API
+key in any vendor's header. Session headers come last: they name a conversation and open nothing by themselves (see `Visitors`).
 """
 
+import re
 from collections.abc import Iterable
-from urllib.parse import unquote
+from dataclasses import dataclass
+from urllib.parse import parse_qs, unquote
 
 BAGGAGE = "lightningrl.token"
+AGENT = "gen_ai.agent.name"
+"""As OpenTelemetry's semantic conventions name it."""
+KEYS = (b"authorization", b"x-api-key", b"x-goog-api-key", b"api-key")
+"""OpenAI and most others; Anthropic; Google; Azure."""
+SESSIONS = (
+    b"x-claude-code-session-id",
+    b"session_id",
+    b"session-id",
+    b"x-session-id",
+    b"x-session-affinity",
+    b"conversation_id",
+    b"x-litellm-session-id",
+)
+"""What coding agents and proxies send of their own accord."""
+READ = frozenset({b"baggage", b"x-agent-name", b"x-stainless-retry-count", *KEYS, *SESSIONS})
+VERSION = re.compile(r"^(?:/v\d+(?:alpha|beta)?\d*)+(?=/|$)")
+"""More than once: where a base URL has one and an SDK adds its own."""
+SLASHES = re.compile("//+")
 
 
-def token_of(headers: Iterable[tuple[bytes, bytes]], path_token: str | None) -> str | None:
-    """None if the request carries no token at all."""
-    found = {name: value.decode("latin-1") for name, value in headers if name in (b"baggage", b"authorization")}
-    return _from_baggage(found.get(b"baggage", "")) or path_token or _from_bearer(found.get(b"authorization", ""))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who sent a request, as far as it says."""
+
+    token: str | None
+    """None if it carries none at all."""
+    session: str | None = None
+    """The client's own name for this conversation; None if it gives none."""
+    agent: str = ""
+    """The agent's name; "" if nothing gives it."""
+    retries: int = 0
+    """How often its SDK has sent this request before."""
+
+
+def caller_of(headers: Iterable[tuple[bytes, bytes]], *, path_token: str | None, query: str = "") -> Caller:
+    found: dict[bytes, str] = {}
+    for name, value in headers:
+        if name in READ:
+            text = value.decode("latin-1")
+            found[name] = f"{found[name]},{text}" if name == b"baggage" and name in found else text  # a list, also in several headers
+    baggage = _members(found.get(b"baggage", ""))
+    retries = found.get(b"x-stainless-retry-count", "0")
+    return Caller(
+        token=baggage.get(BAGGAGE) or path_token or _key(found, query),
+        session=next((found[name] for name in SESSIONS if found.get(name)), None),
+        agent=baggage.get(AGENT) or found.get(b"x-agent-name", ""),
+        retries=int(retries) if retries.isascii() and retries.isdigit() and len(retries) < 9 else 0,
+    )
 
 
 def split_path(path: str) -> tuple[str | None, str]:
-    """`/r/<token>/v1/chat/completions` → (token, `/chat/completions`); either part in front may be missing."""
-    token = None
+    """`/r/<token>/v1/chat/completions` → (token, `/chat/completions`); either part in front may be missing, and slashes be doubled."""
+    token, path = None, f"/{path.lstrip('/')}"
     if path.startswith("/r/"):
         token, _, rest = path[3:].partition("/")
         path = f"/{rest}"
-    if path.startswith("/v1/"):
-        path = path[3:]
+    path = VERSION.sub("", SLASHES.sub("/", path))
     return token or None, path.rstrip("/") or "/"
 
 
-def _from_baggage(header: str) -> str | None:
+def _members(header: str) -> dict[str, str]:
     """W3C baggage: `key=value;property, key=value`, values percent-encoded."""
-    for member in header.split(","):
-        key, _, value = member.partition(";")[0].partition("=")
-        if key.strip() == BAGGAGE:
-            return unquote(value.strip()) or None
-    return None
+    pairs = (member.partition(";")[0].partition("=") for member in header.split(",")) if header else ()
+    return {key.strip(): unquote(value.strip()) for key, _, value in pairs}
 
 
-def _from_bearer(header: str) -> str | None:
-    scheme, _, value = header.partition(" ")
-    return value.strip() or None if scheme.lower() == "bearer" else None
+def _key(found: dict[bytes, str], query: str) -> str | None:
+    for name in KEYS:
+        scheme, _, value = found.get(name, "").strip().rpartition(" ")
+        if value and scheme.strip().lower() == ("bearer" if name == b"authorization" else ""):
+            return value
+    return parse_qs(query).get("key", [None])[0] if "key=" in query else None  # Google's older clients

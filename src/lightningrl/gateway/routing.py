@@ -1,31 +1,90 @@
-"""Which policy answers, and in which role does the agent speak? The first route whose pattern fits the model name decides."""
+"""Which policy answers, and in which role does the agent speak? The first route whose patterns all fit decides."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
-from lightningrl.gateway.dialects.base import Refused
+import msgspec
+
+from lightningrl.gateway.dialects.base import ChatRequest, Refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One line of the routing table."""
+    """One line of the routing table. `*` and `?` are wildcards in the four patterns."""
 
     model: str = "*"
-    """The model name that the agent asks for; `*` and `?` are wildcards."""
+    """The model name that the agent asks for."""
+    caller: str = "*"
+    """The agent's name as telemetry or a header gives it."""
+    system: str = "*"
+    """The system prompt."""
+    fingerprint: str = "*"
+    """Of system prompt and tools."""
     agent: str = ""
-    """The role that calls under this name; empty: the model name itself."""
+    """The role that these calls are; empty: the caller's name, or else the model name."""
     policy: str = "policy"
-    """Who answers."""
+    """Who answers: an engine's policy, or an upstream."""
 
 
-def choose(routes: Sequence[Route], model: str) -> Route:
+def choose(routes: Sequence[Route], request: ChatRequest, *, caller: str) -> Route:
     for route in routes:
-        if fnmatchcase(model, route.model):
+        if _fits(route, request, caller):
             return route
-    raise Refused(404, f"no route for model `{model}`", code="model_not_found", param="model", hint=f"routes: {', '.join(r.model for r in routes)}")
+    known = ", ".join(dict.fromkeys(route.model for route in routes))
+    raise Refused(404, f"no route for model `{request.model}`", code="model_not_found", param="model", hint=f"routes: {known}")
+
+
+def role(route: Route, request: ChatRequest, *, caller: str) -> str:
+    return route.agent or caller or request.model
 
 
 def listed(routes: Sequence[Route]) -> list[str]:
     """Model names to show: a pattern stands for its policy."""
     return list(dict.fromkeys(route.policy if "*" in route.model or "?" in route.model else route.model for route in routes))
+
+
+def models(routes: Sequence[Route]) -> dict[str, Any]:
+    """The list of models as OpenAI, Anthropic and Google each expect it, in one body."""
+    names = listed(routes)
+    entries = [
+        {
+            "id": name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "lightningrl",
+            "type": "model",
+            "display_name": name,
+            "created_at": "1970-01-01T00:00:00Z",
+        }
+        for name in names
+    ]
+    google = [{"name": f"models/{name}", "displayName": name, "supportedGenerationMethods": ["generateContent", "countTokens"]} for name in names]
+    return {"object": "list", "data": entries, "has_more": False, "first_id": names[0], "last_id": names[-1], "models": google}
+
+
+def fingerprint(request: ChatRequest) -> str:
+    """Equal for requests with the same system prompt and the same tools: most often that is one role of an agent."""
+    text = _system(request).encode("utf-8", "surrogatepass") + b"\n" + msgspec.json.encode(request.tools, order="sorted")
+    return hashlib.blake2b(text, digest_size=6).hexdigest()
+
+
+def _fits(route: Route, request: ChatRequest, caller: str) -> bool:
+    return (
+        (route.model == "*" or fnmatchcase(request.model, route.model))
+        and (route.caller == "*" or fnmatchcase(caller, route.caller))
+        and (route.system == "*" or fnmatchcase(_system(request), route.system))
+        and (route.fingerprint == "*" or fnmatchcase(fingerprint(request), route.fingerprint))
+    )
+
+
+def _system(request: ChatRequest) -> str:
+    """The instructions that a conversation begins with."""
+    texts: list[str] = []
+    for message in request.messages:
+        if message.role != "system":
+            break
+        texts.append(message.content)
+    return "\n".join(texts)

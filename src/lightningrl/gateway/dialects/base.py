@@ -1,20 +1,31 @@
 """What a dialect is: how one wire format asks, answers, streams and complains. It knows no engine and no store.
 
-body → `parse` → `ChatRequest` → (the gateway samples) → `Reply` → `respond` → body, or piece by piece through `stream`.
+path + body → `match`, `parse` → `ChatRequest` → (the gateway samples) → `Reply` → `respond` → body, or piece by piece through `stream`.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias
 
 from lightningrl.chat import Message
 from lightningrl.types import FinishReason
+
+ToolChoice: TypeAlias = Literal["auto", "none", "required"]
 
 
 class Refused(Exception):
     """A request that gets no answer; the dialect says so in its own shape."""
 
-    def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None, hint: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        hint: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = f"{message}; hint: {hint}" if hint else message
@@ -22,28 +33,45 @@ class Refused(Exception):
         """A word that programs can tell errors apart by."""
         self.param = param
         """The field of the request that is to blame."""
+        self.retry_after_s = retry_after_s
+        """When to ask again; None: asking again will not help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
     """What an agent asks for, in no dialect. None: it did not say."""
 
+    body: Mapping[str, Any]
+    """As it was sent, and as it is recorded."""
     model: str
-    messages: tuple[Message, ...]
+    messages: tuple[Message, ...] = ()
+    prompts: tuple[str | tuple[int, ...], ...] = ()
+    """Raw prompts, text or token ids, in place of messages: no template is applied. Each gets `n` answers."""
     tools: tuple[Mapping[str, Any], ...] = ()
-    """As OpenAI writes them: {"type": "function", "function": {"name", "description", "parameters"}}."""
+    """As OpenAI's chat writes them: {"type": "function", "function": {"name", "description", "parameters", "strict"}}."""
+    tool_choice: ToolChoice = "auto"
+    """`none`: the tools stay in the prompt, and what looks like a tool call is text."""
+    tool_name: str | None = None
+    """With `required`: the one tool that must be called."""
+    parallel_tool_calls: bool = True
+    """False: one tool call in an answer at most."""
+    json_schema: Mapping[str, Any] | None = None
+    """The answer must be JSON of this schema ({"type": "object"} for any object)."""
     n: int = 1
-    """Answers to draw."""
+    """Answers to draw for each prompt."""
     stream: bool = False
     include_usage: bool = False
-    """Whether a stream ends with token counts."""
+    """Whether a stream ends with token counts, where the dialect leaves that open."""
     logprobs: bool = False
+    top_logprobs: int = 0
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     seed: int | None = None
+    counted: Callable[[int], dict[str, Any]] | None = None
+    """Set: nothing is to be sampled; this makes the body that says how many tokens the prompt has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +80,8 @@ class TokenLogprob:
 
     text: str
     logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+    """(text, logprob) of the likeliest tokens at its place, best first; empty unless they were asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +91,11 @@ class Choice:
     index: int
     message: Message
     finish_reason: FinishReason
+    stopped_by: str | None
+    """The stop string that ended it; None: something else did."""
     completion_tokens: int
+    reasoning_tokens: int
+    """Of `completion_tokens`."""
     tokens: tuple[TokenLogprob, ...] | None
     """None unless logprobs were asked for."""
 
@@ -71,22 +105,38 @@ class Reply:
     """All that is to be answered."""
 
     id: str
-    model: str
+    request: ChatRequest
     created: int
     """Unix seconds."""
     prompt_tokens: int
+    reused_tokens: int
+    """Of `prompt_tokens`: those that an earlier call of the conversation has read or said."""
     choices: tuple[Choice, ...]
 
 
-class EventStream(Protocol):
-    """One streamed reply. Each verb returns the bytes to send, in the order of the calls."""
+MediaType: TypeAlias = Literal["text/event-stream", "application/json"]
 
-    def text(self, index: int, text: str, tokens: Sequence[TokenLogprob] | None) -> bytes:
-        """A piece of an answer. The first piece may have to open the stream first."""
+
+class EventStream(Protocol):
+    """One streamed reply. Each verb returns the bytes to send, in the order of the calls.
+
+    For each choice: `reasoning`*, `text`*, then `finish`; at the end of all `close`, or `error` at any time. What opens a stream or one of
+    its blocks is sent by the first verb that needs it. `index` is that of the choice.
+    """
+
+    media_type: MediaType
+    """Comments keep a stream of server-sent events alive; nothing may come between the parts of a JSON list."""
+
+    def reasoning(self, index: int, text: str) -> bytes:
+        """A piece of thinking."""
         ...
 
-    def finish(self, choice: Choice, rest: str) -> bytes:
-        """The end of one answer: text held back so far, tool calls, finish reason."""
+    def text(self, index: int, text: str, tokens: Sequence[TokenLogprob] | None) -> bytes:
+        """A piece of an answer; `text` may be empty (e.g. half a character has been sampled)."""
+        ...
+
+    def finish(self, choice: Choice) -> bytes:
+        """The end of one answer: tool calls, finish reason. All its text has been sent."""
         ...
 
     def close(self, reply: Reply) -> bytes:
@@ -98,6 +148,16 @@ class EventStream(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class Past:
+    """What a dialect with a memory on the server's side may be referred back to: one for each attempt."""
+
+    conversations: dict[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
+    """Reply id → the items of its conversation, its own output included."""
+    items: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Item id → item."""
+
+
 class Dialect(Protocol):
     @property
     def name(self) -> str:
@@ -105,20 +165,30 @@ class Dialect(Protocol):
         ...
 
     @property
-    def paths(self) -> tuple[str, ...]:
-        """Paths to POST to, without `/v1`, e.g. `/chat/completions`."""
+    def id_prefix(self) -> str:
+        """Reply ids begin with it, e.g. `chatcmpl-`."""
         ...
 
-    def parse(self, body: object) -> ChatRequest:
-        """Raises `Refused` for what cannot be understood. Unknown fields are ignored."""
+    def match(self, path: str, query: str) -> Mapping[str, Any] | None:
+        """The fields that a POST to `path` (without `/v1`) adds to the body, most often none; None if the path is not this dialect's."""
+        ...
+
+    def parse(self, body: Mapping[str, Any], past: Past) -> ChatRequest:
+        """Raises `Refused` for what cannot be understood. Unknown fields are ignored. `body` has the fields of `match`."""
         ...
 
     def respond(self, reply: Reply) -> dict[str, Any]: ...
 
-    def stream(self, request: ChatRequest, *, reply_id: str, created: int) -> EventStream: ...
+    def stream(self, begun: Reply) -> EventStream:
+        """`begun` has no choices yet."""
+        ...
 
     def answer(self, response: Mapping[str, Any]) -> Message:
-        """What was said in a recorded response: the inverse of `respond`."""
+        """What was said in a recorded response (of one choice): the inverse of `respond`."""
+        ...
+
+    def remember(self, past: Past, request: ChatRequest, response: Mapping[str, Any]) -> None:
+        """Keep what later requests of this attempt may refer to. Most dialects have no memory: they do nothing."""
         ...
 
     def error(self, refused: Refused) -> dict[str, Any]: ...

@@ -1,4 +1,7 @@
-"""OpenAI `chat/completions`: the single home of this wire format. https://platform.openai.com/docs/api-reference/chat"""
+"""OpenAI `chat/completions`: the single home of this wire format. https://platform.openai.com/docs/api-reference/chat
+
+Beside OpenAI's own fields it speaks what servers of open models have added: `top_k`, and thoughts as `reasoning_content`.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -6,18 +9,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from lightningrl.chat import Message, ToolCall
-from lightningrl.gateway.dialects.base import ChatRequest, Choice, EventStream, Refused, Reply, TokenLogprob
-
-MOST_CHOICES = 128
-"""OpenAI's own limit of `n`."""
+from lightningrl.gateway.dialects import openai_wire as wire
+from lightningrl.gateway.dialects.base import ChatRequest, Choice, EventStream, MediaType, Past, Refused, Reply, TokenLogprob
+from lightningrl.gateway.dialects.openai_wire import encode
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
-
-
-class _Part(msgspec.Struct):
-    type: str
-    text: str = ""
-    refusal: str = ""
 
 
 class _Function(msgspec.Struct):
@@ -25,41 +21,71 @@ class _Function(msgspec.Struct):
     arguments: str = "{}"
 
 
+class _Custom(msgspec.Struct):
+    name: str
+    input: str = ""
+
+
 class _ToolCall(msgspec.Struct):
     id: str
-    function: _Function
+    function: _Function | None = None
+    custom: _Custom | None = None
 
 
 class _Message(msgspec.Struct):
     role: str
-    content: str | list[_Part] | None = None
+    content: str | list[wire.Part] | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[_ToolCall] | None = None
+    function_call: _Function | None = None
     tool_call_id: str | None = None
     name: str | None = None
+    prefix: bool | None = None
+    """Mistral's and DeepSeek's way to say that the answer goes on with this message."""
 
 
 class _Signature(msgspec.Struct):
     name: str
+    description: str | None = None
 
 
 class _Tool(msgspec.Struct):
-    type: Literal["function"]
-    function: _Signature
+    type: Literal["function", "custom"]
+    function: _Signature | None = None
+    custom: _Signature | None = None
 
 
 class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
+class _Schema(msgspec.Struct):
+    schema: dict[str, Any] = {}
+
+
+class _Format(msgspec.Struct):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: _Schema | None = None
+
+
 class _Body(msgspec.Struct):
     model: str
     messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]
+    continue_final_message: bool | None = None
+    """vLLM's way to say the same."""
     tools: list[_Tool] | None = None
     tool_choice: Any = None
-    n: Annotated[int, msgspec.Meta(ge=1, le=MOST_CHOICES)] | None = None
+    functions: list[_Signature] | None = None
+    function_call: Any = None
+    parallel_tool_calls: bool | None = None
+    response_format: _Format | None = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=wire.MOST_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     logprobs: bool | None = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=wire.MOST_TOP_LOGPROBS)] | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
@@ -73,23 +99,30 @@ class OpenAIChat:
     """See `Dialect`."""
 
     name = "openai.chat"
-    paths = ("/chat/completions",)
+    id_prefix = "chatcmpl-"
 
-    def parse(self, body: object) -> ChatRequest:
-        try:
-            asked = msgspec.convert(body, _Body)
-        except msgspec.ValidationError as error:
-            raise Refused(400, f"bad request: {error}", code="invalid_request", param=_param(str(error))) from error
-        given = body["tools"] if isinstance(body, Mapping) and asked.tools else ()  # as sent: templates render every field of a tool
+    def match(self, path: str, query: str) -> Mapping[str, Any] | None:
+        return wire.matched(path, "/chat/completions")
+
+    def parse(self, body: Mapping[str, Any], past: Past) -> ChatRequest:
+        asked = wire.convert(body, _Body)
+        tools, choice, name = wire.choose_tools(*_tools(body, asked))
         stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or ()
+        messages = tuple(_message(message) for message in asked.messages)
         return ChatRequest(
+            body=body,
             model=asked.model,
-            messages=tuple(_message(message) for message in asked.messages),
-            tools=() if asked.tool_choice == "none" else tuple(given),
+            messages=messages if asked.continue_final_message or asked.messages[-1].prefix else wire.ended(messages),
+            tools=tools,
+            tool_choice=choice,
+            tool_name=name,
+            parallel_tool_calls=asked.parallel_tool_calls is not False and not asked.functions,
+            json_schema=_json_schema(asked.response_format),
             n=asked.n or 1,
             stream=bool(asked.stream),
             include_usage=asked.stream_options is not None and bool(asked.stream_options.include_usage),
-            logprobs=bool(asked.logprobs),
+            logprobs=bool(asked.logprobs or asked.top_logprobs),
+            top_logprobs=asked.top_logprobs or 0,
             temperature=asked.temperature,
             top_p=asked.top_p,
             top_k=None if asked.top_k is None else max(0, asked.top_k),  # -1 is how vLLM's clients say: all
@@ -103,112 +136,183 @@ class OpenAIChat:
             "id": reply.id,
             "object": "chat.completion",
             "created": reply.created,
-            "model": reply.model,
-            "choices": [_choice(choice) for choice in reply.choices],
-            "usage": _usage(reply),
+            "model": reply.request.model,
+            "choices": [_choice(choice, reply.request) for choice in reply.choices],
+            "usage": usage(reply),
             "system_fingerprint": None,
         }
 
-    def stream(self, request: ChatRequest, *, reply_id: str, created: int) -> EventStream:
-        return _Stream(request, reply_id=reply_id, created=created)
+    def stream(self, begun: Reply) -> EventStream:
+        return _Stream(begun.request, reply_id=begun.id, created=begun.created)
 
     def answer(self, response: Mapping[str, Any]) -> Message:
-        message = msgspec.convert(response["choices"][0]["message"], _Message)
-        return _message(message)
+        return _message(msgspec.convert(response["choices"][0]["message"], _Message))
+
+    def remember(self, past: Past, request: ChatRequest, response: Mapping[str, Any]) -> None:
+        """Every request brings its whole conversation."""
 
     def error(self, refused: Refused) -> dict[str, Any]:
-        kind = "server_error" if refused.status >= 500 else "invalid_request_error"
-        return {"error": {"message": refused.message, "type": kind, "param": refused.param, "code": refused.code}}
+        return wire.error_body(refused)
 
 
 class _Stream:
-    """Server-sent events: role, pieces, finish reason, usage if asked for, `[DONE]`."""
+    """Server-sent events: role, pieces, tool calls, finish reason, usage if asked for, `[DONE]`.
+
+    A piece of text is by far the most frequent event: all of it but the text itself is encoded once for each choice.
+    """
+
+    media_type: MediaType = "text/event-stream"
 
     def __init__(self, request: ChatRequest, *, reply_id: str, created: int) -> None:
-        self._head = {"id": reply_id, "object": "chat.completion.chunk", "created": created, "model": request.model, "system_fingerprint": None}
-        self._include_usage = request.include_usage
-        self._opened: set[int] = set()
+        head = {"id": reply_id, "object": "chat.completion.chunk", "created": created, "model": request.model, "system_fingerprint": None}
+        self._head = b"data: " + encode(head)[:-1]
+        self._tail = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
+        self._text_end = b'},"logprobs":null,"finish_reason":null}]' + self._tail
+        self._text_begin: dict[int, bytes] = {}
+        self._request = request
+
+    def reasoning(self, index: int, text: str) -> bytes:
+        opening = self._open(index)
+        return opening + self._chunk(index, {"content": None, "reasoning_content": text}) if text else opening
 
     def text(self, index: int, text: str, tokens: Sequence[TokenLogprob] | None) -> bytes:
+        begin = self._text_begin.get(index)
+        if begin is not None and text and tokens is None:
+            return begin + encode(text) + self._text_end
         opening = self._open(index)
         return opening + self._chunk(index, {"content": text}, tokens=tokens) if text or tokens else opening
 
-    def finish(self, choice: Choice, rest: str) -> bytes:
-        events = self.text(choice.index, rest, None)
-        if choice.message.tool_calls:
-            calls = [{"index": place, **call} for place, call in enumerate(_tool_calls(choice.message))]
-            events += self._chunk(choice.index, {"tool_calls": calls})
-        return events + self._chunk(choice.index, {}, finish_reason=choice.finish_reason)
+    def finish(self, choice: Choice) -> bytes:
+        events = self._open(choice.index)
+        message = _message_body(choice, self._request)
+        if legacy := message.get("function_call"):
+            events += self._chunk(choice.index, {"function_call": legacy})
+        for place, call in enumerate(message.get("tool_calls", ())):
+            events += self._chunk(choice.index, {"tool_calls": [{"index": place, **call}]})
+        return events + self._chunk(choice.index, {}, finish_reason=_finish_reason(choice, self._request))
 
     def close(self, reply: Reply) -> bytes:
-        usage = _event({**self._head, "choices": [], "usage": _usage(reply)}) if self._include_usage else b""
-        return usage + b"data: [DONE]\n\n"
+        counts = self._head + b',"choices":[],"usage":' + encode(usage(reply)) + b"}\n\n" if self._request.include_usage else b""
+        return counts + b"data: [DONE]\n\n"
 
     def error(self, refused: Refused) -> bytes:
-        return _event(OpenAIChat().error(refused))
+        return b"data: " + encode(wire.error_body(refused)) + b"\n\n"
 
     def _open(self, index: int) -> bytes:
-        if index in self._opened:
+        if index in self._text_begin:
             return b""
-        self._opened.add(index)
+        self._text_begin[index] = self._head + f',"choices":[{{"index":{index},"delta":{{"content":'.encode()
         return self._chunk(index, {"role": "assistant", "content": "", "refusal": None})
 
     def _chunk(self, index: int, delta: dict[str, Any], *, finish_reason: str | None = None, tokens: Sequence[TokenLogprob] | None = None) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": _logprobs(tokens), "finish_reason": finish_reason}
-        chunk = {**self._head, "choices": [choice]}
-        return _event({**chunk, "usage": None} if self._include_usage else chunk)
+        return self._head + b',"choices":[' + encode(choice) + b"]" + self._tail
+
+
+def usage(reply: Reply) -> dict[str, Any]:
+    completion = sum(choice.completion_tokens for choice in reply.choices)
+    return {
+        "prompt_tokens": reply.prompt_tokens,
+        "completion_tokens": completion,
+        "total_tokens": reply.prompt_tokens + completion,
+        "prompt_tokens_details": {"cached_tokens": reply.reused_tokens, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": sum(choice.reasoning_tokens for choice in reply.choices),
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    }
+
+
+def _tools(body: Mapping[str, Any], asked: _Body) -> tuple[Any, list[Mapping[str, Any]]]:
+    """(`tool_choice`, tools); the fields of a function as they were sent, because templates render all of them."""
+    if asked.functions and not asked.tools:
+        choice = asked.function_call
+        named = isinstance(choice, Mapping)
+        return {"type": "function", **choice} if named else choice, [{"type": "function", "function": given} for given in body["functions"]]
+    tools: list[Mapping[str, Any]] = []
+    for tool, given in zip(asked.tools or (), body.get("tools") or (), strict=True):
+        if tool.type == "custom" and tool.custom is not None:
+            tools.append(wire.custom_tool(tool.custom.name, tool.custom.description))
+        elif tool.type == "function" and tool.function is not None:
+            tools.append(given)
+        else:
+            raise Refused(400, f"a tool of type `{tool.type}` needs `{tool.type}`", code="invalid_request", param="tools", hint="name it there")
+    return asked.tool_choice, tools
+
+
+def _json_schema(wanted: _Format | None) -> Mapping[str, Any] | None:
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return {"type": "object"}
+    if wanted.json_schema is None:
+        raise Refused(400, "`response_format` has no `json_schema`", code="invalid_request", param="response_format", hint="or ask for `json_object`")
+    return wanted.json_schema.schema
 
 
 def _message(message: _Message) -> Message:
-    content = message.content
-    if isinstance(content, list):
-        content = "".join(_part(part) for part in content)
-    calls = message.tool_calls or ()
+    calls = [_tool_call(call) for call in message.tool_calls or ()]
+    if message.function_call is not None and not calls:
+        calls = [ToolCall(id="", name=message.function_call.name, arguments=message.function_call.arguments)]
     return Message(
-        role="system" if message.role == "developer" else message.role,
-        content=content or "",
-        tool_calls=tuple(ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments) for call in calls),
+        role=message.role,
+        content=wire.text_of(message.content, param="messages") or message.refusal or "",
+        reasoning=message.reasoning_content or message.reasoning or "",
+        tool_calls=tuple(calls),
         tool_call_id=message.tool_call_id,
         name=message.name,
     )
 
 
-def _part(part: _Part) -> str:
-    if part.type not in ("text", "refusal"):
-        raise Refused(400, f"content of type `{part.type}` is not supported", code="unsupported_content", param="messages", hint="send text")
-    return part.text or part.refusal
+def _tool_call(call: _ToolCall) -> ToolCall:
+    if call.function is not None:
+        return ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
+    if call.custom is not None:
+        return ToolCall(id=call.id, name=call.custom.name, arguments=wire.custom_arguments(call.custom.input))
+    raise Refused(400, f"tool call `{call.id}` calls no function", code="invalid_request", param="messages", hint="give it `function`")
 
 
-def _choice(choice: Choice) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": choice.message.content, "refusal": None}
-    if choice.message.tool_calls:
-        message["content"] = choice.message.content or None
-        message["tool_calls"] = _tool_calls(choice.message)
-    return {"index": choice.index, "message": message, "logprobs": _logprobs(choice.tokens), "finish_reason": choice.finish_reason}
+def _choice(choice: Choice, request: ChatRequest) -> dict[str, Any]:
+    return {
+        "index": choice.index,
+        "message": _message_body(choice, request),
+        "logprobs": _logprobs(choice.tokens),
+        "finish_reason": _finish_reason(choice, request),
+    }
 
 
-def _tool_calls(message: Message) -> list[dict[str, Any]]:
-    return [{"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in message.tool_calls]
+def _message_body(choice: Choice, request: ChatRequest) -> dict[str, Any]:
+    said = choice.message
+    message: dict[str, Any] = {"role": "assistant", "content": said.content, "refusal": None}
+    if said.reasoning:
+        message["reasoning_content"] = said.reasoning
+    if said.tool_calls:
+        message["content"] = said.content or None
+        if _is_legacy(request):
+            call = said.tool_calls[0]
+            message["function_call"] = {"name": call.name, "arguments": call.arguments}
+        else:
+            custom = {tool["custom"]["name"] for tool in request.body.get("tools") or () if tool["type"] == "custom"}
+            message["tool_calls"] = [_tool_call_body(call, custom=call.name in custom) for call in said.tool_calls]
+    return message
+
+
+def _tool_call_body(call: ToolCall, *, custom: bool) -> dict[str, Any]:
+    if custom:
+        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": wire.custom_input(call.arguments)}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _finish_reason(choice: Choice, request: ChatRequest) -> str:
+    """As we call them; `cancelled` and `error` are only ever recorded, nobody is answered with them."""
+    return "function_call" if choice.finish_reason == "tool_calls" and _is_legacy(request) else choice.finish_reason
+
+
+def _is_legacy(request: ChatRequest) -> bool:
+    return bool(request.body.get("functions")) and not request.body.get("tools")
 
 
 def _logprobs(tokens: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
-    """Of the sampled tokens. `top_logprobs` stays empty: engines report no others."""
-    if tokens is None:
-        return None
-    shown = [{"token": t.text, "logprob": t.logprob, "bytes": list(t.text.encode()), "top_logprobs": []} for t in tokens]
-    return {"content": shown, "refusal": None}
-
-
-def _usage(reply: Reply) -> dict[str, int]:
-    completion = sum(choice.completion_tokens for choice in reply.choices)
-    return {"prompt_tokens": reply.prompt_tokens, "completion_tokens": completion, "total_tokens": reply.prompt_tokens + completion}
-
-
-def _event(body: Mapping[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(body) + b"\n\n"
-
-
-def _param(message: str) -> str | None:
-    """`messages` from "Expected `str`, got `int` - at `$.messages[0].content`"."""
-    _, found, path = message.partition("`$.")
-    return path.rstrip("`").split("[")[0].split(".")[0] if found else None
+    return None if tokens is None else {"content": wire.shown(tokens), "refusal": None}

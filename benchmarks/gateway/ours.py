@@ -1,0 +1,77 @@
+"""Our gateway as `lightningrl train` serves it, with attempts for whoever asks: SQLite on disk, `VLLMEngine`, `serve.serving`; no loop, no agents.
+
+Prints its URL, then answers each line of JSON on stdin with one: `{"attempts": 3}` → `[[id, token], …]`, `{"finish": [id, …]}` → `true`.
+
+    python benchmarks/gateway/ours.py FOLDER TOKENIZER UPSTREAM
+"""
+
+import asyncio
+import itertools
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from lightningrl import plugins
+from lightningrl.chat import ChatTemplate
+from lightningrl.config import AgentConfig, Config, EngineConfig, ModelConfig, TasksConfig
+from lightningrl.engine.base import EngineSetup
+from lightningrl.models.memory import keep_freed_memory
+from lightningrl.serve import bound, serving
+from lightningrl.store import Store, open_store
+from lightningrl.types import Rollout, Task
+
+MAX_LENGTH = 65536
+"""Tokens, as the upstream says of itself."""
+
+
+async def main(folder: Path, tokenizer: Path, upstream: str) -> None:
+    config = Config(
+        name="gateway",
+        agent=AgentConfig(entry="none:run", reward="none:reward"),
+        tasks=TasksConfig(source="none:tasks"),
+        model=ModelConfig(path=str(tokenizer)),
+        engine=EngineConfig(name="vllm", urls=[upstream], max_length=MAX_LENGTH),
+    )
+    async with AsyncExitStack() as stack:
+        sock = stack.enter_context(bound(config.gateway))
+        keep_freed_memory()
+        template = ChatTemplate.load(tokenizer)
+        store = await open_store(f"sqlite://{folder / 'store.sqlite'}", exclusive=True)
+        stack.push_async_callback(store.close)
+        setup = EngineSetup(
+            policy=config.policy,
+            config=config.engine,
+            folder=tokenizer,
+            dtype="float32",
+            decode=template.decode,
+            turn_end_id=template.turn_end_id,
+        )
+        engine = plugins.load(config.engine.name, kind="engine")(setup)
+        stack.push_async_callback(engine.close)
+        print(await stack.enter_async_context(serving(config, sock, store=store, template=template, engines={config.policy: engine})), flush=True)
+        numbers = itertools.count()
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            print(json.dumps(await _obey(json.loads(line), store, numbers)), flush=True)
+
+
+async def _obey(order: dict[str, Any], store: Store, numbers: "itertools.count[int]") -> Any:
+    if "attempts" in order:
+        return await _attempts(store, [f"r{next(numbers)}" for _ in range(order["attempts"])])
+    await asyncio.gather(*(store.finish(attempt_id, "succeeded") for attempt_id in order["finish"]))
+    return True
+
+
+async def _attempts(store: Store, names: Sequence[str]) -> list[tuple[str, str]]:
+    await store.enqueue([Rollout(id=name, group_id=name, task=Task(id=name, input={"number": name}, split="bench")) for name in names])
+    claimed = await store.claim("bench", limit=len(names), lease_s=3600.0)
+    assert len(claimed) == len(names), "an attempt of an earlier order was still to be had"
+    return [(attempt.id, attempt.token) for _, attempt in claimed]
+
+
+if __name__ == "__main__":
+    uvloop.run(main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]))

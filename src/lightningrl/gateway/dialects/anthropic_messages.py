@@ -1,0 +1,472 @@
+"""Anthropic `messages` and `messages/count_tokens`: the single home of this wire format. https://docs.anthropic.com/en/api/messages
+
+content blocks ⇄ turns: one user turn of Anthropic's may hold several tool results and a text, which are turns of their own in `Message`.
+A thread (`thread`, which the SDK's tool runner uses) is a conversation that is remembered here: its later requests bring new turns only.
+`usage` counts as Anthropic does: what an earlier call of the conversation read or said is `cache_read_input_tokens`, the rest of the prompt
+is `input_tokens`; `count_tokens` gives the sum.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from lightningrl.chat import Message, ToolCall
+from lightningrl.gateway.dialects.base import ChatRequest, Choice, EventStream, MediaType, Past, Refused, Reply, TokenLogprob, ToolChoice
+
+COUNT_ONLY = "count_only"
+"""The field that `match` adds to a body whose prompt is only to be counted."""
+
+BILLING = re.compile(r"^x-anthropic-billing-header:[^\n]*\n?", re.MULTILINE)
+"""Claude Code begins its system prompt with this line. Its hash differs in every request, so no call would continue another one, and it
+means nothing to a model (https://github.com/anthropics/claude-code/issues/68900)."""
+
+MEDIA = ("image", "document", "audio", "video", "file", "container_upload")
+"""Blocks that mean nothing without what cannot be read."""
+
+ERRORS: Mapping[int, str] = {
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+"""https://docs.anthropic.com/en/api/errors; any other status: `api_error` from 500 on, else `invalid_request_error`."""
+
+CREATED_WITH = ("system", "tools")
+"""What later requests of a thread may not repeat."""
+
+STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+OPENED: Mapping[str, Mapping[str, Any]] = {"text": {"type": "text", "text": ""}, "thinking": {"type": "thinking", "thinking": "", "signature": ""}}
+"""A block as its stream begins."""
+
+DELTAS: Mapping[str, bytes] = {
+    "text": b'{"type":"text_delta","text":',
+    "thinking": b'{"type":"thinking_delta","thinking":',
+    "tool_use": b'{"type":"input_json_delta","partial_json":',
+}
+"""What its deltas begin with."""
+
+_TEXT = {"type": "string"}
+_NUMBER = {"type": "integer"}
+_RANGE = {"type": "array", "items": _NUMBER}
+_EDITS = {"path": _TEXT, "file_text": _TEXT, "old_str": _TEXT, "new_str": _TEXT, "insert_line": _NUMBER, "insert_text": _TEXT, "view_range": _RANGE}
+BUILT_IN: Mapping[str, tuple[str, Mapping[str, Any], Sequence[str]]] = {
+    "bash": ("run a command in a bash shell", {"command": _TEXT, "restart": {"type": "boolean"}}, ()),
+    "text_editor": ("view, create and edit text files", {"command": _TEXT, **_EDITS}, ("command", "path")),
+    "memory": ("keep notes in files under /memories", {"command": _TEXT, "old_path": _TEXT, "new_path": _TEXT, **_EDITS}, ("command",)),
+}
+"""Tools that the agent runs although it sends no schema, e.g. of type `bash_20250124`: what they do, properties, required ones."""
+
+
+class _Block(msgspec.Struct):
+    type: str = "text"
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: Any = None
+    tool_use_id: str | None = None
+    tool_name: str | None = None
+    is_error: bool | None = None
+    content: Any = None
+    source: Any = None
+    title: str | None = None
+
+
+_Content = str | list[_Block] | None
+
+
+class _Source(msgspec.Struct):
+    data: str | None = None
+    content: Any = None
+
+
+class _Message(msgspec.Struct):
+    role: Literal["user", "assistant", "system"]
+    content: _Content = None
+
+
+class _Tool(msgspec.Struct):
+    type: str | None = None
+    name: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class _Choice(msgspec.Struct):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class _Format(msgspec.Struct):
+    schema: dict[str, Any] | None = None
+
+
+class _Output(msgspec.Struct):
+    format: _Format | None = None
+
+
+class _Body(msgspec.Struct):
+    model: str
+    messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]
+    system: _Content = None
+    tools: list[_Tool] | None = None
+    tool_choice: _Choice | None = None
+    output_config: _Output | None = None
+    output_format: _Format | None = None
+    stream: bool | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
+    max_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    stop_sequences: list[str] | None = None
+
+
+class AnthropicMessages:
+    """See `Dialect`."""
+
+    name = "anthropic.messages"
+    id_prefix = "msg_"
+
+    def match(self, path: str, query: str) -> Mapping[str, Any] | None:
+        if path == "/messages":
+            return {}
+        return {COUNT_ONLY: True} if path == "/messages/count_tokens" else None
+
+    def parse(self, body: Mapping[str, Any], past: Past) -> ChatRequest:
+        try:
+            asked = msgspec.convert(_continued(body, past), _Body)
+            messages = (*_turns("system", asked.system), *_history(asked.messages))
+        except (msgspec.ValidationError, RecursionError) as error:
+            raise Refused(400, f"bad request: {error}", code="invalid_request") from error
+        tools = tuple(tool for given in asked.tools or () if (tool := _tool(given)) is not None)
+        tool_choice, tool_name = _tool_choice(asked.tool_choice, tools)
+        output = asked.output_format or (asked.output_config.format if asked.output_config else None)
+        return ChatRequest(
+            body=body,
+            model=asked.model,
+            messages=messages,
+            tools=tools,
+            tool_choice=tool_choice,
+            tool_name=tool_name,
+            parallel_tool_calls=not (asked.tool_choice and asked.tool_choice.disable_parallel_tool_use),
+            json_schema=output.schema if output else None,
+            stream=bool(asked.stream),
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            top_k=None if asked.top_k is None else max(0, asked.top_k),
+            max_tokens=None if asked.max_tokens is None else max(1, asked.max_tokens),  # 0 only warms Anthropic's cache
+            stop=tuple(stop for stop in asked.stop_sequences or () if stop),
+            counted=_counted if body.get(COUNT_ONLY) else None,
+        )
+
+    def respond(self, reply: Reply) -> dict[str, Any]:
+        [choice] = reply.choices
+        return {
+            **_empty(reply.id, reply.request),
+            "content": _content(choice, reply.request),
+            **_stop(choice),
+            "usage": _usage(reply),
+        }
+
+    def stream(self, begun: Reply) -> EventStream:
+        return _Stream(begun)
+
+    def answer(self, response: Mapping[str, Any]) -> Message:
+        return _assistant(msgspec.convert(response["content"], list[_Block]))
+
+    def remember(self, past: Past, request: ChatRequest, response: Mapping[str, Any]) -> None:
+        """Only threads are referred back to."""
+        if request.body.get("thread"):
+            whole = _continued(request.body, past)
+            past.conversations[response["id"]] = (*whole["messages"], {"role": "assistant", "content": response["content"]})
+            past.items[response["id"]] = {name: whole[name] for name in CREATED_WITH if name in whole}
+
+    def error(self, refused: Refused) -> dict[str, Any]:
+        kind = ERRORS.get(refused.status, "api_error" if refused.status >= 500 else "invalid_request_error")
+        error: dict[str, Any] = {"type": kind, "message": refused.message}
+        if refused.code is not None:
+            error["details"] = {"error_code": refused.code}
+        return {"type": "error", "error": error, "request_id": None}
+
+
+class _Stream:
+    """message_start, then for each block start, deltas and stop; message_delta with the stop reason and the usage; message_stop."""
+
+    media_type: MediaType = "text/event-stream"
+
+    def __init__(self, begun: Reply) -> None:
+        self._begun = begun
+        self._thinks = _shows_thinking(begun.request)
+        self._began = False
+        self._block = -1
+        self._kind = ""
+        """Of the open block; "" if none is open."""
+        self._head = b""
+        """What a delta of the open block begins with."""
+        self._said = False
+        self._stop: dict[str, Any] = {}
+
+    def reasoning(self, index: int, text: str) -> bytes:
+        if not text or not self._thinks:
+            return self._begin()
+        return self._within("thinking") + self._delta(text)
+
+    def text(self, index: int, text: str, tokens: Sequence[TokenLogprob] | None) -> bytes:
+        if not text:
+            return self._begin()
+        return self._delta(text) if self._kind == "text" else self._within("text") + self._delta(text)
+
+    def finish(self, choice: Choice) -> bytes:
+        self._stop = _stop(choice)
+        events = b"" if self._said or choice.message.tool_calls else self._within("text")
+        for call in choice.message.tool_calls:
+            start = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+            events += self._start("tool_use", start) + self._delta(call.arguments)
+        return events + self._end()
+
+    def close(self, reply: Reply) -> bytes:
+        return _event("message_delta", {"delta": self._stop, "usage": _usage(reply)}) + _event("message_stop", {})
+
+    def error(self, refused: Refused) -> bytes:
+        body = AnthropicMessages().error(refused)
+        return b"event: error\ndata: " + msgspec.json.encode(body) + b"\n\n"
+
+    def _begin(self) -> bytes:
+        if self._began:
+            return b""
+        self._began = True
+        stop = {"stop_reason": None, "stop_sequence": None}
+        message = {**_empty(self._begun.id, self._begun.request), "content": [], **stop, "usage": _usage(self._begun)}
+        return _event("message_start", {"message": message}) + _event("ping", {})
+
+    def _within(self, kind: Literal["text", "thinking"]) -> bytes:
+        """Open a block of that kind, unless one is open."""
+        if self._kind == kind:
+            return b""
+        self._said = self._said or kind == "text"
+        return self._start(kind, OPENED[kind])
+
+    def _start(self, kind: str, block: Mapping[str, Any]) -> bytes:
+        events = self._begin() + self._end()
+        self._block += 1
+        self._kind = kind
+        self._head = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":' % self._block + DELTAS[kind]
+        return events + _event("content_block_start", {"index": self._block, "content_block": block})
+
+    def _delta(self, text: str) -> bytes:
+        return self._head + msgspec.json.encode(text) + b"}}\n\n"
+
+    def _end(self) -> bytes:
+        if not self._kind:
+            return b""
+        signed = b""
+        if self._kind == "thinking":
+            signed = _event("content_block_delta", {"index": self._block, "delta": {"type": "signature_delta", "signature": self._begun.id}})
+        self._kind = ""
+        return signed + _event("content_block_stop", {"index": self._block})
+
+
+def _continued(body: Mapping[str, Any], past: Past) -> Mapping[str, Any]:
+    """The request with all that its thread has said before. The SDK sends everything again where a thread is not found."""
+    thread = body.get("thread")
+    if not isinstance(thread, Mapping) or thread.get("type") != "continue":
+        return body
+    previous, turns = str(thread.get("previous_message_id")), body.get("messages")
+    if previous not in past.conversations:
+        raise Refused(404, f"no thread goes on from `{previous}`", code="thread_not_found", param="thread", hint="send the whole conversation")
+    return {**body, **past.items[previous], "messages": [*past.conversations[previous], *(turns if isinstance(turns, list) else ())]}
+
+
+def _history(messages: Iterable[_Message]) -> list[Message]:
+    """One `Message` for each turn. Thoughts, text and tool calls of one answer are joined if a client has made messages of their own of them."""
+    turns: list[Message] = []
+    for message in messages:
+        if message.role != "assistant":
+            turns.extend(_turns(message.role, message.content) or [Message(role=message.role, content="")])
+            continue
+        said = _assistant(_blocks(message.content))
+        if turns and turns[-1].role == "assistant" and (not said.content or not (turns[-1].content or turns[-1].tool_calls)):
+            said = _joined(turns.pop(), said)
+        turns.append(said)
+    return turns
+
+
+def _turns(role: str, content: _Content) -> list[Message]:
+    """Tool results are turns of their own; the text between them makes one turn."""
+    turns: list[Message] = []
+    texts: list[str] = []
+
+    def speak() -> None:
+        text = "\n".join(texts)
+        text = BILLING.sub("", text) if role == "system" else text
+        if texts and (text or role != "system"):
+            turns.append(Message(role=role, content=text))
+        texts.clear()
+
+    for block in _blocks(content):
+        if block.type != "tool_result":
+            texts.extend(_texts(block))
+            continue
+        speak()
+        result = _text(block.content) or ("error" if block.is_error else "")
+        turns.append(Message(role="tool", content=result, tool_call_id=block.tool_use_id))
+    speak()
+    return turns
+
+
+def _assistant(blocks: Iterable[_Block]) -> Message:
+    thoughts: list[str] = []
+    texts: list[str] = []
+    calls: list[ToolCall] = []
+    reply_id = None
+    for block in blocks:
+        if block.type == "thinking":
+            thoughts.append(block.thinking or "")
+            reply_id = block.signature or reply_id
+        elif block.type == "tool_use":
+            if not block.id or not block.name:
+                raise Refused(400, "a `tool_use` block without `id` or `name`", code="invalid_request", hint="send it back as it came")
+            calls.append(ToolCall(id=block.id, name=block.name, arguments=_arguments(block.input)))
+        else:
+            texts.extend(_texts(block))
+    return Message(
+        role="assistant",
+        content="".join(texts),
+        reasoning="".join(thoughts),
+        tool_calls=tuple(calls),
+        reply_id=reply_id if reply_id and reply_id.startswith(AnthropicMessages.id_prefix) else None,
+    )
+
+
+def _joined(first: Message, then: Message) -> Message:
+    return Message(
+        role=first.role,
+        content=first.content + then.content,
+        reasoning=first.reasoning + then.reasoning,
+        tool_calls=(*first.tool_calls, *then.tool_calls),
+        reply_id=then.reply_id or first.reply_id,
+    )
+
+
+def _blocks(content: _Content) -> list[_Block]:
+    return [_Block(text=content)] if isinstance(content, str) else content or []
+
+
+def _texts(block: _Block) -> list[str]:
+    """What can be read in a block: nothing in one that only a server of Anthropic's understands."""
+    if block.type == "text" or block.text:
+        return [block.text or ""]
+    if block.type == "tool_reference":
+        return [block.tool_name or ""]
+    source = msgspec.convert(block.source, _Source) if isinstance(block.source, Mapping) else None
+    if block.type == "document" and source is not None and not _is_base64(block.source):
+        found = [source.data] if source.data else [_text(source.content)]
+    else:
+        found = [_text(block.content)] if isinstance(block.content, str | list) else []
+    if block.type in MEDIA and not any(found):
+        raise Refused(400, f"content of type `{block.type}` is not supported", code="unsupported_content", hint="send text")
+    return [text for text in (block.title if found else None, *found) if text]
+
+
+def _text(content: Any) -> str:
+    """Of what a tool gave, a document holds, or a newer block wraps."""
+    return "\n".join(text for block in _blocks(msgspec.convert(content, _Content)) for text in _texts(block))
+
+
+def _is_base64(source: Mapping[str, Any]) -> bool:
+    return source.get("type") == "base64"
+
+
+def _arguments(given: Any) -> str:
+    return given if isinstance(given, str) else msgspec.json.encode({} if given is None else given).decode()
+
+
+def _tool(tool: _Tool) -> dict[str, Any] | None:
+    """None for a tool that Anthropic's servers would run."""
+    if not tool.name:
+        return None
+    description, parameters = tool.description, tool.input_schema
+    if parameters is None:
+        built_in = next((BUILT_IN[name] for name in BUILT_IN if (tool.type or "").startswith(f"{name}_")), None)
+        if built_in is None:
+            return None
+        description, properties, required = built_in
+        parameters = {"type": "object", "properties": properties, "required": required}
+    function: dict[str, Any] = {"name": tool.name, "description": description or "", "parameters": parameters}
+    return {"type": "function", "function": {**function, "strict": True} if tool.strict else function}
+
+
+def _tool_choice(choice: _Choice | None, tools: Sequence[Mapping[str, Any]]) -> tuple[ToolChoice, str | None]:
+    if choice is None or choice.type == "auto" or (choice.type == "any" and not tools):
+        return "auto", None
+    if choice.type == "none":
+        return "none", None
+    if choice.type == "any":
+        return "required", None
+    if choice.name not in {tool["function"]["name"] for tool in tools}:
+        raise Refused(400, f"`tool_choice` names `{choice.name}`, which is not in `tools`", code="invalid_request", param="tool_choice")
+    return "required", choice.name
+
+
+def _counted(tokens: int) -> dict[str, Any]:
+    return {"input_tokens": tokens}
+
+
+def _shows_thinking(request: ChatRequest) -> bool:
+    """Only whom it asks for: an agent that reads `content[0].text` would fall over a thought."""
+    asked = request.body.get("thinking")
+    return isinstance(asked, Mapping) and asked.get("type") != "disabled" and asked.get("display") != "omitted"
+
+
+def _empty(reply_id: str, request: ChatRequest) -> dict[str, Any]:
+    return {"id": reply_id, "type": "message", "role": "assistant", "model": request.model}
+
+
+def _content(choice: Choice, request: ChatRequest) -> list[dict[str, Any]]:
+    message = choice.message
+    blocks: list[dict[str, Any]] = []
+    if message.reasoning and _shows_thinking(request):
+        blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": message.reply_id or ""})
+    if message.content or not message.tool_calls:  # also if nothing was said: agents read `content[0].text`
+        blocks.append({"type": "text", "text": message.content})
+    blocks.extend({"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)} for call in message.tool_calls)
+    return blocks
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """An object even for what is none, in the wrapping that Anthropic recommends for invalid JSON of a model."""
+    try:
+        return msgspec.json.decode(arguments.strip() or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return {"INVALID_JSON": arguments}
+
+
+def _stop(choice: Choice) -> dict[str, Any]:
+    if choice.stopped_by is not None and choice.finish_reason == "stop":
+        return {"stop_reason": "stop_sequence", "stop_sequence": choice.stopped_by}
+    return {"stop_reason": STOPS.get(choice.finish_reason), "stop_sequence": None}
+
+
+def _usage(reply: Reply) -> dict[str, Any]:
+    return {
+        "input_tokens": reply.prompt_tokens - reply.reused_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": reply.reused_tokens,
+        "output_tokens": sum(choice.completion_tokens for choice in reply.choices),
+        "output_tokens_details": {"thinking_tokens": sum(choice.reasoning_tokens for choice in reply.choices)},
+    }
+
+
+def _event(name: str, fields: Mapping[str, Any]) -> bytes:
+    return f"event: {name}\ndata: ".encode() + msgspec.json.encode({"type": name, **fields}) + b"\n\n"

@@ -1,0 +1,473 @@
+"""Google's Gemini API, `generateContent`, `streamGenerateContent` and `countTokens`: the single home of this wire format.
+
+https://ai.google.dev/api/generate-content. Fields may come in camelCase or snake_case, as protocol buffers allow. Ids of function calls are
+optional here: newer clients echo them, older ones leave a result to its name and place, and some keep only the opaque signature of a call,
+which is why ours holds the id.
+"""
+
+import base64
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Annotated, Any
+
+import msgspec
+
+from lightningrl.chat import Message, ToolCall
+from lightningrl.gateway.dialects.base import ChatRequest, Choice, EventStream, MediaType, Past, Refused, Reply, TokenLogprob, ToolChoice
+from lightningrl.gateway.dialects.gemini_schema import camel, json_schema, lower_types
+
+PATH = re.compile(r"^(?:/.+)?/(?:models|tunedModels|endpoints)/(?P<model>.+):(?P<verb>generateContent|streamGenerateContent|countTokens)$")
+"""`/models/gemini-3:generateContent`, also below `/projects/…/publishers/google`."""
+
+MODEL, VERB, EVENTS = "model", "verb", "sse"
+"""What `match` adds to a body: the model and the verb of the path, and whether `alt=sse` was asked for."""
+
+STATUSES: Mapping[int, str] = {
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    429: "RESOURCE_EXHAUSTED",
+    499: "CANCELLED",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
+"""google.rpc.Code; any other status: `INTERNAL` from 500 on, else `INVALID_ARGUMENT`."""
+
+FINISHED = {"stop": "STOP", "tool_calls": "STOP", "length": "MAX_TOKENS"}
+
+MOST_CANDIDATES = 8
+"""Google's own limit of `candidateCount`."""
+
+FREE = frozenset({"args", "response", "parameters", "parametersJsonSchema", "responseSchema", "responseJsonSchema", "labels", "partMetadata"})
+"""Fields whose keys belong to the agent, not to the API."""
+
+SIGNED = b"lightningrl:"
+"""What our signatures begin with."""
+
+PLAIN = str.maketrans("-_", "+/")
+"""URL-safe base64 → base64."""
+
+
+class _Wire(msgspec.Struct, rename="camel"):
+    pass
+
+
+class _FunctionCall(_Wire):
+    name: str
+    id: str | None = None
+    args: dict[str, Any] | None = None
+
+
+class _FunctionResponse(_Wire):
+    name: str = ""
+    id: str | None = None
+    response: Any = None
+    parts: list[dict[str, Any]] | None = None
+
+
+class _Code(_Wire):
+    code: str = ""
+    output: str = ""
+
+
+class _Part(_Wire):
+    text: str | None = None
+    thought: bool | None = None
+    thought_signature: str | None = None
+    function_call: _FunctionCall | None = None
+    function_response: _FunctionResponse | None = None
+    executable_code: _Code | None = None
+    code_execution_result: _Code | None = None
+    inline_data: Any = None
+    file_data: Any = None
+
+
+class _Content(_Wire):
+    role: str | None = None
+    parts: list[_Part] | None = None
+
+
+class _Declaration(_Wire):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    parameters_json_schema: dict[str, Any] | None = None
+
+
+class _Tool(_Wire):
+    function_declarations: list[_Declaration] | None = None
+
+
+class _Calling(_Wire):
+    mode: str | None = None
+    allowed_function_names: list[str] | None = None
+
+
+class _ToolConfig(_Wire):
+    function_calling_config: _Calling | None = None
+
+
+class _Thinking(_Wire):
+    include_thoughts: bool | None = None
+
+
+class _Generation(_Wire):
+    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    top_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    top_k: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    max_output_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    stop_sequences: list[str] | None = None
+    candidate_count: Annotated[int, msgspec.Meta(ge=1, le=MOST_CANDIDATES)] | None = None
+    seed: int | None = None
+    response_mime_type: str | None = None
+    response_schema: dict[str, Any] | None = None
+    response_json_schema: dict[str, Any] | None = None
+    response_logprobs: bool | None = None
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    thinking_config: _Thinking | None = None
+
+
+class _Body(_Wire):
+    model: str
+    contents: list[_Content] | _Content | str
+    system_instruction: _Content | str | None = None
+    tools: list[_Tool] | None = None
+    tool_config: _ToolConfig | None = None
+    generation_config: _Generation | None = None
+
+
+class Gemini:
+    """See `Dialect`."""
+
+    name = "google.gemini"
+    id_prefix = "gemini_"
+
+    def match(self, path: str, query: str) -> Mapping[str, Any] | None:
+        found = PATH.match(path)
+        if found is None:
+            return None
+        return {MODEL: found["model"], VERB: found["verb"], EVENTS: "alt=sse" in query.lower().split("&")}
+
+    def parse(self, body: Mapping[str, Any], past: Past) -> ChatRequest:
+        wrapped = body.get("generateContentRequest") or body.get("generate_content_request")
+        given = {**wrapped, MODEL: body.get(MODEL)} if isinstance(wrapped, Mapping) else body  # how `countTokens` may wrap all of a request
+        try:
+            asked = msgspec.convert(_camel(given), _Body, strict=False)  # numbers may come as strings
+            tools = tuple(_function(declared) for tool in asked.tools or () for declared in tool.function_declarations or ())
+            config = asked.generation_config or _Generation()
+            wanted = _wanted_schema(config)
+        except (msgspec.ValidationError, RecursionError) as error:
+            raise Refused(400, f"bad request: {error}", code="invalid_request") from error
+        tools, tool_choice, tool_name = _choose(tools, asked.tool_config)
+        return ChatRequest(
+            body=body,
+            model=asked.model,
+            messages=_messages(asked),
+            tools=tools,
+            tool_choice=tool_choice,
+            tool_name=tool_name,
+            json_schema=wanted,
+            n=config.candidate_count or 1,
+            stream=body.get(VERB) == "streamGenerateContent",
+            logprobs=bool(config.response_logprobs),
+            top_logprobs=(config.logprobs or 0) if config.response_logprobs else 0,
+            temperature=config.temperature,
+            top_p=config.top_p,
+            top_k=None if config.top_k is None else int(config.top_k),
+            max_tokens=config.max_output_tokens,
+            stop=tuple(stop for stop in config.stop_sequences or () if stop),
+            seed=config.seed,
+            counted=_counted if body.get(VERB) == "countTokens" else None,
+        )
+
+    def respond(self, reply: Reply) -> dict[str, Any]:
+        thoughts = _shows_thoughts(reply.request)
+        candidates = [_candidate(choice, _parts(choice, thoughts=thoughts), tokens=choice.tokens) for choice in reply.choices]
+        return {"candidates": candidates, "usageMetadata": _usage(reply), **_origin(reply.request, reply.id)}
+
+    def stream(self, begun: Reply) -> EventStream:
+        return _Stream(begun.request, reply_id=begun.id)
+
+    def answer(self, response: Mapping[str, Any]) -> Message:
+        content = msgspec.convert(response["candidates"][0]["content"], _Content)
+        return _assistant(content.parts or ())[0]
+
+    def remember(self, past: Past, request: ChatRequest, response: Mapping[str, Any]) -> None:
+        """Clients send all of a conversation again each time."""
+
+    def error(self, refused: Refused) -> dict[str, Any]:
+        status = STATUSES.get(refused.status, "INTERNAL" if refused.status >= 500 else "INVALID_ARGUMENT")
+        error: dict[str, Any] = {"code": refused.status, "message": refused.message, "status": status}
+        if refused.retry_after_s is not None:
+            error["details"] = [{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": f"{refused.retry_after_s:g}s"}]
+        return {"error": error}
+
+
+class _Stream:
+    """One response after another, each with the next piece of a candidate; the last one has finish reasons, function calls and usage.
+
+    With `alt=sse` as server-sent events, else as the elements of one JSON array.
+    """
+
+    def __init__(self, request: ChatRequest, *, reply_id: str) -> None:
+        self._sse = bool(request.body.get(EVENTS))
+        self.media_type: MediaType = "text/event-stream" if self._sse else "application/json"
+        self._between = b"data: " if self._sse else b"["
+        self._thoughts = _shows_thoughts(request)
+        self._origin = _origin(request, reply_id)
+        self._tail = b"}]," + msgspec.json.encode(self._origin)[1:]
+        self._ends: list[dict[str, Any]] = []
+
+    def reasoning(self, index: int, text: str) -> bytes:
+        return self._piece(index, b',"thought":true', text, None) if text and self._thoughts else b""
+
+    def text(self, index: int, text: str, tokens: Sequence[TokenLogprob] | None) -> bytes:
+        return self._piece(index, b"", text, tokens) if text or tokens else b""
+
+    def finish(self, choice: Choice) -> bytes:
+        self._ends.append(_candidate(choice, _calls(choice) or [{"text": ""}], tokens=None))
+        return b""
+
+    def close(self, reply: Reply) -> bytes:
+        last = self._whole({"candidates": self._ends, "usageMetadata": _usage(reply), **self._origin})
+        return last if self._sse else last + b"]"
+
+    def error(self, refused: Refused) -> bytes:
+        last = self._whole(Gemini().error(refused))
+        return last if self._sse else last + b"]"
+
+    def _piece(self, index: int, mark: bytes, text: str, tokens: Sequence[TokenLogprob] | None) -> bytes:
+        scores = b"" if tokens is None else b',"logprobsResult":' + msgspec.json.encode(_logprobs(tokens))
+        head = b'{"candidates":[{"content":{"parts":[{"text":' + msgspec.json.encode(text) + mark
+        return self._framed(head + b'}],"role":"model"},"index":%d' % index + scores + self._tail)
+
+    def _whole(self, body: Mapping[str, Any]) -> bytes:
+        return self._framed(msgspec.json.encode(body))
+
+    def _framed(self, body: bytes) -> bytes:
+        if self._sse:
+            return b"data: " + body + b"\n\n"
+        framed, self._between = self._between + body, b",\n"
+        return framed
+
+
+def _camel(value: Any) -> Any:
+    """The same with the API's keys in camelCase."""
+    if isinstance(value, dict):
+        return {(name := camel(key)): inner if name in FREE else _camel(inner) for key, inner in value.items()}
+    return [_camel(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _messages(asked: _Body) -> tuple[Message, ...]:
+    contents = _contents(asked.contents)
+    if not contents:
+        raise Refused(400, "`contents` is empty", code="invalid_request", param="contents", hint="send at least one turn")
+    turns = [Message(role="system", content=_text(content.parts or ())) for content in _contents(asked.system_instruction)]
+    waiting: list[tuple[str | None, ToolCall]] = []
+    for content in contents:
+        if content.role not in ("model", "assistant"):
+            turns.extend(_turns(content, waiting))
+            continue
+        said, calls = _assistant(content.parts or ())
+        if turns[-1:] and turns[-1].role == "assistant":  # the SDK's chats keep each streamed piece as a content of its own
+            said = _joined(turns.pop(), said)
+        else:
+            waiting = []
+        waiting.extend(calls)
+        turns.append(said)
+    return tuple(turns)
+
+
+def _contents(given: list[_Content] | _Content | str | None) -> list[_Content]:
+    if isinstance(given, str):
+        given = _Content(parts=[_Part(text=given)])
+    return given if isinstance(given, list) else [] if given is None else [given]
+
+
+def _turns(content: _Content, waiting: list[tuple[str | None, ToolCall]]) -> list[Message]:
+    """Function responses are turns of their own; the text between them makes one turn. `waiting`: the calls without a response yet."""
+    role = "system" if content.role == "system" else "user"
+    turns: list[Message] = []
+    texts: list[_Part] = []
+    for part in content.parts or ():
+        if part.function_response is None:
+            texts.append(part)
+            continue
+        if texts:
+            turns.append(Message(role=role, content=_text(texts)))
+            texts = []
+        turns.append(_response(part.function_response, waiting))
+    return [*turns, Message(role=role, content=_text(texts))] if texts or not turns else turns
+
+
+def _response(given: _FunctionResponse, waiting: list[tuple[str | None, ToolCall]]) -> Message:
+    """The result of a call, told by its id, or else by its name and place."""
+    if any("inlineData" in part or "fileData" in part for part in given.parts or ()):
+        raise _unsupported("functionResponse.parts")
+    by_id = (place for place, (call_id, _) in enumerate(waiting) if given.id and call_id == given.id)
+    by_name = (place for place, (_, call) in enumerate(waiting) if not given.id and call.name == given.name)
+    place = next(chain(by_id, by_name), None)
+    call_id = given.id if place is None else waiting.pop(place)[1].id
+    return Message(role="tool", content=_result(given.response), tool_call_id=call_id or None, name=given.name or None)
+
+
+def _result(response: Any) -> str:
+    """`{"result": 3}` and `{"output": 3}` are how SDKs wrap what a function returned."""
+    if isinstance(response, Mapping) and len(response) == 1 and (wrapped := {"result", "output"} & set(response)):
+        response = response[wrapped.pop()]
+    return response if isinstance(response, str) else "" if response is None else msgspec.json.encode(response).decode()
+
+
+def _assistant(parts: Iterable[_Part]) -> tuple[Message, list[tuple[str | None, ToolCall]]]:
+    """What was said, and its calls with the ids that the client knows them by."""
+    parts = list(parts)
+    calls: list[tuple[str | None, ToolCall]] = []
+    for part in parts:
+        if (called := part.function_call) is not None:
+            arguments = msgspec.json.encode(called.args or {}).decode()
+            calls.append((called.id, ToolCall(id=_signed(part.thought_signature) or called.id or "", name=called.name, arguments=arguments)))
+    message = Message(
+        role="assistant",
+        content="".join(_texts(part for part in parts if not part.thought)),
+        reasoning="".join(_texts(part for part in parts if part.thought)),
+        tool_calls=tuple(call for _, call in calls),
+    )
+    return message, calls
+
+
+def _joined(first: Message, then: Message) -> Message:
+    return Message(
+        role=first.role,
+        content=first.content + then.content,
+        reasoning=first.reasoning + then.reasoning,
+        tool_calls=(*first.tool_calls, *then.tool_calls),
+    )
+
+
+def _text(parts: Iterable[_Part]) -> str:
+    return "\n".join(_texts(parts))
+
+
+def _texts(parts: Iterable[_Part]) -> list[str]:
+    texts: list[str] = []
+    for part in parts:
+        if part.inline_data is not None or part.file_data is not None:
+            raise _unsupported("inlineData" if part.file_data is None else "fileData")
+        code = part.executable_code and part.executable_code.code
+        output = part.code_execution_result and part.code_execution_result.output
+        texts.extend(text for text in (part.text, code, output) if text)
+    return texts
+
+
+def _unsupported(kind: str) -> Refused:
+    return Refused(400, f"parts of type `{kind}` are not supported", code="unsupported_content", param="contents", hint="send text")
+
+
+def _function(declared: _Declaration) -> dict[str, Any]:
+    parameters = lower_types(declared.parameters_json_schema) or json_schema(declared.parameters or {"type": "object", "properties": {}})
+    return {"type": "function", "function": {"name": declared.name, "description": declared.description or "", "parameters": parameters}}
+
+
+def _choose(tools: tuple[dict[str, Any], ...], config: _ToolConfig | None) -> tuple[tuple[dict[str, Any], ...], ToolChoice, str | None]:
+    """Tools that may not be called are not shown to the model either, except where one name or none says it all."""
+    calling = (config and config.function_calling_config) or _Calling()
+    mode = (calling.mode or "AUTO").upper()
+    if mode == "NONE" or not tools:
+        return tools, "none" if mode == "NONE" else "auto", None
+    allowed = calling.allowed_function_names or []
+    unknown = [name for name in allowed if name not in {tool["function"]["name"] for tool in tools}]
+    if unknown:
+        raise Refused(400, f"`allowedFunctionNames` has `{unknown[0]}`, which is not declared", code="invalid_request", param="toolConfig")
+    if mode == "ANY" and len(allowed) == 1:
+        return tools, "required", allowed[0]
+    shown = tuple(tool for tool in tools if not allowed or tool["function"]["name"] in allowed)
+    return shown, "required" if mode == "ANY" else "auto", None
+
+
+def _wanted_schema(config: _Generation) -> dict[str, Any] | None:
+    if (config.response_mime_type or "application/json") != "application/json":
+        return None
+    if config.response_json_schema or config.response_schema:
+        return lower_types(config.response_json_schema) or json_schema(config.response_schema or {})
+    return {"type": "object"} if config.response_mime_type else None
+
+
+def _counted(tokens: int) -> dict[str, Any]:
+    return {"totalTokens": tokens}
+
+
+def _shows_thoughts(request: ChatRequest) -> bool:
+    config = _camel(request.body.get("generationConfig") or request.body.get("generation_config"))
+    thinking = config.get("thinkingConfig") if isinstance(config, dict) else None
+    return isinstance(thinking, dict) and bool(thinking.get("includeThoughts"))
+
+
+def _origin(request: ChatRequest, reply_id: str) -> dict[str, Any]:
+    return {"modelVersion": request.model, "responseId": reply_id}
+
+
+def _candidate(choice: Choice, parts: list[dict[str, Any]], *, tokens: Sequence[TokenLogprob] | None) -> dict[str, Any]:
+    candidate: dict[str, Any] = {"content": {"parts": parts, "role": "model"}, "index": choice.index}
+    candidate["finishReason"] = FINISHED.get(choice.finish_reason, "OTHER")
+    if choice.tokens:
+        candidate["avgLogprobs"] = sum(token.logprob for token in choice.tokens) / len(choice.tokens)
+    if tokens is not None:
+        candidate["logprobsResult"] = _logprobs(tokens)
+    return candidate
+
+
+def _parts(choice: Choice, *, thoughts: bool) -> list[dict[str, Any]]:
+    """At least one: agents read `parts[0]`."""
+    message = choice.message
+    thought = [{"text": message.reasoning, "thought": True}] if thoughts and message.reasoning else []
+    said = [{"text": message.content}] if message.content or not message.tool_calls else []
+    return [*thought, *said, *_calls(choice)]
+
+
+def _calls(choice: Choice) -> list[dict[str, Any]]:
+    return [
+        {"functionCall": {"id": call.id, "name": call.name, "args": _args(call.arguments)}, "thoughtSignature": _signature(call.id)}
+        for call in choice.message.tool_calls
+    ]
+
+
+def _args(arguments: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(arguments.strip() or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return {"INVALID_JSON": arguments}
+
+
+def _signature(call_id: str) -> str:
+    return base64.b64encode(SIGNED + call_id.encode()).decode()
+
+
+def _signed(signature: str | None) -> str | None:
+    """The call id in a signature of ours; SDKs write base64 in either alphabet."""
+    try:
+        plain = base64.b64decode((signature or "").translate(PLAIN) + "==")
+    except ValueError:
+        return None
+    return plain[len(SIGNED) :].decode(errors="replace") if plain.startswith(SIGNED) else None
+
+
+def _logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    return {
+        "chosenCandidates": [{"token": token.text, "logProbability": token.logprob} for token in tokens],
+        "topCandidates": [{"candidates": [{"token": text, "logProbability": logprob} for text, logprob in token.top]} for token in tokens],
+    }
+
+
+def _usage(reply: Reply) -> dict[str, Any]:
+    """As Google counts: thoughts are not part of the candidates."""
+    said = sum(choice.completion_tokens for choice in reply.choices)
+    thought = sum(choice.reasoning_tokens for choice in reply.choices)
+    return {
+        "promptTokenCount": reply.prompt_tokens,
+        "cachedContentTokenCount": reply.reused_tokens,
+        "candidatesTokenCount": said - thought,
+        "thoughtsTokenCount": thought,
+        "totalTokenCount": reply.prompt_tokens + said,
+        "promptTokensDetails": [{"modality": "TEXT", "tokenCount": reply.prompt_tokens}],
+    }

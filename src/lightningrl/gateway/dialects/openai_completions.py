@@ -1,0 +1,206 @@
+"""OpenAI `completions`: the single home of this wire format. https://platform.openai.com/docs/api-reference/completions
+
+Raw prompts, text or token ids: no template, no tools. Several prompts in one request get their answers in their own order.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from lightningrl.chat import Message
+from lightningrl.gateway.dialects import openai_wire as wire
+from lightningrl.gateway.dialects.base import ChatRequest, Choice, EventStream, MediaType, Past, Refused, Reply, TokenLogprob
+from lightningrl.gateway.dialects.openai_chat import usage
+from lightningrl.gateway.dialects.openai_wire import encode
+
+MOST_PROMPTS = 2048
+"""OpenAI's own limit."""
+
+MAX_TOKENS = 16
+"""OpenAI's own default."""
+
+Id = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class _Body(msgspec.Struct):
+    model: str
+    prompt: str | Annotated[list[str | Id | list[Id]], msgspec.Meta(min_length=1, max_length=10_000_000)]
+    n: Annotated[int, msgspec.Meta(ge=1, le=wire.MOST_CHOICES)] | None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=wire.MOST_TOP_LOGPROBS)] | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+
+
+class OpenAICompletions:
+    """See `Dialect`."""
+
+    name = "openai.completions"
+    id_prefix = "cmpl-"
+
+    def match(self, path: str, query: str) -> Mapping[str, Any] | None:
+        return None if path.endswith("/chat/completions") else wire.matched(path, "/completions")
+
+    def parse(self, body: Mapping[str, Any], past: Past) -> ChatRequest:
+        asked = wire.convert(body, _Body)
+        prompts = _prompts(asked.prompt)
+        _check(asked, prompts)
+        stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or ()
+        return ChatRequest(
+            body=body,
+            model=asked.model,
+            prompts=prompts,
+            n=asked.n or 1,
+            stream=bool(asked.stream),
+            include_usage=asked.stream_options is not None and bool(asked.stream_options.include_usage),
+            logprobs=asked.logprobs is not None,
+            top_logprobs=asked.logprobs or 0,
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            top_k=None if asked.top_k is None else max(0, asked.top_k),  # -1 is how vLLM's clients say: all
+            max_tokens=MAX_TOKENS if asked.max_tokens is None else asked.max_tokens,
+            stop=tuple(stop for stop in stops if stop),
+            seed=asked.seed,
+        )
+
+    def respond(self, reply: Reply) -> dict[str, Any]:
+        echoed = _echoed(reply.request)
+        return {
+            "id": reply.id,
+            "object": "text_completion",
+            "created": reply.created,
+            "model": reply.request.model,
+            "choices": [_choice(choice, echoed) for choice in reply.choices],
+            "usage": usage(reply),
+            "system_fingerprint": None,
+        }
+
+    def stream(self, begun: Reply) -> EventStream:
+        return _Stream(begun.request, reply_id=begun.id, created=begun.created)
+
+    def answer(self, response: Mapping[str, Any]) -> Message:
+        choice = response["choices"][0]
+        return Message(role="assistant", content=choice["text"][choice.get("echoed", 0) :])
+
+    def remember(self, past: Past, request: ChatRequest, response: Mapping[str, Any]) -> None:
+        """Every request brings all that is to be read."""
+
+    def error(self, refused: Refused) -> dict[str, Any]:
+        return wire.error_body(refused)
+
+
+class _Stream:
+    """Server-sent events: pieces, finish reason, usage if asked for, `[DONE]`. All of a piece but its text is encoded once for each choice."""
+
+    media_type: MediaType = "text/event-stream"
+
+    def __init__(self, request: ChatRequest, *, reply_id: str, created: int) -> None:
+        head = {"id": reply_id, "object": "text_completion", "created": created, "model": request.model, "system_fingerprint": None}
+        self._head = b"data: " + encode(head)[:-1]
+        self._tail = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
+        self._text_end = b',"logprobs":null,"finish_reason":null}]' + self._tail
+        self._text_begin: dict[int, bytes] = {}
+        self._offsets: dict[int, int] = {}
+        """Characters that each choice has said."""
+        self._request = request
+
+    def reasoning(self, index: int, text: str) -> bytes:
+        """Raw answers have no thoughts apart: they are text."""
+        return self.text(index, text, None)
+
+    def text(self, index: int, text: str, tokens: Sequence[TokenLogprob] | None) -> bytes:
+        begin = self._text_begin.get(index)
+        if begin is not None and text and tokens is None:
+            return begin + encode(text) + self._text_end
+        opening = self._open(index)
+        return opening + self._chunk(index, text, tokens=tokens) if text or tokens else opening
+
+    def finish(self, choice: Choice) -> bytes:
+        return self._open(choice.index) + self._chunk(choice.index, "", finish_reason=choice.finish_reason)
+
+    def close(self, reply: Reply) -> bytes:
+        counts = self._head + b',"choices":[],"usage":' + encode(usage(reply)) + b"}\n\n" if self._request.include_usage else b""
+        return counts + b"data: [DONE]\n\n"
+
+    def error(self, refused: Refused) -> bytes:
+        return b"data: " + encode(wire.error_body(refused)) + b"\n\n"
+
+    def _open(self, index: int) -> bytes:
+        if index in self._text_begin:
+            return b""
+        self._text_begin[index] = self._head + f',"choices":[{{"index":{index},"text":'.encode()
+        echoed = _echoed(self._request)
+        self._offsets[index] = len(echoed)
+        return self._chunk(index, echoed) if echoed else b""
+
+    def _chunk(self, index: int, text: str, *, finish_reason: str | None = None, tokens: Sequence[TokenLogprob] | None = None) -> bytes:
+        logprobs = _logprobs(tokens, self._offsets[index])
+        self._offsets[index] += sum(len(token.text) for token in tokens or ())
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+        return self._head + b',"choices":[' + encode(choice) + b"]" + self._tail
+
+
+def _prompts(prompt: str | list[Any]) -> tuple[str | tuple[int, ...], ...]:
+    if isinstance(prompt, str):
+        return (prompt,)
+    if all(isinstance(token_id, int) for token_id in prompt):
+        return (tuple(prompt),)
+    if any(isinstance(one, int) for one in prompt):
+        raise Refused(400, "`prompt` mixes token ids with prompts", code="invalid_request", param="prompt", hint="send texts, or lists of ids")
+    return tuple(one if isinstance(one, str) else tuple(one) for one in prompt)
+
+
+def _check(asked: _Body, prompts: Sequence[str | tuple[int, ...]]) -> None:
+    answers = len(prompts) * (asked.n or 1)
+    alone = len(prompts) == 1 and isinstance(prompts[0], str)
+    for param, wrong, message, hint in (
+        ("prompt", not all(prompts), "a prompt is empty", "send at least one token"),
+        ("prompt", answers > MOST_PROMPTS, f"`{answers}` answers are wanted, at most `{MOST_PROMPTS}` are given", "send fewer prompts"),
+        ("suffix", bool(asked.suffix), "`suffix` is not supported", "send what comes before"),
+        ("best_of", asked.best_of not in (None, asked.n or 1), "`best_of` is not supported", "ask for `n` and choose"),
+        ("echo", asked.echo and not alone, "`echo` repeats a single text", "send one prompt, as text"),
+        ("echo", asked.echo and asked.logprobs is not None, "`echo` with `logprobs` is not supported", "prompts have no logprobs here"),
+    ):
+        if wrong:
+            raise Refused(400, message, code="invalid_request", param=param, hint=hint)
+
+
+def _echoed(request: ChatRequest) -> str:
+    return str(request.prompts[0]) if request.body.get("echo") else ""
+
+
+def _choice(choice: Choice, echoed: str) -> dict[str, Any]:
+    """`echoed` is our own addition: how many characters of `text` are the prompt's."""
+    said = {"echoed": len(echoed)} if echoed else {}
+    logprobs = _logprobs(choice.tokens, 0)
+    return {"index": choice.index, "text": echoed + choice.message.content, "logprobs": logprobs, "finish_reason": choice.finish_reason, **said}
+
+
+def _logprobs(tokens: Sequence[TokenLogprob] | None, offset: int) -> dict[str, Any] | None:
+    """`offset`: the characters before the first of these tokens."""
+    if tokens is None:
+        return None
+    offsets: list[int] = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token.text)
+    tops = [dict(token.top) for token in tokens] if any(token.top for token in tokens) else None
+    return {
+        "tokens": [token.text for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": tops,
+        "text_offset": offsets,
+    }

@@ -1,0 +1,364 @@
+"""OpenAI `responses`: the single home of this wire format. https://platform.openai.com/docs/api-reference/responses
+
+The gateway remembers, for each attempt, what it has answered: a request may name an earlier response, or one of its items, in place of the
+words. What items are is in `openai_items`.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from lightningrl.chat import Message
+from lightningrl.gateway.dialects import openai_items as items
+from lightningrl.gateway.dialects import openai_wire as wire
+from lightningrl.gateway.dialects.base import ChatRequest, Choice, EventStream, MediaType, Past, Refused, Reply, TokenLogprob
+from lightningrl.gateway.dialects.openai_items import Item
+from lightningrl.gateway.dialects.openai_wire import encode
+
+log = logging.getLogger(__name__)
+
+COUNT_ONLY = "count_only"
+"""What a POST to `/responses/input_tokens` adds to its body."""
+
+
+class _Tool(msgspec.Struct):
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    tools: "list[_Tool] | None" = None
+    """Of a namespace."""
+
+
+class _Format(msgspec.Struct):
+    type: Literal["text", "json_object", "json_schema"]
+    schema: dict[str, Any] = {}
+
+
+class _Text(msgspec.Struct):
+    format: _Format | None = None
+
+
+class _Reasoning(msgspec.Struct):
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class _Body(msgspec.Struct):
+    model: str = ""
+    input: str | list[dict[str, Any]] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    conversation: Any = None
+    prompt: Any = None
+    background: bool | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    text: _Text | None = None
+    include: list[str] | None = None
+    reasoning: _Reasoning | None = None
+    metadata: dict[str, str] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=wire.MOST_TOP_LOGPROBS)] | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    max_output_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+class OpenAIResponses:
+    """See `Dialect`."""
+
+    name = "openai.responses"
+    id_prefix = items.ID_PREFIX
+
+    def match(self, path: str, query: str) -> Mapping[str, Any] | None:
+        found = wire.matched(path, "/responses")
+        if found is None and (counting := wire.matched(path, "/responses/input_tokens")) is not None:
+            return {**counting, COUNT_ONLY: True}
+        return found
+
+    def parse(self, body: Mapping[str, Any], past: Past) -> ChatRequest:
+        asked = wire.convert(body, _Body)
+        _check(asked, counting=bool(body.get(COUNT_ONLY)))
+        tools, choice, name = wire.choose_tools(asked.tool_choice, list(_tools(asked.tools or ())))
+        top_logprobs = asked.top_logprobs or 0
+        system = (Message(role="system", content=asked.instructions),) if asked.instructions else ()
+        return ChatRequest(
+            body=body,
+            model=asked.model,
+            messages=wire.ended((*system, *items.messages(items.conversation(body, past), past))),
+            tools=tools,
+            tool_choice=choice,
+            tool_name=name,
+            parallel_tool_calls=asked.parallel_tool_calls is not False,
+            json_schema=_json_schema(asked.text),
+            stream=bool(asked.stream),
+            logprobs=top_logprobs > 0 or "message.output_text.logprobs" in (asked.include or ()),
+            top_logprobs=top_logprobs,
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            max_tokens=asked.max_output_tokens,
+            counted=_counted if body.get(COUNT_ONLY) else None,
+        )
+
+    def respond(self, reply: Reply) -> dict[str, Any]:
+        [choice] = reply.choices
+        return {
+            **_echo(reply.request, reply_id=reply.id, created=reply.created),
+            "status": STATUS[choice.finish_reason],
+            "error": {"code": "server_error", "message": "the answer broke"} if choice.finish_reason == "error" else None,
+            "incomplete_details": {"reason": "max_output_tokens"} if choice.finish_reason == "length" else None,
+            "output": items.output(choice, reply.request, reply.id),
+            "usage": _usage(reply),
+        }
+
+    def stream(self, begun: Reply) -> EventStream:
+        return _Stream(self, begun.request, reply_id=begun.id, created=begun.created)
+
+    def answer(self, response: Mapping[str, Any]) -> Message:
+        said = list(items.messages(response["output"], Past()))
+        return said[0] if said else Message(role="assistant", content="")
+
+    def remember(self, past: Past, request: ChatRequest, response: Mapping[str, Any]) -> None:
+        items.remember(past, request.body, response)
+
+    def error(self, refused: Refused) -> dict[str, Any]:
+        return wire.error_body(refused)
+
+
+class _Stream:
+    """Server-sent events, numbered: the response begins; its items, one at a time, begin, grow and end; the response ends.
+
+    A piece of text is by far the most frequent event: all of it but the text and its number is encoded once.
+    """
+
+    media_type: MediaType = "text/event-stream"
+
+    def __init__(self, dialect: OpenAIResponses, request: ChatRequest, *, reply_id: str, created: int) -> None:
+        self._dialect = dialect
+        self._request = request
+        self._reply_id = reply_id
+        self._envelope = _echo(request, reply_id=reply_id, created=created)
+        self._number = 0
+        self._items = 0
+        """Those that have ended."""
+        self._open: Literal["reasoning", "message"] | None = None
+        self._thoughts: list[str] = []
+        self._waiting: list[TokenLogprob] = []
+        """Tokens whose text has not been shown yet."""
+        self._head = b""
+        """Of a text event; empty until there is a message."""
+
+    def reasoning(self, index: int, text: str) -> bytes:
+        events = self._begin()
+        self._thoughts.append(text)
+        if self._open is None:
+            text = "".join(self._thoughts)
+            if not text.strip():  # a template's empty thoughts are no item
+                return events
+            events += self._begin_reasoning()
+        kind, place = THOUGHT[items.summarised(self._request)]
+        return events + self._event(f"response.{kind}_text.delta", {**self._within("rs"), place: 0, "delta": text}) if text else events
+
+    def text(self, index: int, text: str, tokens: Sequence[TokenLogprob] | None) -> bytes:
+        if text and self._head and tokens is None and not self._waiting:
+            self._number += 1
+            return b'%b%b,"logprobs":[],"sequence_number":%d}\n\n' % (self._head, encode(text), self._number - 1)
+        events = self._begin()
+        self._waiting += tokens or ()
+        if not text:
+            return events
+        events += self._begin_message()
+        logprobs, self._waiting = wire.shown(self._waiting), []
+        return events + self._event("response.output_text.delta", {**self._part("msg"), "delta": text, "logprobs": logprobs})
+
+    def finish(self, choice: Choice) -> bytes:
+        events = [self._begin()]
+        for item in items.output(choice, self._request, self._reply_id):
+            if item["type"] == "message":
+                events.append(self._begin_message() + self._end_message(item))
+            elif item["type"] != "reasoning":
+                events.append(self._end_reasoning() + self._call(item))
+        return b"".join([*events, self._end_reasoning()])
+
+    def close(self, reply: Reply) -> bytes:
+        response = self._dialect.respond(reply)
+        return self._event(f"response.{response['status']}", {"response": response})
+
+    def error(self, refused: Refused) -> bytes:
+        """Said three times: at the top, as the SDK's types have it; in `error`, which makes the SDK raise; and as the response's own end."""
+        body = wire.error_body(refused)["error"]
+        events = self._begin() + self._event("error", {**body, "type": "error", "error": body})
+        code = "rate_limit_exceeded" if refused.status == 429 else "server_error"
+        response = {**self._envelope, "status": "failed", "error": {"code": code, "message": refused.message}, "output": [], "usage": None}
+        return events + self._event("response.failed", {"response": {**response, "incomplete_details": None}})
+
+    def _begin(self) -> bytes:
+        if self._number:
+            return b""
+        envelope = {**self._envelope, "status": "in_progress", "error": None, "incomplete_details": None, "output": [], "usage": None}
+        response = msgspec.Raw(encode(envelope))  # it is said twice
+        return self._event("response.created", {"response": response}) + self._event("response.in_progress", {"response": response})
+
+    def _begin_reasoning(self) -> bytes:
+        self._open = "reasoning"
+        item = {**items.reasoning_item("", self._request, self._reply_id, status="in_progress"), "summary": []}
+        item.pop("content", None)
+        added = self._event("response.output_item.added", {"output_index": self._items, "item": item})
+        return added + self._thought_part("added", "")
+
+    def _end_reasoning(self) -> bytes:
+        if self._open != "reasoning":
+            return b""
+        self._open, text = None, "".join(self._thoughts)
+        kind, place = THOUGHT[items.summarised(self._request)]
+        events = self._event(f"response.{kind}_text.done", {**self._within("rs"), place: 0, "text": text}) + self._thought_part("done", text)
+        return events + self._end_item(items.reasoning_item(text, self._request, self._reply_id, status="completed"))
+
+    def _thought_part(self, what: str, text: str) -> bytes:
+        if items.summarised(self._request):
+            part = {"summary_index": 0, "part": {"type": "summary_text", "text": text}}
+            return self._event(f"response.reasoning_summary_part.{what}", {**self._within("rs"), **part})
+        return self._event(f"response.content_part.{what}", {**self._part("rs"), "part": {"type": "reasoning_text", "text": text}})
+
+    def _begin_message(self) -> bytes:
+        if self._open == "message":
+            return b""
+        events = self._end_reasoning()
+        self._open = "message"
+        item = {"id": items.item_id("msg", self._reply_id), "type": "message", "status": "in_progress", "role": "assistant", "content": []}
+        events += self._event("response.output_item.added", {"output_index": self._items, "item": item})
+        events += self._event("response.content_part.added", {**self._part("msg"), "part": items.text_part("", None)})
+        kind = "response.output_text.delta"
+        self._head = f"event: {kind}\ndata: ".encode() + encode({"type": kind, **self._part("msg")})[:-1] + b',"delta":'
+        return events
+
+    def _end_message(self, item: Item) -> bytes:
+        [part] = item["content"]
+        done = {**self._part("msg"), "text": part["text"], "logprobs": part["logprobs"]}
+        events = self._event("response.output_text.done", done)
+        self._open, self._head = None, b""
+        return events + self._event("response.content_part.done", {**self._part("msg"), "part": part}) + self._end_item(item)
+
+    def _call(self, item: Item) -> bytes:
+        field, kind = ("input", "custom_tool_call_input") if item["type"] == "custom_tool_call" else ("arguments", "function_call_arguments")
+        place = {"item_id": item["id"], "output_index": self._items}
+        added = self._event("response.output_item.added", {"output_index": self._items, "item": {**item, field: "", "status": "in_progress"}})
+        delta = self._event(f"response.{kind}.delta", {**place, "delta": item[field]})
+        done = self._event(f"response.{kind}.done", {**place, "name": item["name"], field: item[field]})
+        return added + delta + done + self._end_item(item)
+
+    def _end_item(self, item: Item) -> bytes:
+        self._items += 1
+        return self._event("response.output_item.done", {"output_index": self._items - 1, "item": item})
+
+    def _within(self, kind: str) -> dict[str, Any]:
+        return {"item_id": items.item_id(kind, self._reply_id), "output_index": self._items}
+
+    def _part(self, kind: str) -> dict[str, Any]:
+        return {**self._within(kind), "content_index": 0}
+
+    def _event(self, kind: str, fields: Mapping[str, Any]) -> bytes:
+        self._number += 1
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode({"type": kind, **fields, "sequence_number": self._number - 1}))
+
+
+STATUS = {"stop": "completed", "tool_calls": "completed", "length": "incomplete", "cancelled": "cancelled", "error": "failed"}
+
+THOUGHT = {False: ("reasoning", "content_index"), True: ("reasoning_summary", "summary_index")}
+"""summarised? → (name of the events, place within the item)"""
+
+
+def _check(asked: _Body, *, counting: bool) -> None:
+    if not asked.model and not counting:
+        raise Refused(400, "the body has no `model`", code="invalid_request", param="model", hint="name one")
+    if asked.input in (None, []) and asked.previous_response_id is None and not asked.instructions:
+        raise Refused(400, "the body has no `input`", code="invalid_request", param="input", hint="send text or items")
+    for param, given, hint in (
+        ("conversation", asked.conversation, "send `previous_response_id`, or the whole history"),
+        ("prompt", asked.prompt, "send `instructions` and `input`"),
+        ("background", asked.background, "wait for the answer, or stream it"),
+    ):
+        if given:
+            raise Refused(400, f"`{param}` is not supported", code="unsupported_parameter", param=param, hint=hint)
+
+
+def _tools(tools: Iterable[_Tool], namespace: str | None = None) -> Iterator[Mapping[str, Any]]:
+    """Tools that OpenAI's servers would run are left out: the model is not told of what nobody here can do."""
+    for tool in tools:
+        if tool.type not in ("function", "custom", "namespace"):
+            _warn(tool.type)
+        elif tool.name is None:
+            raise Refused(400, f"a tool of type `{tool.type}` has no `name`", code="invalid_request", param="tools", hint="give it one")
+        elif tool.type == "namespace":
+            yield from _tools(tool.tools or (), tool.name)
+        else:
+            name = items.joined(namespace, tool.name)
+            if tool.type == "custom":
+                yield wire.custom_tool(name, tool.description)
+            else:
+                yield wire.function_tool(name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
+
+
+@lru_cache(maxsize=100)  # once for each type
+def _warn(kind: str) -> None:
+    log.warning("tools of type %r are not served here: agents go without them", kind)
+
+
+def _json_schema(text: _Text | None) -> Mapping[str, Any] | None:
+    wanted = text and text.format
+    if wanted is None or wanted.type == "text":
+        return None
+    return {"type": "object"} if wanted.type == "json_object" else wanted.schema
+
+
+def _counted(tokens: int) -> dict[str, Any]:
+    return {"object": "response.input_tokens", "input_tokens": tokens}
+
+
+def _echo(request: ChatRequest, *, reply_id: str, created: int) -> dict[str, Any]:
+    """What a response repeats of its request."""
+    body = request.body
+    return {
+        "id": reply_id,
+        "object": "response",
+        "created_at": created,
+        "model": request.model,
+        "background": False,
+        "instructions": body.get("instructions"),
+        "max_output_tokens": request.max_tokens,
+        "max_tool_calls": None,
+        "metadata": body.get("metadata") or {},
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "previous_response_id": body.get("previous_response_id"),
+        "reasoning": body.get("reasoning") or {"effort": None, "summary": None},
+        "service_tier": "default",
+        "store": body.get("store") is not False,
+        "temperature": 1.0 if request.temperature is None else request.temperature,
+        "text": {"format": {"type": "text"}, **{key: value for key, value in (body.get("text") or {}).items() if value is not None}},
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": [{"parameters": None, "strict": None, **tool} if tool["type"] == "function" else tool for tool in body.get("tools") or ()],
+        "top_logprobs": request.top_logprobs,
+        "top_p": 1.0 if request.top_p is None else request.top_p,
+        "truncation": body.get("truncation") or "disabled",
+        "user": None,
+    }
+
+
+def _usage(reply: Reply) -> dict[str, Any]:
+    [choice] = reply.choices
+    return {
+        "input_tokens": reply.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": reply.reused_tokens, "cache_write_tokens": 0},
+        "output_tokens": choice.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": choice.reasoning_tokens},
+        "total_tokens": reply.prompt_tokens + choice.completion_tokens,
+    }

@@ -1,0 +1,156 @@
+"""What do OpenAI's endpoints have in common? Azure's paths, refusals, the choice of tools, how logprobs and tool calls are shown."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import msgspec
+
+from lightningrl.chat import Message
+from lightningrl.gateway.dialects.base import Refused, TokenLogprob, ToolChoice
+
+T = TypeVar("T")
+
+encode = msgspec.json.Encoder().encode
+
+MOST_CHOICES = 128
+"""OpenAI's own limit of `n`."""
+
+MOST_TOP_LOGPROBS = 20
+"""OpenAI's own limit of `top_logprobs`."""
+
+AZURE = re.compile(r"/openai(?:/v1)?(?:/deployments/(.+))?")
+
+NOTHING: Mapping[str, Any] = {}
+
+
+class Part(msgspec.Struct):
+    """A piece of a message's content."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+def matched(path: str, endpoint: str) -> Mapping[str, Any] | None:
+    """`/openai/deployments/<model>/chat/completions` is how Azure's clients write `/chat/completions`: they name the model in the path."""
+    if path == endpoint:
+        return NOTHING
+    found = AZURE.fullmatch(path.removesuffix(endpoint)) if path.endswith(endpoint) else None
+    if found is None:
+        return None
+    return {"model": found[1]} if found[1] else NOTHING
+
+
+def convert(body: object, kind: type[T]) -> T:
+    try:
+        return msgspec.convert(body, kind)
+    except msgspec.ValidationError as error:
+        raise Refused(400, f"bad request: {error}", code="invalid_request", param=_param(str(error))) from error
+
+
+def error_body(refused: Refused) -> dict[str, Any]:
+    kind = "server_error" if refused.status >= 500 else "rate_limit_error" if refused.status == 429 else "invalid_request_error"
+    return {"error": {"message": refused.message, "type": kind, "param": refused.param, "code": refused.code}}
+
+
+def text_of(content: str | Sequence[Part] | None, *, param: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(_text(part, param) for part in content)
+
+
+def function_tool(name: str, **given: Any) -> dict[str, Any]:
+    """In the shape of `ChatRequest.tools`; what was not given is left out, as templates render every field of a tool."""
+    function = {"name": name, **{field: value for field, value in given.items() if value is not None}}
+    return {"type": "function", "function": function}
+
+
+def custom_tool(name: str, description: str | None) -> dict[str, Any]:
+    """A custom tool takes plain text. Templates know functions alone: it becomes one with a single string."""
+    parameters = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+    return function_tool(name, description=description, parameters=parameters)
+
+
+def custom_arguments(text: str) -> str:
+    return encode({"input": text}).decode()
+
+
+def custom_input(arguments: str) -> str:
+    """The inverse; arguments in another shape are handed on as they are."""
+    try:
+        value = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return arguments
+    text = value.get("input") if isinstance(value, dict) else None
+    return text if isinstance(text, str) else arguments
+
+
+def ended(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """OpenAI's models never go on with a turn of the assistant's: they answer it with another one."""
+    if not messages or messages[-1].role != "assistant":
+        return tuple(messages)
+    return (*messages[:-1], replace(messages[-1], ended=True))
+
+
+def choose_tools(choice: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[tuple[Mapping[str, Any], ...], ToolChoice, str | None]:
+    """(tools, tool_choice, tool_name) of `tool_choice`, nested as in chat ({"type": "function", "function": {"name"}}) or flat as in responses.
+
+    `allowed_tools` leaves the others out: what is not in the prompt is not called.
+    """
+    if choice is None or choice == "auto" or choice == "none":
+        return tuple(tools), choice or "auto", None
+    if choice == "required":
+        return _required(tools, None)
+    kind = choice.get("type") if isinstance(choice, Mapping) else None
+    wish = choice.get(kind, choice) if kind in ("function", "custom", "allowed_tools") else None
+    if not isinstance(wish, Mapping):
+        raise _bad_choice("`tool_choice` cannot be understood", "`auto`, `none`, `required`, or a function by its name")
+    if kind != "allowed_tools":
+        return _required(tools, str(wish.get("name")))
+    allowed = wish.get("tools")
+    names = {_allowed_name(tool) for tool in allowed} if isinstance(allowed, list) else set()
+    left = [tool for tool in tools if tool["function"]["name"] in names]
+    if wish.get("mode") == "required":
+        return _required(left, None)
+    return tuple(left), "auto", None
+
+
+def shown(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    return [{**_shown(token.text, token.logprob), "top_logprobs": [_shown(text, logprob) for text, logprob in token.top]} for token in tokens]
+
+
+def _required(tools: Sequence[Mapping[str, Any]], name: str | None) -> tuple[tuple[Mapping[str, Any], ...], ToolChoice, str | None]:
+    if not tools or (name is not None and all(tool["function"]["name"] != name for tool in tools)):
+        raise _bad_choice(f"`tool_choice` wants {f'`{name}`' if name else 'a tool'}, which is not among `tools`", "name a function of `tools`")
+    return tuple(tools), "required", name
+
+
+def _bad_choice(message: str, hint: str) -> Refused:
+    return Refused(400, message, code="invalid_request", param="tool_choice", hint=hint)
+
+
+def _allowed_name(tool: Any) -> str | None:
+    kind = tool.get("type") if isinstance(tool, Mapping) else None
+    wish = tool.get(kind, tool) if isinstance(kind, str) else tool
+    name = wish.get("name") if isinstance(wish, Mapping) else None
+    return name if isinstance(name, str) else None
+
+
+def _text(part: Part, param: str) -> str:
+    if part.type in ("text", "input_text", "output_text", "summary_text", "reasoning_text"):
+        return part.text or ""
+    if part.type == "refusal":
+        return part.refusal or ""
+    raise Refused(400, f"content of type `{part.type}` is not supported", code="unsupported_content", param=param, hint="send text")
+
+
+def _shown(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def _param(message: str) -> str | None:
+    """`messages` from "Expected `str`, got `int` - at `$.messages[0].content`"."""
+    _, found, path = message.partition("`$.")
+    return path.rstrip("`").split("[")[0].split(".")[0] if found else None

@@ -1,0 +1,167 @@
+"""ASGI, as far as the gateway needs it: read a request within its limits, and send an answer, whole or as a stream of events."""
+
+import asyncio
+import zlib
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
+from typing import Any, TypeAlias
+
+import msgspec
+
+from lightningrl.gateway.dialects.base import MediaType, Refused
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+BODY_LIMIT = 64 * 1024 * 1024
+"""Bytes of one request; a conversation of a million tokens has about 4 MB."""
+HEADER_LIMIT = 64 * 1024
+"""Bytes of all its headers; those of a coding agent have about 2 KB."""
+NESTING_LIMIT = 100
+"""Objects and lists within each other; what templates, stores and schemas make of more is anybody's guess."""
+
+JSON = (b"content-type", b"application/json")
+STREAMED = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+ALIVE = b": keep-alive\n\n"
+"""A comment, which every reader of server-sent events skips."""
+
+
+class Gone(Exception):
+    """The client went away."""
+
+
+async def read(scope: Scope, receive: Receive) -> bytes:
+    """The body. Raises `Refused` beyond the limits."""
+    if sum(len(name) + len(value) for name, value in scope["headers"]) > HEADER_LIMIT:
+        raise Refused(431, f"the headers have more than `{HEADER_LIMIT}` bytes", code="too_large")
+    body = await _collect(receive)
+    packed = next((value for name, value in scope["headers"] if name == b"content-encoding"), b"identity").strip().lower()
+    return body if packed == b"identity" else _unpacked(body, packed.decode("latin-1"))
+
+
+async def _collect(receive: Receive) -> bytes:
+    event = await receive()
+    if not event.get("more_body", False) and event["type"] != "http.disconnect" and len(event.get("body", b"")) <= BODY_LIMIT:
+        return event.get("body", b"")  # nearly all of them come in one piece
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        if event["type"] == "http.disconnect":
+            raise Gone
+        size += len(event.get("body", b""))
+        if size <= BODY_LIMIT:
+            pieces.append(event.get("body", b""))
+        if not event.get("more_body", False):
+            break
+        event = await receive()
+    if size > BODY_LIMIT:
+        raise _too_large()
+    return b"".join(pieces)
+
+
+def _unpacked(body: bytes, encoding: str) -> bytes:
+    if encoding not in ("gzip", "x-gzip", "deflate"):
+        raise Refused(415, f"the body's encoding `{encoding}` is not known here", code="unsupported_encoding", hint="send it plain, or as gzip")
+    unpacker = zlib.decompressobj(zlib.MAX_WBITS | 32)  # either of them
+    try:
+        plain = unpacker.decompress(body, BODY_LIMIT)
+    except zlib.error as error:
+        raise Refused(400, f"the body is not `{encoding}`: {error}", code="invalid_encoding") from error
+    if unpacker.unconsumed_tail:
+        raise _too_large()
+    return plain
+
+
+async def disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def while_there(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Do it, unless the client goes away first: then it is cancelled. Raises `Gone`."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Gone
+        task.result()
+    finally:
+        gone.cancel()
+        task.cancel()
+        await asyncio.wait((task,))
+
+
+def decode(body: bytes) -> dict[str, Any]:
+    """The JSON object in a body. NaN, lone surrogates and invalid UTF-8 are no JSON."""
+    try:
+        raw = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refused(400, f"the body is not valid JSON: {error}", code="invalid_json") from error
+    except RecursionError as error:
+        raise _too_deep() from error
+    if not isinstance(raw, dict):
+        raise Refused(400, "the body is not a JSON object", code="invalid_json")
+    if body.count(b"{") + body.count(b"[") > NESTING_LIMIT and _deeper_than(raw, NESTING_LIMIT):
+        raise _too_deep()
+    return raw
+
+
+async def respond(send: Send, status: int, body: Mapping[str, Any], *, retry_after_s: float | None = None) -> None:
+    data = msgspec.json.encode(body)
+    headers = [JSON, (b"content-length", str(len(data)).encode())]
+    if retry_after_s is not None:
+        headers.append((b"retry-after", str(max(1, round(retry_after_s))).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": data})
+
+
+class EventSender:
+    """Sends a stream of events. The status line goes out with the first of them: until then the answer may still become an error."""
+
+    def __init__(self, send: Send, *, media_type: MediaType) -> None:
+        self._send = send
+        self._media_type: MediaType = media_type
+        self.began = False
+        self._quiet = True
+
+    async def write(self, events: bytes) -> None:
+        self._quiet = False
+        if not self.began:
+            self.began = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", self._media_type.encode()), *STREAMED]})
+        if events:
+            await self._send({"type": "http.response.body", "body": events, "more_body": True})
+
+    async def keep_alive(self) -> None:
+        """Called every now and then: says that somebody is still there, if nothing has been sent since the last time."""
+        if self._quiet and self._media_type == "text/event-stream":
+            await self.write(ALIVE)
+        self._quiet = True
+
+    async def end(self, events: bytes) -> None:
+        """The last events. One message where they are all there is."""
+        if not self.began:
+            await self.write(b"")
+        await self._send({"type": "http.response.body", "body": events})
+
+
+def _deeper_than(value: object, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit):
+        level = [
+            child
+            for parent in level
+            for child in (parent.values() if isinstance(parent, dict) else parent if isinstance(parent, list) else ())
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _too_large() -> Refused:
+    return Refused(413, f"the body has more than `{BODY_LIMIT}` bytes", code="too_large", hint="shorten the conversation")
+
+
+def _too_deep() -> Refused:
+    return Refused(400, f"the body is nested deeper than `{NESTING_LIMIT}`", code="invalid_json", hint="send flatter JSON")
