@@ -2,19 +2,27 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
+import aiohttp
 import httpx
+import httpx2
 import pytest
+import requests
+from requests.adapters import HTTPAdapter
 
+import lightningrl
 from lightningrl.config import AgentConfig
-from lightningrl.runner.attach import belongs
+from lightningrl.runner.attach import belongs, identity
 from lightningrl.runner.conformance import attempt
 from lightningrl.runner.pool import WorkerPool
 
@@ -135,7 +143,7 @@ async def outcomes(root: Path, entry: str, url: str, *tasks: dict[str, Any]) -> 
     try:
         await runner.start()
         jobs = [attempt(task, name=task["name"], timeout_s=60) for task in tasks]
-        results = await asyncio.gather(*(runner.run(rollout, a, {**env, "OPENAI_BASE_URL": url}) for rollout, a, env in jobs))
+        results = await asyncio.gather(*(runner.run(rollout, a, {**env, "OPENAI_BASE_URL": url, "OPENAI_API_BASE": url}) for rollout, a, env in jobs))
     finally:
         await runner.close()
     for result in results:
@@ -156,13 +164,15 @@ async def test_every_call_carries_the_token_of_its_own_attempt(tmp_path: Path, e
 
 async def test_the_token_is_told_to_nobody_but_the_gateway(tmp_path: Path) -> None:
     with gateway() as (origin, seen), gateway() as (other, overheard):
-        urls = [f"{origin}/v1/chat", f"{origin}/v2/chat", f"{origin}/v10", f"{other}/v1/chat", f"{origin.replace('127.0.0.1', 'localhost')}/v1/chat"]
-        await outcomes(tmp_path, "elsewhere", f"{origin}/v1", {"name": "n", "urls": urls})
+        paths = ["/g/v1/chat", "/g/v1beta/models/m:generateContent", "/gg/v1/chat", "/v1/chat"]
+        urls = [*(f"{origin}{path}" for path in paths), f"{other}/g/v1/chat", f"{origin.replace('127.0.0.1', 'localhost')}/g/v1/chat"]
+        await outcomes(tmp_path, "elsewhere", f"{origin}/g/v1", {"name": "n", "urls": urls})
     assert sorted((path, baggage) for path, baggage, _, _ in seen) == [
+        ("/g/v1/chat", "mine=1"),
+        ("/g/v1/chat", "mine=1,lightningrl.token=token-n"),
+        ("/g/v1beta/models/m:generateContent", "mine=1,lightningrl.token=token-n"),
+        ("/gg/v1/chat", "mine=1"),
         ("/v1/chat", "mine=1"),
-        ("/v1/chat", "mine=1,lightningrl.token=token-n"),
-        ("/v10", "mine=1"),
-        ("/v2/chat", "mine=1"),
     ]
     assert [baggage for _, baggage, _, _ in overheard] == ["mine=1"]
 
@@ -177,9 +187,148 @@ async def test_the_token_is_told_to_nobody_but_the_gateway(tmp_path: Path) -> No
         ("http://h:8080/v1/x", "http://h:80/v1", False),
         ("http://h:80@evil/v1/x", "http://h:80/v1", False),
         ("http://h.evil/v1/x", "http://h/v1", False),
-        ("http://h/v1x", "http://h/v1", False),
+        ("http://h/gx", "http://h/g", False),
         ("http://h/v1/x", "", False),
     ],
 )
 def test_only_addresses_below_the_base_url_belong_to_the_gateway(url: str, base: str, expected: bool) -> None:
-    assert belongs(httpx.URL(url), urlsplit(base)) is expected
+    assert belongs(url, urlsplit(base)) is expected
+
+
+ATTEMPTS = 50
+names = [f"n{number}" for number in range(ATTEMPTS)]
+Ask: TypeAlias = Callable[[str, str], Awaitable[str]]
+
+
+def body(name: str) -> dict[str, Any]:
+    return {"messages": [{"content": name}]}
+
+
+def text(answer: Any) -> str:
+    return answer["choices"][0]["message"]["content"]
+
+
+@asynccontextmanager
+async def asking(client: str, attempts: int) -> AsyncIterator[Ask]:
+    """A way to ask, through one client that everybody shares."""
+    if client == "requests":
+        async with AsyncExitStack() as stack:
+            session = stack.enter_context(requests.Session())
+            session.mount("http://", HTTPAdapter(pool_maxsize=attempts))
+            yield lambda url, name: asyncio.to_thread(lambda: text(session.post(url, json=body(name), timeout=30).json()))
+    elif client == "aiohttp":
+        async with aiohttp.ClientSession() as shared:
+
+            async def ask(url: str, name: str) -> str:
+                async with shared.post(url, json=body(name)) as answer:
+                    return text(await answer.json())
+
+            yield ask
+    else:
+        async with (httpx if client == "httpx" else httpx2).AsyncClient(timeout=30) as shared:
+
+            async def ask(url: str, name: str) -> str:
+                return text((await shared.post(url, json=body(name))).json())
+
+            yield ask
+
+
+async def rollout(ask: Ask, origin: str, name: str) -> None:
+    """One attempt: attached once, it asks in turn and side by side."""
+    with lightningrl.attach(f"token-{name}", base_url=f"{origin}/v1"):
+        assert await ask(f"{origin}/v1/chat", name) == name
+        assert await asyncio.gather(*(ask(f"{origin}/v1/chat", name) for _ in range(2))) == [name, name]
+    assert identity.get() is None
+
+
+async def in_one_loop(client: str, origin: str, mine: list[str]) -> None:
+    async with asking(client, len(mine)) as ask:
+        await asyncio.gather(*(rollout(ask, origin, name) for name in mine))
+
+
+def in_threads(client: str, origin: str, mine: list[str]) -> None:
+    """Each attempt in a thread of its own, with what its thread needs; `requests` and the like are asked directly."""
+    failures: list[BaseException] = []
+
+    def run(name: str) -> None:
+        try:
+            asyncio.run(in_one_loop(client, origin, [name]))
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in mine]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+@pytest.mark.parametrize("client", ["httpx", "httpx2", "aiohttp", "requests"])
+@pytest.mark.parametrize("where", ["loop", "threads", "both"])
+async def test_fifty_attempts_at_once_are_told_apart(client: str, where: str) -> None:
+    with gateway() as (origin, seen):
+        in_loop = {"loop": ATTEMPTS, "threads": 0, "both": ATTEMPTS // 2}[where]
+        await asyncio.gather(in_one_loop(client, origin, names[:in_loop]), asyncio.to_thread(in_threads, client, origin, names[in_loop:]))
+    assert len(seen) == 3 * ATTEMPTS
+    assert [baggage for _, baggage, _, _ in seen] == [f"lightningrl.token=token-{name}" for _, _, _, name in seen]
+
+
+def test_blocking_clients_in_threads_are_told_apart_too() -> None:
+    """One `httpx.Client`, one `httpx2.Client` and one `requests.Session` for all threads of a pool that all attempts share."""
+    with gateway() as (origin, seen), httpx.Client() as one, httpx2.Client() as two, requests.Session() as three, ThreadPoolExecutor(16) as pool:
+
+        def run(name: str) -> None:
+            with lightningrl.attach(f"token-{name}", base_url=f"{origin}/v1"):
+                for client in (one, two, three):
+                    assert text(client.post(f"{origin}/v1/chat", json=body(name)).json()) == name
+
+        assert list(pool.map(run, names)) == [None] * ATTEMPTS
+    assert [baggage for _, baggage, _, _ in seen] == [f"lightningrl.token=token-{name}" for _, _, _, name in seen]
+
+
+async def test_without_a_block_the_context_belongs_to_the_attempt_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    with gateway() as (origin, seen):
+        monkeypatch.setenv("OPENAI_BASE_URL", f"{origin}/v1")
+        monkeypatch.setenv("OPENAI_API_KEY", "key with, odd;signs")
+
+        async def plain() -> None:
+            lightningrl.attach()
+            async with aiohttp.ClientSession(headers={"baggage": "mine=1"}) as session, session.post(f"{origin}/v1/chat", json=body("x")) as answer:
+                assert answer.status == 200
+
+        await asyncio.create_task(plain())
+    assert identity.get() is None
+    assert [baggage for _, baggage, _, _ in seen] == ["mine=1,lightningrl.token=key%20with%2C%20odd%3Bsigns"]
+
+
+def test_attaching_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    with pytest.raises(lightningrl.UserError, match="no token"):
+        lightningrl.attach(base_url="http://h/v1")
+    with pytest.raises(lightningrl.UserError, match="no URL"):
+        lightningrl.attach("token")
+
+
+LATER = """
+import sys, lightningrl
+loaded = {"torch", "numpy.random", "httpx", "httpx2", "aiohttp", "requests"} & set(sys.modules)
+assert loaded <= {"numpy.random"}, loaded
+lightningrl.attach("token-n", base_url=sys.argv[1] + "/v1")
+assert not {"httpx", "httpx2", "aiohttp", "requests"} & set(sys.modules), "attaching loads nothing that the agent does not load itself"
+import asyncio, httpx, httpx2, requests, aiohttp.client
+url, body = sys.argv[1] + "/v1/chat", {"messages": [{"content": "n"}]}
+for client in (httpx, httpx2, requests):
+    assert client.post(url, json=body).status_code == 200
+async def ask():
+    async with aiohttp.ClientSession() as session, session.post(url, json=body) as answer:
+        assert answer.status == 200
+asyncio.run(ask())
+"""
+
+
+def test_clients_that_are_imported_later_are_taught_too() -> None:
+    with gateway() as (origin, seen):
+        subprocess.run([sys.executable, "-c", LATER, origin], check=True, timeout=60)
+    assert [baggage for _, baggage, _, _ in seen] == ["lightningrl.token=token-n"] * 4

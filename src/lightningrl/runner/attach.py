@@ -8,16 +8,21 @@ and serve another, and a request refused by the gateway is better than one that 
 
 import functools
 import importlib
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
+
+from lightningrl.errors import UserError
 
 BAGGAGE_KEY = "lightningrl.token"
-CLIENTS = ("httpx", "httpx2")
-"""httpx serves the SDKs of most vendors; openai ≥ 3 sends through httpx2."""
 PORTS = {"http": 80, "https": 443}
 
 
@@ -28,39 +33,113 @@ class Identity:
     token: str
     """Of the attempt."""
     gateway: SplitResult
-    """The base URL that the token may be sent to."""
+    """The token may be sent to what lies below this URL; it has no `/v1`."""
 
 
 identity: ContextVar[Identity | None] = ContextVar("lightningrl_identity", default=None)
 """None: no attempt, or its grader; nothing is attached."""
 
 
-def assume(token: str, *, base_url: str) -> None:
-    """Everything called from here on in this context is the attempt that `token` belongs to."""
-    identity.set(Identity(token=token, gateway=urlsplit(base_url)))
+class Attached:
+    """What `attach` returns. As a context manager it ends with its block; otherwise with the context it was called in."""
+
+    def __init__(self, who: Identity) -> None:
+        self._before = identity.get()
+        identity.set(who)
+
+    def __enter__(self) -> "Attached":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        identity.set(self._before)
+
+
+def attach(token: str | None = None, *, base_url: str | None = None) -> Attached:
+    """From here on, in this asyncio task or thread, every call to the gateway belongs to the attempt of `token`.
+
+    For rollouts that run at the same time in one process, through clients they may share: httpx, httpx2, aiohttp and requests, and all SDKs
+    on top of them. Defaults are OPENAI_API_KEY and OPENAI_BASE_URL.
+
+        with lightningrl.attach(token):
+            await agent.run(task)
+    """
+    base_url = base_url or os.environ.get("OPENAI_BASE_URL", "")
+    token = token or os.environ.get("OPENAI_API_KEY", "")
+    if not token:
+        raise UserError("no token to attach", hint="give the attempt's, or set OPENAI_API_KEY")
+    if not urlsplit(base_url).hostname:
+        raise UserError(f"`{base_url}` is no URL of a gateway", hint="give `base_url`, or set OPENAI_BASE_URL")
+    install()
+    return Attached(Identity(token=token, gateway=gateway_of(base_url)))
+
+
+def gateway_of(base_url: str) -> SplitResult:
+    """The gateway behind an SDK's base URL: all its dialects lie below `http://host:port` of `http://host:port/v1`."""
+    url = urlsplit(base_url)
+    return url._replace(path=url.path.rstrip("/").removesuffix("/v1"), query="", fragment="")
 
 
 def install() -> None:
-    """Teach this process's HTTP clients and thread pools. Doing it twice changes nothing."""
-    for name in CLIENTS:
-        try:
-            module = importlib.import_module(name)
-        except ModuleNotFoundError:
-            continue  # then no SDK of this agent sends through it
-        _wrap(module.Client, "send", _tagging)
-        _wrap(module.AsyncClient, "send", _tagging)
+    """Teach this process's HTTP clients and thread pools, also those that are imported later. Doing it twice changes nothing."""
     _wrap(ThreadPoolExecutor, "submit", _handing_on)
+    for name, teach in CLIENTS.items():
+        if name in sys.modules:
+            teach(importlib.import_module(name))  # waits for a thread that is importing it right now
+    if not any(isinstance(finder, _OnImport) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _OnImport())
 
 
-def belongs(url: Any, gateway: SplitResult) -> bool:
-    """Whether `url` (of httpx) lies under the gateway's base URL: same scheme, host and port, and a path below its path."""
-    path = gateway.path.rstrip("/")
+def belongs(url: str, gateway: SplitResult) -> bool:
+    """Whether `url` lies under the gateway's URL: same scheme, host and port, and a path below its path."""
+    there, path = urlsplit(url), gateway.path.rstrip("/")
     return (
-        url.scheme == gateway.scheme
-        and url.host == gateway.hostname
-        and (url.port or PORTS.get(url.scheme)) == (gateway.port or PORTS.get(gateway.scheme))
-        and (url.path == path or url.path.startswith(path + "/"))
+        there.scheme == gateway.scheme
+        and there.hostname == gateway.hostname
+        and (there.port or PORTS.get(there.scheme)) == (gateway.port or PORTS.get(gateway.scheme))
+        and (there.path == path or there.path.startswith(path + "/"))
     )
+
+
+def _teach_httpx(module: ModuleType) -> None:
+    """httpx serves the SDKs of most vendors; openai ≥ 3 and anthropic ≥ 2 send through httpx2."""
+    _wrap(module.Client, "send", _tagging)
+    _wrap(module.AsyncClient, "send", _tagging)
+
+
+def _teach_aiohttp(module: ModuleType) -> None:
+    _wrap(module.ClientSession, "_request", _tagging_aiohttp)
+
+
+def _teach_requests(module: ModuleType) -> None:
+    _wrap(module.Session, "send", _tagging)
+
+
+CLIENTS: Mapping[str, Callable[[ModuleType], None]] = {
+    "httpx": _teach_httpx,
+    "httpx2": _teach_httpx,
+    "aiohttp": _teach_aiohttp,
+    "requests": _teach_requests,
+}
+
+
+class _OnImport(MetaPathFinder):
+    """Teaches a client as soon as it has been imported. What finds and loads it is left as it is."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if fullname not in CLIENTS:
+            return None
+        others = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((spec for spec in others if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_and_teach(module: ModuleType) -> None:
+                load(module)
+                if module.__name__ == fullname:  # a loader may serve more than one module
+                    CLIENTS[fullname](module)
+
+            spec.loader.exec_module = load_and_teach
+        return spec
 
 
 def _wrap(owner: type, name: str, wrapper: Callable[[Any], Any]) -> None:
@@ -72,14 +151,35 @@ def _wrap(owner: type, name: str, wrapper: Callable[[Any], Any]) -> None:
 
 
 def _tagging(send: Callable[..., Any]) -> Callable[..., Any]:
+    """Of httpx and requests: the request is an object that is about to be sent."""
+
     def tagged(self: Any, request: Any, **options: Any) -> Any:
         who = identity.get()
-        if who is not None and belongs(request.url, who.gateway):
-            others = [m for m in request.headers.get("baggage", "").split(",") if m.strip() and not m.strip().startswith(BAGGAGE_KEY)]
-            request.headers["baggage"] = ",".join([*others, f"{BAGGAGE_KEY}={who.token}"])
+        if who is not None and belongs(str(request.url), who.gateway):
+            request.headers["baggage"] = _baggage(request.headers.get("baggage"), who.token)
         return send(self, request, **options)  # a coroutine, if `send` is async
 
     return tagged
+
+
+def _tagging_aiohttp(send: Callable[..., Any]) -> Callable[..., Any]:
+    """Of aiohttp: `_request(method, url, headers=…)` is what every verb of a session comes down to."""
+
+    def tagged(self: Any, method: str, url: Any, **options: Any) -> Any:
+        who = identity.get()
+        if who is not None and belongs(str(self._build_url(url)), who.gateway):
+            headers = self._prepare_headers(options.pop("headers", None))  # the session's own among them
+            headers["baggage"] = _baggage(headers.get("baggage"), who.token)
+            options["headers"] = headers
+        return send(self, method, url, **options)  # a coroutine
+
+    return tagged
+
+
+def _baggage(there: str | None, token: str) -> str:
+    """W3C baggage: what others have put there stays."""
+    others = [member for member in (there or "").split(",") if member.strip() and not member.strip().startswith(BAGGAGE_KEY)]
+    return ",".join([*others, f"{BAGGAGE_KEY}={quote(token, safe='')}"])
 
 
 def _handing_on(submit: Callable[..., Any]) -> Callable[..., Any]:

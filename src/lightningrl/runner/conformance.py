@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from lightningrl.config import AgentConfig
 from lightningrl.errors import UserError
 from lightningrl.runner.base import Outcome, Runner
+from lightningrl.runner.environment import addresses
 from lightningrl.types import Attempt, Reward, Rollout, Task
 
 MakeRunner: TypeAlias = Callable[[AgentConfig, Path], Runner]
@@ -52,7 +53,7 @@ def reward(task, output):
 def attempt(input: Mapping[str, Any], *, name: str = "1", timeout_s: float = 20.0) -> tuple[Rollout, Attempt, dict[str, str]]:
     """The arguments of `Runner.run` for a task with this input."""
     rollout = Rollout(id=f"rollout-{name}", group_id="group", task=Task(id=name, input=input, split="train"), timeout_s=timeout_s)
-    env = {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1", "OPENAI_API_KEY": f"token-{name}"}
+    env = addresses("http://127.0.0.1:9", key=f"token-{name}")
     return rollout, Attempt(id=f"attempt-{name}", rollout_id=rollout.id, number=1, token=f"token-{name}"), env
 
 

@@ -3,6 +3,7 @@
 import asyncio
 
 from lightningrl.runner.base import Outcome, Runner
+from lightningrl.runner.environment import addresses
 from lightningrl.store import Store
 from lightningrl.types import Attempt, Rollout
 
@@ -44,11 +45,8 @@ class Dispatcher:
             task.result()
 
     async def _attempt(self, rollout: Rollout, attempt: Attempt) -> None:
-        outcome: Outcome = await self._runner.run(rollout, attempt, self._environment(attempt))
+        outcome: Outcome = await self._runner.run(rollout, attempt, addresses(self._base_url, key=attempt.token))
         await self._store.finish(attempt.id, outcome.status, rewards=outcome.rewards, output=outcome.output, error=outcome.error)
-
-    def _environment(self, attempt: Attempt) -> dict[str, str]:
-        return {"OPENAI_BASE_URL": f"{self._base_url}/v1", "OPENAI_API_KEY": attempt.token}
 
     async def _beat(self) -> None:
         while True:

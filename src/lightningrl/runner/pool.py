@@ -16,21 +16,12 @@ from lightningrl.config import AgentConfig
 from lightningrl.errors import AgentError, GraderError
 from lightningrl.runner import wire
 from lightningrl.runner.base import Outcome
+from lightningrl.runner.environment import make_codex_home, process_environment
 from lightningrl.runner.process import WorkerProcess
 from lightningrl.types import Attempt, Reward, Rollout
 
 log = logging.getLogger(__name__)
 
-PLACEHOLDER_KEY = "lightningrl"
-"""SDKs want a key at construction, also where many attempts share a client; who calls is in the header (see `attach`)."""
-QUIET = {
-    "LANGSMITH_TRACING": "false",
-    "LANGCHAIN_TRACING_V2": "false",
-    "OPENAI_AGENTS_DISABLE_TRACING": "1",
-    "ANONYMIZED_TELEMETRY": "false",
-    "DO_NOT_TRACK": "1",
-}
-"""Thousands of rollouts are not to be reported to anybody. A recipe's `agent.env` has the last word."""
 RESTARTS = 3
 """Replacements that may fail to start, one after the other, before a place in the pool stays empty."""
 
@@ -58,7 +49,7 @@ class WorkerPool:
         `grace_s`: what the other attempts in a worker that is being replaced get to finish.
         """
         self._setup = wire.Setup(entry=agent.entry, command=agent.command, reward=agent.reward, root=str(root.resolve()))
-        self._env = _environment(agent.env, env or {})
+        self._env = _environment(agent.env, env or {}, folder=log_path.parent if log_path else None)
         self._wanted = agent.workers
         self._capacity = math.ceil(agent.concurrency / agent.workers)
         self._log_path = log_path.resolve() if log_path else None
@@ -92,7 +83,7 @@ class WorkerPool:
             id=attempt.id,
             token=attempt.token,
             input=msgspec.Raw(msgspec.json.encode(dict(rollout.task.input))),
-            env=_with_aliases(env),
+            env=dict(env),
             timeout_s=rollout.timeout_s,
         )
         future = worker.submit(job)
@@ -194,13 +185,9 @@ class WorkerPool:
         task.add_done_callback(self._background.discard)
 
 
-def _environment(agent: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """The processes' environment: ours, quietened; the recipe's; then where the model is."""
+def _environment(agent: Mapping[str, str], given: Mapping[str, str], *, folder: Path | None) -> dict[str, str]:
+    """The processes' environment. What an attempt gets is laid over it, in programs as a whole, in functions without the key."""
+    gateway = given.get("OPENAI_BASE_URL", "").removesuffix("/v1") or None
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])  # `python` means this one
-    return {**os.environ, **QUIET, "PATH": path, **agent, "OPENAI_API_KEY": PLACEHOLDER_KEY, **_with_aliases(given)}
-
-
-def _with_aliases(env: Mapping[str, str]) -> dict[str, str]:
-    """The base URL also under the older name that some SDKs read."""
-    url = env.get("OPENAI_BASE_URL")
-    return {**env, "OPENAI_API_BASE": url} if url else dict(env)
+    codex_home = make_codex_home(folder / "codex", gateway=gateway) if folder and gateway else None
+    return {**process_environment(gateway, wishes={"PATH": path, **agent}, codex_home=codex_home), **given}

@@ -118,7 +118,7 @@ class Worker:
                     self._command, bytes(job.input), job.env, started=lambda group: self._send(wire.Started(id=job.id, group=group))
                 )
             os.environ.update({name: value for name, value in job.env.items() if job.token not in value})
-            attach.assume(job.token, base_url=job.env.get("OPENAI_BASE_URL", ""))
+            attach.attach(job.token, base_url=job.env["OPENAI_BASE_URL"])
             return await call(self._agent, msgspec.json.decode(job.input), threads=progress.threads)
 
 

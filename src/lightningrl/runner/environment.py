@@ -1,0 +1,161 @@
+"""Which environment does an agent get? Where its model is, for every SDK that looks there, and nobody to phone home to.
+
+All attempts share the addresses; the keys are the attempt's token, or a placeholder where many attempts share a process (see `attach`).
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import tomli_w
+
+PLACEHOLDER_KEY = "lightningrl"
+"""SDKs want a key at construction, also where many attempts share a client; who calls is then in the header."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """One line of the table in docs/gateway.md."""
+
+    name: str
+    value: str
+    """`{gateway}` stands for the gateway's URL, `{key}` for the attempt's token, `{codex}` for a folder that is made for the run."""
+    readers: str
+    """Who looks at it, or what it is for."""
+
+
+ADDRESSES = (
+    Variable(name="OPENAI_BASE_URL", value="{gateway}/v1", readers="OpenAI SDKs and what is built on them"),
+    Variable(name="OPENAI_API_BASE", value="{gateway}/v1", readers="LangChain, LiteLLM: the older name"),
+    Variable(name="ANTHROPIC_BASE_URL", value="{gateway}", readers="Anthropic SDKs, Claude Code; they add `/v1` themselves"),
+    Variable(name="ANTHROPIC_API_BASE", value="{gateway}", readers="LiteLLM"),
+    Variable(name="GEMINI_API_BASE", value="{gateway}", readers="LiteLLM"),
+    Variable(name="GOOGLE_GEMINI_BASE_URL", value="{gateway}", readers="Google GenAI SDKs, Gemini CLI"),
+)
+KEYS = (
+    Variable(name="OPENAI_API_KEY", value="{key}", readers="OpenAI SDKs, Codex through its config.toml"),
+    Variable(name="ANTHROPIC_API_KEY", value="{key}", readers="Anthropic SDKs, Claude Code"),
+    Variable(name="GOOGLE_API_KEY", value="{key}", readers="Google GenAI SDKs"),
+    Variable(name="GEMINI_API_KEY", value="{key}", readers="Gemini CLI, Google GenAI SDKs"),
+    Variable(name="GOOGLE_GENERATIVE_AI_API_KEY", value="{key}", readers="AI SDK of Vercel"),
+)
+PLACES = (
+    Variable(name="CODEX_HOME", value="{codex}", readers="Codex; holds a config.toml that names the gateway, as Codex ignores `OPENAI_BASE_URL`"),
+    Variable(name="NO_PROXY", value="127.0.0.1,localhost,…", readers="everybody; added to what is there, so that a proxy does not swallow the calls"),
+    Variable(name="no_proxy", value="127.0.0.1,localhost,…", readers="those who read only the lower case"),
+)
+AZURE = (
+    Variable(name="AZURE_OPENAI_ENDPOINT", value="{gateway}", readers="OpenAI SDK with Azure; only where it was set before"),
+    Variable(name="AZURE_OPENAI_API_KEY", value="{key}", readers="OpenAI SDK with Azure; only where the endpoint was set before"),
+)
+"""Unasked, they would do harm: with them, the client that OpenAI's module makes by itself cannot tell whose it is."""
+QUIET = (
+    Variable(name="DO_NOT_TRACK", value="1", readers="many tools"),
+    Variable(name="ANONYMIZED_TELEMETRY", value="false", readers="Chroma, browser-use"),
+    Variable(name="DISABLE_TELEMETRY", value="1", readers="Claude Code, Open Interpreter"),
+    Variable(name="NO_UPDATE_NOTIFIER", value="1", readers="npm tools"),
+    Variable(name="LANGSMITH_TRACING", value="false", readers="LangChain, LangGraph"),
+    Variable(name="LANGSMITH_TRACING_V2", value="false", readers="LangChain, LangGraph"),
+    Variable(name="LANGCHAIN_TRACING_V2", value="false", readers="LangChain, LangGraph"),
+    Variable(name="OPENAI_AGENTS_DISABLE_TRACING", value="1", readers="OpenAI Agents SDK"),
+    Variable(name="LITELLM_LOCAL_MODEL_COST_MAP", value="True", readers="LiteLLM: does not fetch its price list"),
+    Variable(name="CREWAI_DISABLE_TELEMETRY", value="true", readers="CrewAI"),
+    Variable(name="CREWAI_DISABLE_TRACKING", value="true", readers="CrewAI"),
+    Variable(name="CREWAI_TRACING_ENABLED", value="false", readers="CrewAI"),
+    Variable(name="CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", value="1", readers="Claude Code: updates, surveys, reports"),
+    Variable(name="DISABLE_AUTOUPDATER", value="1", readers="Claude Code"),
+    Variable(name="DISABLE_ERROR_REPORTING", value="1", readers="Claude Code"),
+    Variable(name="GEMINI_TELEMETRY_ENABLED", value="false", readers="Gemini CLI"),
+    Variable(name="OPENCODE_DISABLE_AUTOUPDATE", value="1", readers="OpenCode"),
+    Variable(name="AGNO_TELEMETRY", value="false", readers="Agno"),
+    Variable(name="HAYSTACK_TELEMETRY_ENABLED", value="False", readers="Haystack"),
+    Variable(name="MASTRA_TELEMETRY_DISABLED", value="1", readers="Mastra"),
+    Variable(name="MEM0_TELEMETRY", value="false", readers="Mem0"),
+    Variable(name="HF_HUB_DISABLE_TELEMETRY", value="1", readers="Hugging Face libraries"),
+    Variable(name="GRADIO_ANALYTICS_ENABLED", value="False", readers="Gradio"),
+)
+"""Thousands of rollouts are not to be reported to anybody. OTEL_SDK_DISABLED is not among them: an agent's own spans are welcome."""
+
+TAKEN_AWAY = (
+    Variable(name="ANTHROPIC_AUTH_TOKEN", value="", readers="Anthropic SDKs, Claude Code: goes before the key"),
+    Variable(name="CLAUDE_CODE_OAUTH_TOKEN", value="", readers="Claude Code: a subscription"),
+    Variable(name="CLAUDE_CODE_USE_BEDROCK", value="", readers="Claude Code: another provider"),
+    Variable(name="CLAUDE_CODE_USE_VERTEX", value="", readers="Claude Code: another provider"),
+    Variable(name="CLAUDE_CODE_USE_FOUNDRY", value="", readers="Claude Code: another provider"),
+    Variable(name="GOOGLE_GENAI_USE_VERTEXAI", value="", readers="Google GenAI SDKs, Gemini CLI: another provider"),
+    Variable(name="AZURE_OPENAI_AD_TOKEN", value="", readers="OpenAI SDK with Azure: goes before the key"),
+)
+"""What a person may have in their shell and what would lead an agent past the gateway, to a model that costs money."""
+
+
+def addresses(gateway: str, *, key: str) -> dict[str, str]:
+    """Where the model is, and the key to it: what an attempt gets. `gateway` has no `/v1`."""
+    return _filled((*ADDRESSES, *KEYS), gateway, key)
+
+
+def process_environment(
+    gateway: str | None, *, key: str = PLACEHOLDER_KEY, wishes: Mapping[str, str] | None = None, codex_home: Path | None = None
+) -> dict[str, str]:
+    """The whole environment of a process that runs agents: ours, quietened; then `wishes`; then where the model is.
+
+    `wishes`, a recipe's `agent.env`, have the last word on everything but that. `gateway` is None where it is not known yet.
+    """
+    taken = {variable.name for variable in TAKEN_AWAY}
+    environment = {name: value for name, value in os.environ.items() if name not in taken}
+    environment |= {variable.name: variable.value for variable in QUIET}
+    if codex_home is not None:
+        environment["CODEX_HOME"] = str(codex_home.resolve())
+    environment |= wishes or {}
+    if gateway is None:
+        return environment | {variable.name: key for variable in KEYS}
+    proxied = _without_proxy(environment, host=urlsplit(gateway).hostname or "")
+    azure = AZURE if "AZURE_OPENAI_ENDPOINT" in environment else ()
+    return environment | {"NO_PROXY": proxied, "no_proxy": proxied} | _filled(azure, gateway, key) | addresses(gateway, key=key)
+
+
+def make_codex_home(folder: Path, *, gateway: str) -> Path:
+    """Write the config.toml that leads Codex to the gateway; `folder` is made if it is not there. Keys as Codex 0.169 knows them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    provider = {
+        "name": "LightningRL",
+        "base_url": f"{gateway.rstrip('/')}/v1",
+        "env_key": "OPENAI_API_KEY",
+        "wire_api": "responses",
+        "supports_websockets": False,
+    }
+    config = {
+        "model": "policy",
+        "model_provider": "lightningrl",
+        "check_for_update_on_startup": False,
+        "analytics": {"enabled": False},
+        "feedback": {"enabled": False},
+        "model_providers": {"lightningrl": provider},
+    }
+    (folder / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
+    return folder
+
+
+def environment_page() -> str:
+    """The tables of docs/gateway.md."""
+    sets = [*ADDRESSES, *KEYS, *AZURE, *PLACES, *QUIET]
+    return f"{_table(sets, head='value')}\n\n{_table(TAKEN_AWAY, head=None)}\n"
+
+
+def _filled(variables: Iterable[Variable], gateway: str, key: str) -> dict[str, str]:
+    return {variable.name: variable.value.format(gateway=gateway.rstrip("/"), key=key) for variable in variables}
+
+
+def _table(variables: Iterable[Variable], *, head: str | None) -> str:
+    rows = ["| variable | value | who reads it |" if head else "| taken away | who reads it |", "|---|---|---|" if head else "|---|---|"]
+    for variable in variables:
+        value = f" `{variable.value.translate(str.maketrans('{}', '<>'))}` |" if head else ""
+        rows.append(f"| `{variable.name}` |{value} {variable.readers} |")
+    return "\n".join(rows)
+
+
+def _without_proxy(environment: Mapping[str, str], *, host: str) -> str:
+    """The hosts that are reached directly, the gateway's among them."""
+    known = [name.strip() for key in ("NO_PROXY", "no_proxy") for name in environment.get(key, "").split(",")]
+    return ",".join(dict.fromkeys(name for name in [*known, "127.0.0.1", "localhost", "::1", host] if name))

@@ -1,0 +1,68 @@
+"""What an agent finds in its environment: the gateway wherever an SDK looks, and nobody else."""
+
+import tomllib
+from pathlib import Path
+
+import anthropic
+import openai
+import pytest
+from google import genai
+
+from lightningrl.runner.environment import QUIET, addresses, environment_page, make_codex_home, process_environment
+
+PAGE = Path(__file__).parents[2] / "docs" / "gateway.md"
+GATEWAY = "http://127.0.0.1:8000"
+
+
+def test_every_sdk_finds_the_gateway_and_the_key_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "a person's own")
+    for name in ("ANTHROPIC_AUTH_TOKEN", *addresses(GATEWAY, key="k")):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in process_environment(GATEWAY, key="secret").items():
+        monkeypatch.setenv(name, value)
+    ours = openai.OpenAI()
+    assert (str(ours.base_url), ours.api_key) == (f"{GATEWAY}/v1/", "secret")
+    claude = anthropic.Anthropic()
+    assert (str(claude.base_url).rstrip("/"), claude.api_key, claude.auth_token) == (GATEWAY, "secret", None)
+    google = genai.Client()
+    options = google._api_client._http_options
+    assert (options.base_url or "").rstrip("/") == GATEWAY and google._api_client.api_key == "secret" and not google.vertexai
+
+
+def test_what_would_lead_past_the_gateway_is_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "a person's own")
+    monkeypatch.setenv("CLAUDE_CODE_USE_BEDROCK", "1")
+    monkeypatch.setenv("OPENAI_API_KEY", "a person's own")
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("NO_PROXY", "intern, 127.0.0.1")
+    monkeypatch.setenv("FLAVOUR", "mint")
+    found = process_environment("http://gateway.intern:8000", key="secret")
+    assert "a person's own" not in found.values() and "CLAUDE_CODE_USE_BEDROCK" not in found
+    assert found["NO_PROXY"] == found["no_proxy"] == "intern,127.0.0.1,localhost,::1,gateway.intern"
+    assert found["FLAVOUR"] == "mint" and found["HTTP_PROXY"] == "http://proxy:3128"
+
+
+def test_azure_is_led_to_the_gateway_only_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AZURE_OPENAI_ENDPOINT", raising=False)
+    assert "AZURE_OPENAI_ENDPOINT" not in process_environment(GATEWAY)
+    monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", "https://mine.example")
+    assert process_environment(GATEWAY, key="k")["AZURE_OPENAI_ENDPOINT"] == GATEWAY
+
+
+def test_a_recipe_has_the_last_word_on_all_but_the_address() -> None:
+    found = process_environment(GATEWAY, wishes={"DO_NOT_TRACK": "0", "OPENAI_BASE_URL": "https://elsewhere", "X": "y"})
+    assert found["DO_NOT_TRACK"] == "0" and found["X"] == "y" and found["OPENAI_BASE_URL"] == f"{GATEWAY}/v1"
+    assert {variable.name for variable in QUIET} <= found.keys()
+
+
+def test_codex_is_given_a_provider_of_its_own(tmp_path: Path) -> None:
+    home = make_codex_home(tmp_path / "codex", gateway=GATEWAY)
+    config = tomllib.loads((home / "config.toml").read_text())
+    provider = config["model_providers"][config["model_provider"]]
+    assert provider["base_url"] == f"{GATEWAY}/v1" and provider["wire_api"] == "responses"
+    assert provider["env_key"] in addresses(GATEWAY, key="k") and config["analytics"] == {"enabled": False}
+    assert process_environment(GATEWAY, codex_home=home)["CODEX_HOME"] == str(home)
+
+
+def test_the_page_has_the_table_of_the_environment() -> None:
+    assert environment_page() in PAGE.read_text(), "python -c 'from lightningrl.runner.environment import *; print(environment_page())'"
