@@ -1,4 +1,7 @@
-"""The command line: `lightningrl demo | train | eval | doctor | settings`. Errors a person can mend end with exit code 2 and a hint."""
+"""The command line: `lightningrl demo | train | eval | run | rollouts | doctor | settings`.
+
+Errors a person can mend end with exit code 2 and a hint.
+"""
 
 import json
 from dataclasses import asdict
@@ -70,6 +73,45 @@ def evaluate(
     score = run(_with_checkpoint(config, checkpoint), console=_console(as_json=as_json))
     if as_json:
         typer.echo(_json(score))
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="Any program, and its arguments.")],
+    engine: Annotated[str | None, typer.Option("--engine", help="`pkg.module:attr` (a script or an engine), `embedded`, `vllm` or `relay`.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="A Hugging Face folder; for a script only its tokenizer and chat template.")] = None,
+    url: Annotated[list[str] | None, typer.Option("--url", help="Base URL of a server behind `vllm` or `relay`; may be repeated.")] = None,
+    recipe: Annotated[Path | None, typer.Option("--recipe", help="Take settings from a recipe.toml.")] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting; may be repeated.")] = None,
+    route: Annotated[list[str] | None, typer.Option("--route", help="`model=checker,policy=frozen`; may be repeated.")] = None,
+    run_dir: RunDir = None,
+    as_json: Json = False,
+) -> None:
+    """Run any command against a gateway of its own, and say what was captured."""
+    from lightningrl.cli.run import RunOptions, run_command, show
+
+    options = RunOptions(engine=engine, model=model, urls=url or [], recipe=recipe, overrides=overrides or [], routes=route or [], run_dir=run_dir)
+    captured = run_command(command, options)
+    show(captured, Console(stderr=True))
+    if as_json:
+        typer.echo(f"\n{captured.as_json()}")  # whatever the command has printed last, this is a line of its own
+    raise typer.Exit(captured.exit_code)
+
+
+@app.command()
+def rollouts(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run, or its store.sqlite.")],
+    report: Annotated[bool, typer.Option("--report", help="Also say how calls were captured, and why.")] = False,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Show the latest N rollouts; 0: all. JSON always has all.")] = 40,
+    as_json: Json = False,
+) -> None:
+    """List what has been run, also while it is going on."""
+    from lightningrl.cli.rollouts import read, show
+
+    listing = read(run_dir)
+    show(listing, _console(as_json=as_json), report=report, limit=limit)
+    if as_json:
+        typer.echo(json.dumps(listing.as_json(report=report)))
 
 
 @app.command()

@@ -1,11 +1,11 @@
 """`lightningrl eval recipe.toml --checkpoint DIR`: held-out reward of any model folder, reproducible to the last digit."""
 
-import asyncio
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import uvloop
 from rich.console import Console
 
 from lightningrl.cli.live import Progress
@@ -31,7 +31,7 @@ class Score:
 
 def evaluate(config: Config, *, console: Console) -> Score:
     """Run the recipe's held-out tasks on the model at `model.path`."""
-    return asyncio.run(_evaluate(config, console=console))
+    return uvloop.run(_evaluate(config, console=console))
 
 
 async def _evaluate(config: Config, *, console: Console) -> Score:

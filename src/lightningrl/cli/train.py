@@ -1,11 +1,11 @@
 """`lightningrl train recipe.toml`: one run from a recipe to a trained model."""
 
-import asyncio
 import json
 import time
 from dataclasses import asdict
 from pathlib import Path
 
+import uvloop
 from rich.console import Console
 
 from lightningrl.cli.curve import draw_curve
@@ -40,7 +40,7 @@ class Watchers:
 def train(config: Config, folder: RunFolder, *, console: Console) -> Result:
     """Run it, show it, write everything into the run's folder."""
     try:
-        return asyncio.run(_train(config, folder, console=console))
+        return uvloop.run(_train(config, folder, console=console))
     except KeyboardInterrupt:
         hint = f"go on with: lightningrl train {folder.config} --run-dir {folder.path} --resume"
         raise Stopped("stopped; everything up to the last step is kept", hint=hint) from None

@@ -1,0 +1,121 @@
+"""What was captured? Calls are counted: how their prompts came about and why, by agent, dialect and role, and in tokens."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lightningrl import plugins
+from lightningrl.gateway.dialects.base import ChatRequest, Dialect, Past, Refused
+from lightningrl.gateway.routing import fingerprint
+from lightningrl.types import Call
+
+CAPTURES = ("bridged", "rendered", "forked", "upstream", "incomplete")
+UNEXPLAINED = "no reason was recorded"
+
+
+@dataclass(slots=True, kw_only=True)
+class Reason:
+    """Why calls were forked, or are incomplete."""
+
+    calls: int = 0
+    example: str = ""
+    """The id of the first such call."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Role:
+    """Calls with the same system prompt and the same tools."""
+
+    calls: int = 0
+    sampled_tokens: int = 0
+    system: str = ""
+    """How the system prompt begins."""
+    tools: tuple[str, ...] = ()
+    agents: Counter[str] = field(default_factory=Counter[str])
+
+
+@dataclass(slots=True, kw_only=True)
+class Census:
+    """Of any number of attempts."""
+
+    calls: int = 0
+    captures: Counter[str] = field(default_factory=Counter[str])
+    fork_reasons: dict[str, Reason] = field(default_factory=dict[str, Reason])
+    incomplete_reasons: dict[str, Reason] = field(default_factory=dict[str, Reason])
+    agents: Counter[str] = field(default_factory=Counter[str])
+    dialects: Counter[str] = field(default_factory=Counter[str])
+    policies: Counter[str] = field(default_factory=Counter[str])
+    roles: dict[str, Role] = field(default_factory=dict[str, Role])
+    """By fingerprint."""
+    sampled_tokens: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    """Of `prompt_tokens`: those that an earlier call of the conversation has read or said."""
+
+    def add(self, calls: Sequence[Call], reader: "Reader") -> None:
+        """Count the calls of one attempt, given in their order."""
+        known: dict[str, Call] = {}
+        past = Past()
+        for call in calls:
+            self._add(call, known.get(call.parent_call_id or ""))
+            self._add_role(call, reader.request(call, past))
+            known[call.id] = call
+
+    def _add(self, call: Call, parent: Call | None) -> None:
+        self.calls += 1
+        self.captures[call.capture] += 1
+        self.agents[call.agent] += 1
+        self.dialects[call.dialect] += 1
+        self.policies[call.policy] += 1
+        self.sampled_tokens += len(call.completion_ids)
+        self.prompt_tokens += len(call.prompt_ids)
+        self.reused_tokens += _reused(call, parent) if parent is not None else 0
+        reasons = {"forked": self.fork_reasons, "incomplete": self.incomplete_reasons}.get(call.capture)
+        if reasons is not None:
+            reason = reasons.setdefault(call.capture_reason or UNEXPLAINED, Reason(example=call.id))
+            reason.calls += 1
+
+    def _add_role(self, call: Call, request: ChatRequest | None) -> None:
+        if request is None:
+            return
+        role = self.roles.get(name := fingerprint(request))
+        if role is None:
+            system = next((message.content for message in request.messages[:1] if message.role == "system"), "")
+            tools = tuple(str(tool.get("function", {}).get("name", "?")) for tool in request.tools)
+            role = self.roles[name] = Role(system=" ".join(system.split())[:200], tools=tools)
+        role.calls += 1
+        role.sampled_tokens += len(call.completion_ids)
+        role.agents[call.agent] += 1
+
+
+class Reader:
+    """Reads recorded requests, each in its own dialect."""
+
+    def __init__(self) -> None:
+        self._dialects: dict[str, Dialect | None] = {}
+
+    def request(self, call: Call, past: Past) -> ChatRequest | None:
+        """None for what cannot be read any more: a dialect of a plugin that is not here, or a reference to what was never answered."""
+        if call.dialect not in self._dialects:
+            known = call.dialect in plugins.names("dialect")
+            self._dialects[call.dialect] = plugins.load(call.dialect, kind="dialect")() if known else None
+        dialect = self._dialects[call.dialect]
+        if dialect is None:
+            return None
+        try:
+            request = dialect.parse(call.request, past)
+        except Refused:
+            return None
+        if call.capture != "incomplete":
+            dialect.remember(past, request, call.response)
+        return request
+
+
+def _reused(call: Call, parent: Call) -> int:
+    """Leading ids of the prompt that the parent had read or said."""
+    before = np.concatenate((parent.prompt_ids, parent.completion_ids))
+    length = min(len(before), len(call.prompt_ids))
+    different = np.flatnonzero(before[:length] != call.prompt_ids[:length])
+    return int(different[0]) if len(different) else length
