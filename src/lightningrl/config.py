@@ -62,19 +62,48 @@ class ModelConfig(Section):
 
 
 class RouteConfig(Section):
+    """Which calls are meant, then who answers them. The first route whose four patterns fit is taken; `*` and `?` are wildcards."""
+
     model: str = "*"
-    """The model name that the agent asks for; `*` and `?` are wildcards. The first route that fits is taken."""
+    """The model name that the agent asks for."""
+    caller: str = "*"
+    """The agent's name as telemetry gives it: `gen_ai.agent.name` in the baggage header, or the header `x-agent-name`."""
+    system: str = "*"
+    """The system prompt, e.g. `*write a title*` for side calls."""
+    fingerprint: str = "*"
+    """Of system prompt and tools, as `lightningrl rollouts --report` shows it."""
     agent: str = ""
-    """The role that calls under this name; empty: the name itself."""
-    policy: Literal["policy", "frozen"] = "policy"
-    """`policy` is the one that learns; `frozen` answers with the weights that training started from."""
+    """The role that these calls are; empty: the caller's name, or else the model name."""
+    policy: str = "policy"
+    """`policy` learns; `frozen` answers with fixed weights; `upstreams.NAME` relays to another server."""
+    weights: str = ""
+    """With `frozen`: the model folder that answers, e.g. a checkpoint of another run; empty: what training started from."""
     train: bool = True
-    """Whether calls on this route teach. Calls to `frozen` never do."""
+    """Whether these calls teach. Calls that `policy` does not answer never do."""
+
+    @model_validator(mode="after")
+    def _known_by_its_role(self) -> "RouteConfig":
+        if self.policy not in ("policy", "frozen") and not self.policy.startswith("upstreams."):
+            raise ValueError("`policy` is `policy`, `frozen` or `upstreams.NAME`")
+        if not self.train and not self.agent and (self.caller, self.system, self.fingerprint) != ("*", "*", "*"):
+            raise ValueError("a route with `train = false` that fits by more than the model name needs an `agent` to be told apart by")
+        return self
+
+
+class UpstreamConfig(Section):
+    url: str
+    """Base URL of a server that speaks the agent's dialect, with `/v1` if it has one."""
+    key_env: str = ""
+    """Environment variable that holds its key; empty: it needs none."""
+    model: str = ""
+    """The model name to ask it for; empty: the agent's."""
 
 
 class EngineConfig(Section):
     name: str = "embedded"
-    """Which engine."""
+    """`embedded`, `vllm`, `relay`, or `pkg.module:attr`: a class is an engine, a function a script (see docs/gateway.md)."""
+    urls: list[str] = Field(default_factory=list)
+    """Base URLs of the servers behind `vllm` or `relay`."""
     slots: int = Field(default=64, ge=1)
     """Generations that are decoded together."""
     max_length: int = Field(default=1024, ge=16)
@@ -86,6 +115,15 @@ class GatewayConfig(Section):
     """Address to listen on."""
     port: int = Field(default=0, ge=0, le=65535)
     """0 takes any free port."""
+    history: Literal["exact", "template"] = "exact"
+    """What the model reads of its own earlier answers: `exact`ly what it sampled, or what the chat `template` makes of it, as deployment would."""
+    strict: bool = False
+    """Whether tools marked `strict` are held to their schema by a grammar. Calls drawn under one are never trained, and some SDKs mark every tool;
+    so by default the policy is left to learn it. Demands (`required` or named tools, a `response_format`) always hold."""
+    max_in_flight: int = Field(default=8192, ge=1)
+    """Requests answered at the same time; more get 429 and are asked to come again."""
+    embeddings: str = ""
+    """`upstreams.NAME` that answers embedding requests; empty: nobody does."""
 
 
 class AlgorithmConfig(Section):
@@ -157,13 +195,22 @@ class Config(Section):
     tasks: TasksConfig
     model: ModelConfig
     routes: list[RouteConfig] = Field(default_factory=lambda: [RouteConfig()])
-    """Which model name leads to which policy, and whether it learns; by default every name leads to the one that does."""
+    """Which calls lead to which policy, and whether they teach; by default all lead to the one that learns."""
+    upstreams: dict[str, UpstreamConfig] = Field(default_factory=dict)
+    """Other servers, frozen: `[upstreams.NAME]`."""
     engine: EngineConfig = EngineConfig()
     gateway: GatewayConfig = GatewayConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     loss: LossConfig = LossConfig()
     trainer: TrainerConfig = TrainerConfig()
     loop: LoopConfig = LoopConfig()
+
+    @model_validator(mode="after")
+    def _known_upstreams(self) -> "Config":
+        for name in [*(route.policy for route in self.routes), self.gateway.embeddings]:
+            if name.startswith("upstreams.") and name.removeprefix("upstreams.") not in self.upstreams:
+                raise ValueError(f"there is no `[{name}]`")
+        return self
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -176,13 +223,18 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise UserError(f"{reason} `{path}`", hint="give the path of a recipe.toml, or its folder") from error
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"`{path}` is not valid TOML: {error}", hint="mend the line it names") from error
+    return make_config(tree, overrides, folder=path.parent, where=str(path))
+
+
+def make_config(tree: dict[str, Any], overrides: Sequence[str], *, folder: Path, where: str) -> Config:
+    """Settings from a tree, the overrides laid over it. `folder` is what a relative `root` is relative to; `where` names the tree in errors."""
     for override in overrides:
         _lay_over(tree, override)
-    tree["root"] = str((path.parent / tree.get("root", ".")).resolve())
+    tree["root"] = str((folder / tree.get("root", ".")).resolve())
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise _explain(error, where=str(path)) from error
+        raise _explain(error, where=where) from error
 
 
 def dump_config(config: Config) -> str:

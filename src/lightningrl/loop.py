@@ -24,11 +24,11 @@ from lightningrl.data.packing import minibatches, pack
 from lightningrl.data.tasks import derived_seed, load_tasks
 from lightningrl.data.transitions import trajectories_of
 from lightningrl.engine import Engine
-from lightningrl.errors import AgentError, GraderError, UserError
+from lightningrl.errors import AgentError, EngineError, GraderError, UserError
 from lightningrl.store import Store
 from lightningrl.trainer import Trainer
 from lightningrl.trainer.metrics import merged
-from lightningrl.types import FINAL, Call, Doubles, Rollout, Task, Weights
+from lightningrl.types import FINAL, Call, Doubles, Ints, Rollout, Sampling, Task, Weights
 
 Mode: TypeAlias = Literal["sampled", "greedy"]
 MODES: tuple[Mode, ...] = ("sampled", "greedy")
@@ -37,6 +37,15 @@ CHECKPOINTS_KEPT = 2
 TRAINER = "trainer"
 """The folder in a checkpoint that holds what only a trainer needs."""
 PROGRESS_EVERY_S = 0.5
+PROBES = tuple(tuple((salt * 11 + i * i * 3 + i) % 31 + 1 for i in range(8)) for salt in range(8))
+"""Prompts of ids that any vocabulary has. Several, so that an engine of several servers is looked at from several sides. What is drawn is sampled
+and not greedy: greedy tokens are those that the policy is surest of, where old and new weights agree."""
+PROBE_TOKENS = 8
+PROBE_TIMEOUT_S = 300.0
+"""A server may have to compile first."""
+SERVED_GAP = {"float32": 1e-3, "bfloat16": 0.1}
+"""Mean |Δ logprob| in nats up to which engine and trainer are taken to have the same weights. Measured with the SQL recipe's model: 1e-6 in float32
+and 0.02 in bfloat16 with the same weights; one update further 0.3 at a learning rate of 5e-4, and 7e-4 at 1e-6, which adds up until it shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,15 +235,37 @@ class Loop:
         raise kind(f"all {len(failed)} rollouts of {what} failed; {count} times: {example}", hint=hint)
 
     def _trains(self, agent: str) -> bool:
-        """Whether a role learns: what the route says that gives it its name, else the first whose pattern fits."""
+        """Whether a role learns: what the route says that gives it its name, else the first whose pattern fits, else the first at all."""
         named = [route for route in self.config.routes if route.agent == agent]
-        fitting = [route for route in self.config.routes if not route.agent and fnmatchcase(agent, route.model)]
-        return any(route.train for route in (named or fitting)[:1])
+        unnamed = [route for route in self.config.routes if not route.agent]
+        fitting = [route for route in unnamed if fnmatchcase(agent, route.model)]
+        return any(route.train for route in (named or fitting or unnamed)[:1])
 
     async def _serve(self, weights: Weights) -> None:
         await self.engine.pause()
         await self.engine.load(replace(weights, uri=str(self.folder / weights.uri)))
         await self.engine.resume()
+        await self._check_served(weights)
+
+    async def _check_served(self, weights: Weights) -> None:
+        """Does the engine speak for the weights that were published? It draws a few tokens, and the trainer says how likely these are."""
+        sampling = Sampling(max_tokens=PROBE_TOKENS, seed=0)
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            drawn = await asyncio.gather(*(self._draw(prompt, sampling) for prompt in PROBES))
+        look, run = self.trainer.logprobs, asyncio.get_running_loop().run_in_executor
+        expected = [await run(self._compute, look, np.array(prompt, np.int32), ids) for prompt, (ids, _) in zip(PROBES, drawn, strict=True)]
+        gap = float(np.mean(np.abs(np.concatenate(expected) - np.concatenate([logprobs for _, logprobs in drawn]))))
+        if not gap <= SERVED_GAP[self.config.model.dtype]:  # nor NaN
+            raise EngineError(
+                f"the engine serves other weights than were published: logprobs of version {weights.version} differ by `{gap:.2g}` on average",
+                hint="see docs/engines.md: did every server load the folder, in the trainer's dtype?",
+            )
+
+    async def _draw(self, prompt: Sequence[int], sampling: Sampling) -> tuple[Ints, Doubles]:
+        """A completion and its logprobs."""
+        deltas = [delta async for delta in self.engine.generate(prompt, sampling=sampling, policy=self.config.policy)]
+        token_ids = np.array([token_id for delta in deltas for token_id in delta.token_ids], np.int32)
+        return token_ids, np.array([logprob for delta in deltas for logprob in delta.logprobs])
 
     def _update(self, lessons: Sequence[Lesson], seed: int, rate: float) -> dict[str, float]:
         """Optimizer steps over the minibatches of one batch."""

@@ -14,9 +14,19 @@ from lightningrl.errors import UserError
 
 BUILTIN: Mapping[str, Mapping[str, str]] = {
     "store": {"sqlite": "lightningrl.store.sqlite:SQLiteStore"},
-    "engine": {"embedded": "lightningrl.engine.embedded:EmbeddedEngine"},
+    "engine": {
+        "embedded": "lightningrl.engine.embedded:embedded",
+        "vllm": "lightningrl.engine.vllm:VLLMEngine",
+        "relay": "lightningrl.engine.relay:RelayEngine",
+    },
     "trainer": {"local": "lightningrl.trainer.local:LocalTrainer"},
-    "dialect": {"openai.chat": "lightningrl.gateway.dialects.openai_chat:OpenAIChat"},
+    "dialect": {
+        "openai.chat": "lightningrl.gateway.dialects.openai_chat:OpenAIChat",
+        "openai.responses": "lightningrl.gateway.dialects.openai_responses:OpenAIResponses",
+        "openai.completions": "lightningrl.gateway.dialects.openai_completions:OpenAICompletions",
+        "anthropic.messages": "lightningrl.gateway.dialects.anthropic_messages:AnthropicMessages",
+        "google.gemini": "lightningrl.gateway.dialects.gemini:Gemini",
+    },
     "credit": {"uniform": "lightningrl.algorithms.credit:uniform"},
     "advantage": {
         "grpo": "lightningrl.algorithms.advantage:grpo",

@@ -1,23 +1,17 @@
 """The Lightning Server: gateway + store + engines (+ trainer), put together from a configuration and taken apart again."""
 
 import asyncio
-import contextlib
-import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import uvicorn
 
 from lightningrl import plugins
 from lightningrl.chat import ChatTemplate
-from lightningrl.config import Config, GatewayConfig
-from lightningrl.engine import Engine
-from lightningrl.errors import UserError
-from lightningrl.gateway import Route, create_app
+from lightningrl.config import Config
+from lightningrl.engine.base import Engine
+from lightningrl.gateway.server import FROZEN, bound, frozen, make_engine_for, serving
 from lightningrl.loop import Loop, Watcher
 from lightningrl.models.load import export_folder, load_model, load_tokenizer, local_folder
 from lightningrl.models.memory import keep_freed_memory
@@ -25,9 +19,6 @@ from lightningrl.runner.dispatch import Dispatcher
 from lightningrl.runner.pool import WorkerPool
 from lightningrl.store import Store, open_store
 from lightningrl.trainer import Trainer
-
-FROZEN = "frozen"
-"""The policy that answers with the weights that training started from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,26 +48,23 @@ async def lightning(config: Config, folder: Path) -> AsyncIterator[LightningServ
     What a person may have got wrong is tried first: the port, then the model, then the agent.
     """
     async with AsyncExitStack() as stack:
-        sock = stack.enter_context(_bound(config.gateway))
+        sock = stack.enter_context(bound(config.gateway))
         keep_freed_memory()
-        path = local_folder(config.model.path, root=config.root)
-        template, tokenizer, model = ChatTemplate.load(path), load_tokenizer(path), load_model(path, dtype=config.model.dtype)
+        path = Path(local_folder(config.model.path, root=config.root))
+        template, tokenizer, model = ChatTemplate.load(path), load_tokenizer(str(path)), load_model(str(path), dtype=config.model.dtype)
         store = await open_store(f"sqlite://{folder.resolve() / 'store.sqlite'}", exclusive=True)
         stack.push_async_callback(store.close)
 
-        make_engine = plugins.load(config.engine.name, kind="engine", root=config.root)
-        sizes = {"slots": config.engine.slots, "max_length": config.engine.max_length, "decode": template.decode}
-        engines: dict[str, Engine] = {config.policy: make_engine(model, policy=config.policy, shared=True, **sizes)}
-        if any(route.policy == FROZEN for route in config.routes):
-            engines[FROZEN] = make_engine(load_model(path, dtype=config.model.dtype), policy=FROZEN, **sizes)
+        engines: dict[str, Engine] = {config.policy: make_engine_for(config, config.policy, folder=path, template=template, model=model)}
+        for weights in sorted({route.weights for route in config.routes if route.policy == FROZEN}):
+            frozen_folder = Path(local_folder(weights, root=config.root)) if weights else path
+            engines[frozen(weights)] = make_engine_for(config, frozen(weights), folder=frozen_folder, template=template)
         for engine in engines.values():
             stack.push_async_callback(engine.close)
         make_trainer = plugins.load(config.trainer.name, kind="trainer", root=config.root)
         trainer = make_trainer(model, config=config.trainer, loss=config.loss, export=partial(export_folder, tokenizer=tokenizer))
 
-        routes = [Route(model=r.model, agent=r.agent, policy=FROZEN if r.policy == FROZEN else config.policy) for r in config.routes]
-        app = create_app(store=store, chat=template, engines=engines, routes=routes, seed=config.seed, max_length=config.engine.max_length)
-        base_url = await stack.enter_async_context(_listening(app, sock))
+        base_url = await stack.enter_async_context(serving(config, sock, store=store, template=template, engines=engines))
         runner = WorkerPool(config.agent, root=config.root, env={"OPENAI_BASE_URL": f"{base_url}/v1"}, log_path=folder / "agents.log")
         await runner.start()
         stack.push_async_callback(runner.close)
@@ -100,37 +88,3 @@ async def _dispatching(config: Config, store: Store, runner: WorkerPool, base_ur
         (broken,) = await asyncio.gather(task, return_exceptions=True)
         if isinstance(broken, Exception):
             raise broken
-
-
-@contextlib.contextmanager
-def _bound(config: GatewayConfig) -> Iterator[socket.socket]:
-    try:
-        sock = socket.create_server((config.host, config.port), backlog=2048)
-    except OSError as error:
-        where = f"{config.host}:{config.port}"
-        raise UserError(f"cannot listen on `{where}`: {error.strerror}", hint="set `gateway.port=0` to take any free port") from error
-    with sock:
-        yield sock
-
-
-@asynccontextmanager
-async def _listening(app: Any, sock: socket.socket) -> AsyncIterator[str]:
-    """Serve `app` while the block runs; yields its base URL."""
-    server = _Server(uvicorn.Config(app, log_level="warning", lifespan="off", access_log=False, timeout_graceful_shutdown=5))
-    task = asyncio.create_task(server.serve(sockets=[sock]))
-    try:
-        while not server.started and not task.done():
-            await asyncio.sleep(0.005)
-        host, port = sock.getsockname()[:2]
-        yield f"http://{host}:{port}"
-    finally:
-        server.should_exit = True
-        await task
-
-
-class _Server(uvicorn.Server):
-    """Leaves signals to the process it is part of."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield

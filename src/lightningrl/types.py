@@ -54,6 +54,10 @@ class Sampling:
     """Tokens that end the completion; they are sampled, recorded and trained."""
     seed: int | None = None
     """None: the engine draws one."""
+    grammar: str | None = None
+    """Only completions of this language are drawn: a Lark grammar as llguidance reads it. Logprobs are then those of the masked distribution."""
+    top_logprobs: int = 0
+    """How many of the likeliest tokens are reported beside each sampled one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

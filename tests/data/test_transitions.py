@@ -49,6 +49,7 @@ REASONS: dict[str, dict[str, Any]] = {
     "policy": {"policy": "frozen"},
     "agent": {"agent": "checker"},
     "sampling": {"sampling": Sampling(temperature=0.0)},
+    "grammar": {"sampling": Sampling(grammar='start: "yes" | "no"')},
     "logprobs": {"logprobs": np.array([-0.1, np.nan, -0.1, -0.1], np.float32)},
 }
 

@@ -77,14 +77,23 @@ def trajectories_of(
 
 
 def why_left_out(call: Call, *, policy: str, trains: Callable[[str], bool]) -> str | None:
-    """The first reason why a call must not be trained; None if it is trained."""
+    """The first reason why a call must not be trained; None if it is trained.
+
+    This is the one place where it is decided which of the distributions that tokens are drawn from can be learnt from. The trainer computes the
+    policy's logits and divides them by the recorded temperature, and ratios are right only if the recorded logprobs are of that distribution:
+
+        temperature > 0          trained: the trainer scales its logits in the same way
+        temperature 0            `sampling`: greedy choices are not drawn from any distribution
+        top_p < 1 or top_k > 0   `sampling`: the recorded logprobs are renormalised over tokens that the trainer does not know
+        grammar                  `grammar`: likewise, over the tokens that the grammar allowed at each place
+    """
     reasons = {
         "incomplete": call.capture == "incomplete" or len(call.prompt_ids) == 0,
         call.finish_reason: call.finish_reason in ("cancelled", "error"),
         "logprobs": len(call.logprobs) != len(call.completion_ids) or not np.isfinite(call.logprobs).all(),
         "policy": call.policy != policy,
         "agent": not trains(call.agent),
-        # the recorded logprobs then belong to a distribution that the trainer does not compute: ratios to it would be wrong
+        "grammar": call.sampling.grammar is not None,
         "sampling": call.sampling.temperature <= 0 or call.sampling.top_p < 1 or call.sampling.top_k > 0,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)

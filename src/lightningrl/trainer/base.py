@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from lightningrl.data.forest import Forest
-from lightningrl.types import Doubles
+from lightningrl.types import Doubles, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,10 @@ class Trainer(Protocol):
 
     def optim_step(self, *, learning_rate: float) -> dict[str, float]:
         """Clip, update, clear. Returns metrics, e.g. `optim/grad_norm`."""
+        ...
+
+    def logprobs(self, prompt_ids: Ints, completion_ids: Ints) -> Doubles:
+        """[C] of each token of a completion under the current weights, at temperature 1. Changes nothing."""
         ...
 
     def save(self, path: Path) -> None:

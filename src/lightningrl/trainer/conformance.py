@@ -127,6 +127,19 @@ def check_load_goes_on_bit_for_bit(make: Make, folder: Path) -> None:
     np.testing.assert_array_equal(look(resumed), look(straight))
 
 
+def check_looking_at_logprobs_tells_those_of_training_and_changes_nothing(make: Make, folder: Path) -> None:
+    trainer, other = make(), make()
+    for each in lessons(0):
+        call = each.transition
+        if call.temperature == 1.0:
+            found = trainer.logprobs(call.prompt_ids, call.completion_ids)
+            np.testing.assert_allclose(found, other.forward_backward(build_forest([each])).logprobs, atol=1e-5)
+    straight = make()
+    for each in (trainer, straight):
+        step(each, 1)
+    np.testing.assert_array_equal(look(trainer), look(straight))
+
+
 def check_saving_again_replaces_and_leaves_nothing_else(make: Make, folder: Path) -> None:
     trainer, other = make(), make()
     trainer.save(folder / "run" / "state")
@@ -160,6 +173,7 @@ CHECKS: tuple[Callable[[Make, Path], None], ...] = (
     check_loss_that_is_not_finite_is_never_applied,
     check_same_forests_give_same_bits,
     check_load_goes_on_bit_for_bit,
+    check_looking_at_logprobs_tells_those_of_training_and_changes_nothing,
     check_saving_again_replaces_and_leaves_nothing_else,
     check_publish_writes_a_hugging_face_folder,
 )

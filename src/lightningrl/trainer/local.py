@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from lightningrl.trainer import checkpoint
 from lightningrl.trainer.base import Evaluation
 from lightningrl.trainer.logprobs import term_logprobs, unique_rows
 from lightningrl.trainer.losses import LOSSES, Terms
+from lightningrl.types import Doubles, Ints
 
 Export: TypeAlias = Callable[[DenseModel, Path], None]
 """Writes a model as a Hugging Face folder; complete or absent."""
@@ -76,6 +78,12 @@ class LocalTrainer:
             self._poisoned = False
         return {"optim/grad_norm": norm, "optim/learning_rate": learning_rate, "optim/skipped": float(skipped), "optim/steps": float(self.steps)}
 
+    @torch.no_grad()
+    def logprobs(self, prompt_ids: Ints, completion_ids: Ints) -> Doubles:
+        with _threads(self._config.threads):
+            logprobs, _ = self._logprobs(_line(prompt_ids, completion_ids))
+            return logprobs.to(torch.float64).numpy()
+
     def save(self, path: Path) -> None:
         checkpoint.save(path, self._parameters, self._optimizer, steps=self.steps)
 
@@ -106,6 +114,26 @@ def _threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _line(prompt_ids: Ints, completion_ids: Ints) -> Forest:
+    """A forest of one call, for looking at it only."""
+    P, C = len(prompt_ids), len(completion_ids)
+    nothing = np.zeros(C)
+    return Forest(
+        token_ids=np.concatenate((prompt_ids, completion_ids[:-1])).astype(np.int32),
+        positions=np.arange(P + C - 1, dtype=np.int32),
+        starts=np.array([0, P + C - 1], np.int32),
+        parents=np.array([-1], np.int32),
+        sources=np.arange(P - 1, P + C - 1, dtype=np.int32),
+        targets=np.asarray(completion_ids, np.int32),
+        logprobs=nothing,
+        advantages=nothing,
+        weights=nothing,
+        temperatures=np.ones(C),
+        calls=np.zeros(C, np.int32),
+        call_ids=("",),
+    )
 
 
 def _terms(forest: Forest, logprobs: Tensor) -> Terms:

@@ -1,0 +1,92 @@
+"""After every publication the engine must speak for the weights that were published; an engine that does not is found out."""
+
+from pathlib import Path
+
+import pytest
+
+from lightningrl.config import load_config
+from lightningrl.errors import EngineError
+from lightningrl.serve import lightning
+from tests.conftest import SmallRecipe
+from tests.loop.test_parity import Nobody
+
+ENGINES = '''
+"""Engines with weights of their own, as on other machines."""
+import dataclasses
+
+from lightningrl.engine.embedded import embedded
+
+
+class Faithful:
+    """Loads what it is told to."""
+
+    def __init__(self, setup):
+        self.engine = embedded(dataclasses.replace(setup, model=None))
+
+    def generate(self, prompt_ids, *, sampling, policy, stream=False):
+        return self.engine.generate(prompt_ids, sampling=sampling, policy=policy, stream=stream)
+
+    async def load(self, weights):
+        await self.engine.load(weights)
+
+    async def pause(self, *, timeout_s=60.0):
+        await self.engine.pause(timeout_s=timeout_s)
+
+    async def resume(self):
+        await self.engine.resume()
+
+    async def close(self):
+        await self.engine.close()
+
+
+class Stale(Faithful):
+    """Says that it has loaded, and has not."""
+
+    async def load(self, weights):
+        self.engine.version = weights.version
+
+
+class Boastful(Faithful):
+    """Says that its tokens were likelier than they were."""
+
+    async def generate(self, prompt_ids, *, sampling, policy, stream=False):
+        async for delta in self.engine.generate(prompt_ids, sampling=sampling, policy=policy, stream=stream):
+            yield dataclasses.replace(delta, logprobs=tuple(p / 1.01 for p in delta.logprobs))
+'''
+
+
+@pytest.fixture
+def recipe(small_recipe: SmallRecipe) -> SmallRecipe:
+    (small_recipe.folder / "weighty.py").write_text(ENGINES)
+    return small_recipe
+
+
+async def learn(recipe: SmallRecipe, engine: str, *overrides: str) -> int:
+    config = load_config(recipe.path, [f"engine.name=weighty:{engine}", "tasks.heldout=1", *overrides])
+    folder = recipe.folder / "run"
+    folder.mkdir()
+    async with lightning(config, folder) as server:
+        await server.loop(Nobody()).run()
+        return await server.version()
+
+
+async def test_an_engine_that_loads_what_is_published_goes_on(recipe: SmallRecipe) -> None:
+    assert await learn(recipe, "Faithful") == 2
+
+
+async def test_an_engine_that_ignores_new_weights_is_found_out(recipe: SmallRecipe) -> None:
+    with pytest.raises(EngineError, match=r"serves other weights than were published: logprobs of version 1 ") as raised:
+        await learn(recipe, "Stale")
+    assert "hint:" in str(raised.value)
+
+
+async def test_an_engine_whose_logprobs_are_not_those_of_its_policy_is_found_out_at_once(recipe: SmallRecipe) -> None:
+    with pytest.raises(EngineError, match=r"serves other weights than were published: logprobs of version 0 "):
+        await learn(recipe, "Boastful")
+
+
+async def test_one_small_step_is_seen(recipe: SmallRecipe) -> None:
+    """The check is worth something at a rate that large models are trained with."""
+    with pytest.raises(EngineError, match="serves other weights"):
+        await learn(recipe, "Stale", "trainer.learning_rate=1e-4", "trainer.minibatches=1")
+    assert not (recipe.folder / "run" / "checkpoints" / "step-00002" / Path("config.json")).exists(), "it stopped at the first step"
