@@ -248,6 +248,21 @@ async def test_closing_leaves_no_process(tmp_path: Path) -> None:
     assert (await run(runner, "2")).status == "lost"
 
 
+@pytest.mark.parametrize("moment", range(6))
+async def test_closing_in_the_middle_of_a_replacement_is_no_failure(tmp_path: Path, moment: int) -> None:
+    """Winding the old worker down is given up at any moment after its end."""
+    async with pool(tmp_path, "agent:run") as runner:
+        note = tmp_path / "pid"
+        hung = await run(runner, "hung", timeout_s=0.1, sleep=1000, note=str(note))
+        assert hung.status == "timeout"
+        (worker,) = runner._leaving  # pyright: ignore[reportPrivateUsage]
+        while worker._process.returncode is None:  # pyright: ignore[reportPrivateUsage]
+            await asyncio.sleep(0)
+        for _ in range(moment):
+            await asyncio.sleep(0)
+    assert await gone([worker.pid])
+
+
 PARENT = """
 import asyncio, sys
 from pathlib import Path

@@ -118,7 +118,7 @@ class WorkerProcess:
         await self._process.wait()
         self._gone = True
         if self._watching is not None:
-            await self._watching
+            await asyncio.shield(self._watching)  # whoever gives up closing must not end it: closing may be asked for again
         self._writer.close()
 
     async def _watch(self) -> None:
