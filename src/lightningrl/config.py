@@ -5,8 +5,9 @@ Every setting says what it means in the string below it; `lightningrl train --dr
 
 import difflib
 import json
+import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lightningrl.errors import UserError
+from lightningrl.presets import PRESETS
 
 
 class Section(BaseModel):
@@ -37,6 +39,8 @@ class AgentConfig(Section):
     """Seconds after which an attempt is given up."""
     max_attempts: int = Field(default=2, ge=1)
     """Tries at one rollout before it has failed."""
+    may_reward: bool = False
+    """Whether the agent may reward its own calls (`lightningrl.emit_reward`). The final reward is never its to give."""
 
     @model_validator(mode="after")
     def _one_way_to_run(self) -> "AgentConfig":
@@ -59,6 +63,8 @@ class ModelConfig(Section):
     """A Hugging Face folder (relative to the recipe) or hub id."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the weights."""
+    lora_rank: int = Field(default=0, ge=0)
+    """Train an adapter of this rank on every projection (arXiv 2106.09685, scaled by 2), and leave the weights as they are; 0 trains all weights."""
 
 
 class RouteConfig(Section):
@@ -75,16 +81,14 @@ class RouteConfig(Section):
     agent: str = ""
     """The role that these calls are; empty: the caller's name, or else the model name."""
     policy: str = "policy"
-    """`policy` learns; `frozen` answers with fixed weights; `upstreams.NAME` relays to another server."""
+    """`policy`, or a name from `[policies.NAME]`, learns; `frozen` answers with fixed weights; `upstreams.NAME` relays to another server."""
     weights: str = ""
     """With `frozen`: the model folder that answers, e.g. a checkpoint of another run; empty: what training started from."""
     train: bool = True
-    """Whether these calls teach. Calls that `policy` does not answer never do."""
+    """Whether these calls teach. Calls that no learning policy answers never do."""
 
     @model_validator(mode="after")
     def _known_by_its_role(self) -> "RouteConfig":
-        if self.policy not in ("policy", "frozen") and not self.policy.startswith("upstreams."):
-            raise ValueError("`policy` is `policy`, `frozen` or `upstreams.NAME`")
         if not self.train and not self.agent and (self.caller, self.system, self.fingerprint) != ("*", "*", "*"):
             raise ValueError("a route with `train = false` that fits by more than the model name needs an `agent` to be told apart by")
         return self
@@ -126,24 +130,70 @@ class GatewayConfig(Section):
     """`upstreams.NAME` that answers embedding requests; empty: nobody does."""
 
 
+class AirConfig(Section):
+    """`[[air]]`: one rule that turns what happened (a span: a tool call, an LLM call, …) into a reward of the call that caused it."""
+
+    rule: str
+    """A built-in rule, or `module:function` from `Span` to a number or None (see docs/air.md)."""
+    value: float = 1.0
+    """The reward when the rule holds; what a function returns is multiplied by it."""
+    tool: str = "*"
+    """Only spans of tools with this name; `*` and `?` are wildcards."""
+    over: float = Field(default=0.0, ge=0)
+    """The budget of `slow` (seconds) and `costly` (tokens)."""
+    cap: float = Field(default=math.inf, gt=0)
+    """One attempt gets at most this much from the rule, in absolute value, so that it does not pay to farm it."""
+
+
 class AlgorithmConfig(Section):
     credit: str = "uniform"
-    """What each call of a rollout was worth."""
+    """What each call of a rollout was worth: a built-in name (see docs/algorithms/) or `module:function`."""
+    credit_options: dict[str, float | str] = Field(default_factory=dict)
+    """Parameters of the credit, by name, e.g. `{discount = 0.9}`."""
     advantage: str = "grpo"
     """How good that is, compared with the rest of the group."""
+    group_by: Literal["task", "role"] = "task"
+    """Whether all calls of a task's rollouts are compared, or those of each role for themselves."""
     aggregation: Literal["rollout-mean", "call-mean", "token-mean"] = "rollout-mean"
     """Whether every rollout, every call or every token counts the same."""
+    reward: str = "final"
+    """The attempt's reward to learn from, by its name: a reward function may give each role one of its own."""
     truncation_penalty: float = Field(default=0.0, ge=0)
     """Taken off the value of a call that ran into its token limit."""
+    shaping: Literal["additive", "potential"] = "additive"
+    """Whether rewards of `[[air]]` are added as they are, or as differences of a potential, which provably keeps the best policy the best."""
+    dynamic_sampling: int = Field(default=0, ge=0)
+    """Times that a step goes for new tasks in place of those whose rollouts all got the same reward (DAPO, arXiv 2503.14476)."""
+    audit: str = ""
+    """A reward that nobody learns from, by its name: if it falls while the trained one rises, the run warns of reward hacking."""
 
 
 class LossConfig(Section):
-    name: Literal["ppo_clip", "pg"] = "ppo_clip"
-    """`pg`: plain policy gradient (with advantages of 1: supervised learning). `ppo_clip`: clipped ratio, arXiv 1707.06347."""
+    name: Literal["ppo_clip", "cispo", "pg"] = "ppo_clip"
+    """`pg`: plain policy gradient (with advantages of 1: supervised learning). `ppo_clip`: clipped ratio, arXiv 1707.06347. `cispo`: clipped weight,
+    arXiv 2506.13585."""
+    ratio: Literal["token", "call", "rollout"] = "token"
+    """Whether the ratio π / π_old is one of each token, or the geometric mean over a call or a rollout (GSPO, arXiv 2507.18071)."""
     clip_low: float = Field(default=0.2, ge=0)
     """The ratio is clipped below 1 - this."""
     clip_high: float = Field(default=0.28, ge=0)
     """The ratio is clipped above 1 + this; larger than `clip_low` keeps exploring (DAPO, arXiv 2503.14476)."""
+    clip_dual: float = Field(default=0.0, ge=0)
+    """With a negative advantage the loss is at most this many times it (arXiv 1912.09729: 3); 0: no limit."""
+    kl_coef: float = Field(default=0.0, ge=0)
+    """Weight of the KL divergence to the weights that training started from."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """How it is estimated from the sampled tokens (joschu.net/blog/kl-approx.html)."""
+    entropy_coef: float = Field(default=0.0, ge=0)
+    """Weight of a bonus for entropy."""
+    value_coef: float = Field(default=0.5, ge=0)
+    """Weight of the critic's squared error, where the credit needs a critic."""
+    importance: Literal["none", "token", "call", "rollout", "token-mask", "call-mask", "rollout-mask"] = "none"
+    """Corrects for tokens that older weights sampled: by a truncated ratio of each token, call or rollout, or by leaving out those that exceed it."""
+    importance_cap: float = Field(default=2.0, ge=1)
+    """Where that ratio is truncated, or a token, call or rollout left out."""
+    proximal: bool = False
+    """Clip around the weights that the batch is first learnt by, not around those that sampled it (decoupled PPO, arXiv 2110.00641)."""
 
 
 class TrainerConfig(Section):
@@ -159,10 +209,6 @@ class TrainerConfig(Section):
     """Gradients longer than this are scaled down."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Of AdamW."""
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    """Of AdamW."""
-    beta2: float = Field(default=0.95, ge=0, lt=1)
-    """Of AdamW."""
     max_tokens: int = Field(default=65536, ge=1)
     """Unique tokens in one forward and backward; a larger batch is split, which changes nothing but memory."""
     threads: int = Field(default=2, ge=1)
@@ -176,10 +222,21 @@ class LoopConfig(Section):
     """Groups in a batch."""
     group_size: int = Field(default=8, ge=1)
     """Rollouts of each task."""
+    max_off_policy_steps: int = Field(default=4, ge=0)
+    """Calls that were answered by weights older than this many steps are not learnt from."""
     eval_every: int = Field(default=10, ge=0)
     """Steps between looks at held-out tasks; 0: only before and after."""
     eval_tasks: int = Field(default=64, ge=1)
     """Held-out tasks in each of those looks."""
+
+
+class LearnerConfig(Section):
+    """All there is to say about one policy that learns."""
+
+    model: ModelConfig
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    loss: LossConfig = LossConfig()
+    trainer: TrainerConfig = TrainerConfig()
 
 
 class Config(Section):
@@ -189,8 +246,8 @@ class Config(Section):
     """The folder that `entry`, `reward`, `source` and relative paths are looked up in; the recipe's own unless it says otherwise."""
     seed: int = 0
     """Everything random follows from it."""
-    policy: str = "policy"
-    """The name of the policy that learns."""
+    preset: str = ""
+    """An algorithm of the field, by name: fills in what `[algorithm]` and `[loss]` leave out."""
     agent: AgentConfig
     tasks: TasksConfig
     model: ModelConfig
@@ -201,16 +258,57 @@ class Config(Section):
     engine: EngineConfig = EngineConfig()
     gateway: GatewayConfig = GatewayConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    air: list[AirConfig] = Field(default_factory=list[AirConfig])
+    """Automatic Intermediate Rewarding: rules that reward calls for what came of them. Credits other than `uniform` use these rewards."""
     loss: LossConfig = LossConfig()
     trainer: TrainerConfig = TrainerConfig()
+    policies: dict[str, dict[str, Any]] = Field(default_factory=dict[str, dict[str, Any]])
+    """`[policies.NAME]`: several policies that learn. Each may have `preset`, `model`, `algorithm`, `loss` and `trainer` of its own, and is like
+    the sections at the top in whatever it leaves out. Without any there is one, `policy`."""
     loop: LoopConfig = LoopConfig()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _begin_with_preset(cls, tree: dict[str, Any]) -> dict[str, Any]:
+        return _merged(_preset(tree), tree)
+
     @model_validator(mode="after")
-    def _known_upstreams(self) -> "Config":
-        for name in [*(route.policy for route in self.routes), self.gateway.embeddings]:
-            if name.startswith("upstreams.") and name.removeprefix("upstreams.") not in self.upstreams:
-                raise ValueError(f"there is no `[{name}]`")
+    def _known_policies(self) -> "Config":
+        learners = self.learners()
+        known = [*learners, "frozen", *(f"upstreams.{name}" for name in self.upstreams)]
+        for name in (route.policy for route in self.routes):
+            if name not in known:
+                raise ValueError(f"no policy `{name}` for a route; known: {', '.join(known)}")
+        if self.gateway.embeddings and self.gateway.embeddings not in known[len(learners) + 1 :]:
+            raise ValueError(f"there is no `[{self.gateway.embeddings}]`")
         return self
+
+    def learners(self) -> dict[str, LearnerConfig]:
+        """The policies that learn, each with all of its settings."""
+        shared = self.model_dump(include=set(LearnerConfig.model_fields))
+        policies = self.policies or {"policy": {}}
+        return {name: LearnerConfig.model_validate(_merged(shared, _preset(own), _without(own, "preset"))) for name, own in policies.items()}
+
+
+def _merged(*trees: Mapping[str, Any]) -> dict[str, Any]:
+    """Later trees over earlier ones, section by section."""
+    merged: dict[str, Any] = {}
+    for tree in trees:
+        for key, value in tree.items():
+            both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+            merged[key] = _merged(merged[key], value) if both else value
+    return merged
+
+
+def _preset(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    name = tree.get("preset") or ""
+    if name and name not in PRESETS:
+        raise ValueError(f"unknown preset `{name}`; known: {', '.join(PRESETS)}")
+    return PRESETS[name] if name else {}
+
+
+def _without(tree: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in tree.items() if name != key}
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:

@@ -1,6 +1,6 @@
 """The nouns of LightningRL: what an agent leaves behind, and what learning reads.
 
-Recorded, append-only: `Task`, `Rollout`, `Attempt`, `Call`, `Reward`, `Weights`. They live in the store and are never edited.
+Recorded, append-only: `Task`, `Rollout`, `Attempt`, `Call`, `Span`, `Reward`, `Weights`. They live in the store and are never edited.
 Derived, never stored: `Transition` and `Trajectory`, made from the records by `lightningrl.data`.
 """
 
@@ -19,6 +19,8 @@ RolloutStatus: TypeAlias = Literal["queued", "running", "succeeded", "failed"]
 AttemptStatus: TypeAlias = Literal["running", "succeeded", "failed", "timeout", "lost"]
 Capture: TypeAlias = Literal["bridged", "rendered", "forked", "upstream", "incomplete"]
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "cancelled", "error"]
+SpanKind: TypeAlias = Literal["llm", "tool", "retrieval", "agent", "guardrail", "other"]
+SpanStatus: TypeAlias = Literal["ok", "error", "unset"]
 RewardSource: TypeAlias = Literal["agent", "grader", "air", "system"]
 
 FINAL = "final"
@@ -148,6 +150,40 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Something that happened in an attempt: a tool ran, documents were looked for, a guard-rail fired, a call was answered.
+
+    Recorded where the agent's telemetry tells it (OTLP); derived from the calls where it does not: the request that follows a tool call carries
+    the tool's result. Both look the same to the rules of AIR.
+    """
+
+    id: str
+    """16 hex digits, or of our own making where it is derived."""
+    attempt_id: str
+    call_id: str | None
+    """The call that caused it: for a tool, the one whose answer asked for it. None if that is not known."""
+    kind: SpanKind
+    name: str
+    """Of the tool, the agent, the model."""
+    status: SpanStatus = "unset"
+    """`error` only where it is said so."""
+    error: str | None = None
+    """What was raised or reported; None unless `status` is `error`."""
+    input: str | None = None
+    """What went in, as text: a tool's arguments exactly as the model wrote them."""
+    output: str | None = None
+    """What came out, as text."""
+    started_at: float = 0.0
+    ended_at: float = 0.0
+    """Unix seconds. Of a derived tool span: from the answer that asked for it to the request that brought its result."""
+    trace_id: str = ""
+    parent_id: str | None = None
+    """The span around it, in the same trace."""
+    attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Everything else it said of itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
     """A finite number with a name, a source and a target."""
 
@@ -191,6 +227,11 @@ class Transition:
     """The softmax temperature that `logprobs` refer to."""
     truncated: bool = False
     """The call ran into its token limit."""
+    started_at: float = 0.0
+    ended_at: float = 0.0
+    """Unix seconds: a call that began after another had ended may be its consequence."""
+    value: float | None = None
+    """What the critic expects at the last token of the prompt; None without a critic."""
     left_out: str | None = None
     """Why this call is not trained; None: it is. It is still a member of its trajectory, so that baselines do not depend on selection."""
 
@@ -204,4 +245,4 @@ class Trajectory:
     task_id: str
     transitions: tuple[Transition, ...]
     reward: float
-    """The final reward."""
+    """What the attempt as a whole was worth: its final reward, or the one that its policy learns from instead."""

@@ -129,5 +129,5 @@ def test_of_several_final_rewards_the_graders_counts() -> None:
 
 @pytest.mark.parametrize("rewards", [[], [final("r"), final("r")], [final("r", source="agent"), final("r", source="agent")]])
 def test_no_final_reward_or_an_ambiguous_one_is_an_error(rewards: list[Reward]) -> None:
-    with pytest.raises(GraderError, match="needs one final reward"):
+    with pytest.raises(GraderError, match="needs one `final` reward"):
         trajectories_of([rollout("r")], [], rewards, policy="policy")

@@ -50,10 +50,13 @@ def trajectories_of(
     *,
     policy: str,
     trains: Callable[[str], bool] = lambda agent: True,
+    reward: str = FINAL,
+    oldest_version: int = 0,
 ) -> tuple[list[Trajectory], Report]:
     """One trajectory per succeeded rollout, in the order given. `trains` is asked about each agent; records of other attempts are ignored.
 
-    Raises `GraderError` if a succeeded rollout has no final reward, or several and not exactly one from the grader.
+    `reward` names the attempt's reward that is learnt from. Calls by weights older than `oldest_version` are left out as `stale`.
+    Raises `GraderError` if a succeeded rollout has no such reward, or several and not exactly one from the grader.
     """
     calls_of, rewards_of = _by_attempt(calls), _by_attempt(rewards)
     made: list[Trajectory] = []
@@ -64,19 +67,20 @@ def trajectories_of(
         given = rewards_of.get(attempt_id, [])
         steps = _step_rewards(given)
         ordered = sorted(calls_of.get(attempt_id, []), key=lambda call: call.index)
+        reasons = [why_left_out(call, policy=policy, trains=trains, oldest_version=oldest_version) for call in ordered]
         made.append(
             Trajectory(
                 rollout_id=rollout.id,
                 group_id=rollout.group_id,
                 task_id=rollout.task.id,
-                transitions=tuple(_transition(c, reward=steps.get(c.id), left_out=why_left_out(c, policy=policy, trains=trains)) for c in ordered),
-                reward=final_reward(given, rollout_id=rollout.id),
+                transitions=tuple(_transition(c, reward=steps.get(c.id), left_out=why) for c, why in zip(ordered, reasons, strict=True)),
+                reward=attempt_reward(given, name=reward, rollout_id=rollout.id),
             )
         )
     return made, _report(made, excluded=len(rollouts) - len(made))
 
 
-def why_left_out(call: Call, *, policy: str, trains: Callable[[str], bool]) -> str | None:
+def why_left_out(call: Call, *, policy: str, trains: Callable[[str], bool], oldest_version: int = 0) -> str | None:
     """The first reason why a call must not be trained; None if it is trained.
 
     This is the one place where it is decided which of the distributions that tokens are drawn from can be learnt from. The trainer computes the
@@ -93,21 +97,24 @@ def why_left_out(call: Call, *, policy: str, trains: Callable[[str], bool]) -> s
         "logprobs": len(call.logprobs) != len(call.completion_ids) or not np.isfinite(call.logprobs).all(),
         "policy": call.policy != policy,
         "agent": not trains(call.agent),
+        "stale": call.policy_version < oldest_version,
         "grammar": call.sampling.grammar is not None,
         "sampling": call.sampling.temperature <= 0 or call.sampling.top_p < 1 or call.sampling.top_k > 0,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def final_reward(rewards: Sequence[Reward], *, rollout_id: str) -> float:
+def attempt_reward(rewards: Sequence[Reward], *, name: str = FINAL, rollout_id: str) -> float:
     """What the attempt as a whole was worth. Rewards with another name, or for one call, never count here."""
-    finals = [r for r in rewards if r.name == FINAL and r.call_id is None]
-    graded = [r for r in finals if r.source == "grader"]
-    chosen = finals if len(finals) == 1 else graded
+    named = [r for r in rewards if r.name == name and r.call_id is None]
+    graded = [r for r in named if r.source == "grader"]
+    chosen = named if len(named) == 1 else graded
     if len(chosen) != 1:
-        sources = ", ".join(f"`{r.source}`" for r in finals) or "nobody"
+        sources = ", ".join(f"`{r.source}`" for r in named) or "nobody"
+        given = ", ".join(sorted({f"`{r.name}`" for r in rewards})) or "none"
         raise GraderError(
-            f"rollout `{rollout_id}` needs one final reward; it was given by {sources}", hint="let the reward function alone give `final`"
+            f"rollout `{rollout_id}` needs one `{name}` reward; it was given by {sources}",
+            hint=f"let the reward function give `{name}`, once; rewards given: {given}",
         )
     return chosen[0].value
 
@@ -139,6 +146,8 @@ def _transition(call: Call, *, reward: float | None, left_out: str | None) -> Tr
         reward=reward,
         temperature=call.sampling.temperature,
         truncated=call.finish_reason == "length",
+        started_at=call.started_at,
+        ended_at=call.ended_at,
         left_out=left_out,
     )
 

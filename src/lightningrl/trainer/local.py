@@ -24,6 +24,8 @@ from lightningrl.trainer.logprobs import term_logprobs, unique_rows
 from lightningrl.trainer.losses import LOSSES, Terms
 from lightningrl.types import Doubles, Ints
 
+BETAS = (0.9, 0.95)
+"""Of AdamW."""
 Export: TypeAlias = Callable[[DenseModel, Path], None]
 """Writes a model as a Hugging Face folder; complete or absent."""
 
@@ -42,7 +44,7 @@ class LocalTrainer:
         self._optimizer = torch.optim.AdamW(
             self._parameters.values(),
             lr=config.learning_rate,
-            betas=(config.beta1, config.beta2),
+            betas=BETAS,
             weight_decay=config.weight_decay,
             fused=True,
         )
