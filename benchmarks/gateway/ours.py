@@ -44,7 +44,7 @@ async def main(folder: Path, tokenizer: Path, upstream: str) -> None:
         store = await open_store(f"sqlite://{folder / 'store.sqlite'}", exclusive=True)
         stack.push_async_callback(store.close)
         setup = EngineSetup(
-            policy=config.policy,
+            policy="policy",
             config=config.engine,
             folder=tokenizer,
             dtype="float32",
@@ -53,7 +53,7 @@ async def main(folder: Path, tokenizer: Path, upstream: str) -> None:
         )
         engine = plugins.load(config.engine.name, kind="engine")(setup)
         stack.push_async_callback(engine.close)
-        print(await stack.enter_async_context(serving(config, sock, store=store, template=template, engines={config.policy: engine})), flush=True)
+        print(await stack.enter_async_context(serving(config, sock, store=store, template=template, engines={"policy": engine})), flush=True)
         numbers = itertools.count()
         while line := await asyncio.to_thread(sys.stdin.readline):
             print(json.dumps(await _obey(json.loads(line), store, numbers)), flush=True)

@@ -9,43 +9,25 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from lightningrl.algorithms import lessons_of
 from lightningrl.config import Config
-from lightningrl.data.forest import Lesson, build_forest
-from lightningrl.data.packing import minibatches, pack
+from lightningrl.data.forest import Lesson
 from lightningrl.data.tasks import derived_seed, load_tasks
-from lightningrl.data.transitions import trajectories_of
-from lightningrl.engine import Engine
-from lightningrl.errors import AgentError, EngineError, GraderError, UserError
+from lightningrl.errors import AgentError, GraderError, UserError
+from lightningrl.learner import Learner
 from lightningrl.store import Store
-from lightningrl.trainer import Trainer
-from lightningrl.trainer.metrics import merged
-from lightningrl.types import FINAL, Call, Doubles, Ints, Rollout, Sampling, Task, Weights
+from lightningrl.types import FINAL, Call, Doubles, Reward, Rollout, Task
 
 Mode: TypeAlias = Literal["sampled", "greedy"]
 MODES: tuple[Mode, ...] = ("sampled", "greedy")
 TEMPERATURE: dict[Mode, float] = {"sampled": 1.0, "greedy": 0.0}
 CHECKPOINTS_KEPT = 2
-TRAINER = "trainer"
-"""The folder in a checkpoint that holds what only a trainer needs."""
 PROGRESS_EVERY_S = 0.5
-PROBES = tuple(tuple((salt * 11 + i * i * 3 + i) % 31 + 1 for i in range(8)) for salt in range(8))
-"""Prompts of ids that any vocabulary has. Several, so that an engine of several servers is looked at from several sides. What is drawn is sampled
-and not greedy: greedy tokens are those that the policy is surest of, where old and new weights agree."""
-PROBE_TOKENS = 8
-PROBE_TIMEOUT_S = 300.0
-"""A server may have to compile first."""
-SERVED_GAP = {"float32": 1e-3, "bfloat16": 0.1}
-"""Mean |Δ logprob| in nats up to which engine and trainer are taken to have the same weights. Measured with the SQL recipe's model: 1e-6 in float32
-and 0.02 in bfloat16 with the same weights; one update further 0.3 at a learning rate of 5e-4, and 7e-4 at 1e-6, which adds up until it shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,16 +72,14 @@ class Summary:
 
 
 class Loop:
-    """One policy, learning from one recipe."""
+    """Learns from one recipe: one policy, or several in the same rollouts."""
 
-    def __init__(self, config: Config, *, store: Store, engine: Engine, trainer: Trainer, folder: Path, watcher: Watcher) -> None:
+    def __init__(self, config: Config, *, store: Store, learners: Sequence[Learner], folder: Path, watcher: Watcher) -> None:
         self.config = config
         self.store = store
-        self.engine = engine
-        self.trainer = trainer
+        self.learners = learners
         self.folder = folder
         self.watcher = watcher
-        self._compute = ThreadPoolExecutor(1, thread_name_prefix="trainer")
 
     async def run(self) -> Summary:
         """Learn for `loop.steps` steps, from wherever the store says we are."""
@@ -120,62 +100,97 @@ class Loop:
         return Summary(before=before, after=after, rollouts=len(await self.store.rollouts()))
 
     async def restore(self) -> int:
-        """Go back to the last published weights; the first time, publish those that the model came with."""
-        latest = await self.store.weights(self.config.policy)
-        if latest is None:
+        """Go back to the last version that all policies have published; the first time, publish what the models came with."""
+        latest = [await self.store.weights(learner.name) for learner in self.learners]
+        version = min(weights.version if weights else -1 for weights in latest)
+        if version < 0:
             await self.publish(0)
             return 0
-        self.trainer.load(self.folder / latest.uri / TRAINER)
-        await self._serve(latest)
-        return latest.version
+        for learner in self.learners:
+            learner.load(learner.weights(version))
+        await self._serve(version)
+        return version
 
     async def collect(self, step: int) -> list[Rollout]:
-        """Run every task of this step `group_size` times, and wait for all of them."""
+        """Run every task of this step `group_size` times, and wait for all of them; then as often as the recipe asks for it, put new tasks in the
+        place of those whose rollouts all got the same reward.
+        """
+        batch = await self._collect(step, 0, self.config.loop.tasks_per_step)
+        for retry in range(1, max(learner.config.algorithm.dynamic_sampling for learner in self.learners) + 1):
+            silent = await self._silent_groups(batch)
+            if not silent:
+                break
+            fresh = await self._collect(step, retry, len(silent))
+            batch = [rollout for rollout in batch if rollout.group_id not in silent] + fresh
+        return batch
+
+    async def _collect(self, step: int, retry: int, count: int) -> list[Rollout]:
         config = self.config
-        seed = derived_seed(config.seed, "train", step)
-        tasks = load_tasks(config.tasks, "train", seed=seed, count=config.loop.tasks_per_step, root=config.root)
+        name = f"train-{step:05d}" + (f"-retry{retry}" if retry else "")
+        seed = derived_seed(config.seed, "train", step, *([retry] if retry else []))
+        tasks = load_tasks(config.tasks, "train", seed=seed, count=count, root=config.root)
         return await self._finish(
             [
-                self._rollout(f"train-{step:05d}-{index:03d}-{member:02d}", task, group_id=f"train-{step:05d}-{index:03d}", temperature=1.0)
+                self._rollout(f"{name}-{index:03d}-{member:02d}", task, group_id=f"{name}-{index:03d}", temperature=1.0)
                 for index, task in enumerate(tasks)
                 for member in range(config.loop.group_size)
             ],
-            what=f"step {step + 1}",
+            what=f"step {step + 1}" + (f", other tasks {retry}" if retry else ""),
         )
 
-    async def learn(self, step: int, batch: Sequence[Rollout]) -> dict[str, float]:
-        """Turn the records of a batch into new weights."""
-        lessons, metrics = await self.credit(batch)
-        decay = 1.0 - step / self.config.loop.steps if self.config.trainer.schedule == "linear" else 1.0
-        rate = self.config.trainer.learning_rate * decay
-        seed = derived_seed(self.config.seed, "minibatches", step)
-        await self.engine.pause()
-        metrics |= await asyncio.get_running_loop().run_in_executor(self._compute, self._update, lessons, seed, rate)
-        return metrics | {"optim/learning_rate": rate}
+    async def _silent_groups(self, batch: Sequence[Rollout]) -> set[str]:
+        """Groups from which nobody learns, as all of their rollouts got the same reward."""
+        group_of = {rollout.accepted_attempt_id: rollout.group_id for rollout in batch if rollout.accepted_attempt_id}
+        found: dict[tuple[str, str], set[float]] = {}
+        for reward in await self.store.rewards(list(group_of)):
+            if reward.call_id is None:
+                found.setdefault((group_of[reward.attempt_id], reward.name), set()).add(reward.value)
+        names = {learner.config.algorithm.reward for learner in self.learners}
+        return {rollout.group_id for rollout in batch if all(len(found.get((rollout.group_id, name), ())) < 2 for name in names)}
 
-    async def credit(self, batch: Sequence[Rollout]) -> tuple[list[Lesson], dict[str, float]]:
-        """records → trajectories → what each sampled token is to teach."""
+    async def learn(self, step: int, batch: Sequence[Rollout]) -> dict[str, float]:
+        """Turn the records of a batch into new weights: every policy from its own calls, one after the other."""
+        lessons, metrics = await self.credit(step, batch)
+        decay = 1.0 - step / self.config.loop.steps
+        await asyncio.gather(*(learner.engine.pause() for learner in self.learners))
+        for learner in self.learners:
+            seed = derived_seed(self.config.seed, "minibatches", step)
+            metrics |= self._named(learner, await learner.update(lessons[learner.name], seed=seed, decay=decay))
+        return metrics
+
+    async def credit(self, step: int, batch: Sequence[Rollout]) -> tuple[dict[str, list[Lesson]], dict[str, float]]:
+        """records → trajectories → what each sampled token is to teach, for each policy."""
         accepted = [rollout.accepted_attempt_id for rollout in batch if rollout.accepted_attempt_id]
         calls, rewards = await self.store.calls(accepted), await self.store.rewards(accepted)
-        trajectories, census = trajectories_of(batch, calls, rewards, policy=self.config.policy, trains=self._trains)
-        if trajectories and not calls:
+        if accepted and not calls:
             raise AgentError("the agent never called the model", hint="it must take its base URL from OPENAI_BASE_URL, as OpenAI's SDKs do")
-        if calls and not census.trained_calls:
-            reasons = ", ".join(f"`{reason}` {count} times" for reason, count in census.left_out_calls.items())
+        metrics, lessons, left_out = _census(batch, calls, rewards), dict[str, list[Lesson]](), Counter[str]()
+        for learner in self.learners:
+            oldest = step - self.config.loop.max_off_policy_steps
+            lessons[learner.name], found, reasons = learner.lessons(batch, calls, rewards, oldest_version=oldest)
+            metrics |= self._named(learner, found)
+            left_out.update(reasons)
+        if calls and not any(lesson.weights.any() for made in lessons.values() for lesson in made):
+            reasons = ", ".join(f"`{reason}` {count} times" for reason, count in left_out.items())
             raise UserError(f"no call may be trained: {reasons}", hint="check `routes`: is there a role that learns?")
-        lessons, statistics = lessons_of(trajectories, self.config.algorithm, root=self.config.root)
-        return lessons, _census(batch, calls) | census.metrics() | statistics
+        return lessons, metrics
+
+    def _named(self, learner: Learner, metrics: dict[str, float]) -> dict[str, float]:
+        """Several policies are told apart by their names."""
+        return metrics if len(self.learners) == 1 else {f"{learner.name}/{name}": value for name, value in metrics.items()}
 
     async def publish(self, version: int) -> None:
-        """Save, then say so, then serve: a crash in between repeats work and loses none. The folder is a model that anything loads."""
-        weights = Weights(policy=self.config.policy, version=version, uri=f"checkpoints/step-{version:05d}")
-        checkpoint = self.folder / weights.uri
-        self.trainer.publish(checkpoint)
-        self.trainer.save(checkpoint / TRAINER)
-        await self.store.publish(weights)
-        for stale in sorted(checkpoint.parent.glob("step-*"))[:-CHECKPOINTS_KEPT]:
+        """Save, then say so, then serve: a crash in between repeats work and loses none. The folders are models that anything loads."""
+        for learner in self.learners:
+            learner.save(learner.weights(version))
+            await self.store.publish(learner.weights(version))
+        for stale in sorted((self.folder / "checkpoints").glob("step-*"))[:-CHECKPOINTS_KEPT]:
             shutil.rmtree(stale)
-        await self._serve(weights)
+        await self._serve(version)
+
+    async def _serve(self, version: int) -> None:
+        for learner in self.learners:
+            await learner.serve(learner.weights(version))
 
     async def examine(self, version: int, mode: Mode, count: int, *, recall: bool = False) -> Exam:
         """Try the policy on held-out tasks, the same ones every time. `recall`: read an exam of earlier weights, and run nothing."""
@@ -234,53 +249,9 @@ class Loop:
             hint = f"nothing was lost: mend it, then `lightningrl train {self.folder}/config.toml --run-dir {self.folder} --resume`; {hint}"
         raise kind(f"all {len(failed)} rollouts of {what} failed; {count} times: {example}", hint=hint)
 
-    def _trains(self, agent: str) -> bool:
-        """Whether a role learns: what the route says that gives it its name, else the first whose pattern fits, else the first at all."""
-        named = [route for route in self.config.routes if route.agent == agent]
-        unnamed = [route for route in self.config.routes if not route.agent]
-        fitting = [route for route in unnamed if fnmatchcase(agent, route.model)]
-        return any(route.train for route in (named or fitting or unnamed)[:1])
 
-    async def _serve(self, weights: Weights) -> None:
-        await self.engine.pause()
-        await self.engine.load(replace(weights, uri=str(self.folder / weights.uri)))
-        await self.engine.resume()
-        await self._check_served(weights)
-
-    async def _check_served(self, weights: Weights) -> None:
-        """Does the engine speak for the weights that were published? It draws a few tokens, and the trainer says how likely these are."""
-        sampling = Sampling(max_tokens=PROBE_TOKENS, seed=0)
-        async with asyncio.timeout(PROBE_TIMEOUT_S):
-            drawn = await asyncio.gather(*(self._draw(prompt, sampling) for prompt in PROBES))
-        look, run = self.trainer.logprobs, asyncio.get_running_loop().run_in_executor
-        expected = [await run(self._compute, look, np.array(prompt, np.int32), ids) for prompt, (ids, _) in zip(PROBES, drawn, strict=True)]
-        gap = float(np.mean(np.abs(np.concatenate(expected) - np.concatenate([logprobs for _, logprobs in drawn]))))
-        if not gap <= SERVED_GAP[self.config.model.dtype]:  # nor NaN
-            raise EngineError(
-                f"the engine serves other weights than were published: logprobs of version {weights.version} differ by `{gap:.2g}` on average",
-                hint="see docs/engines.md: did every server load the folder, in the trainer's dtype?",
-            )
-
-    async def _draw(self, prompt: Sequence[int], sampling: Sampling) -> tuple[Ints, Doubles]:
-        """A completion and its logprobs."""
-        deltas = [delta async for delta in self.engine.generate(prompt, sampling=sampling, policy=self.config.policy)]
-        token_ids = np.array([token_id for delta in deltas for token_id in delta.token_ids], np.int32)
-        return token_ids, np.array([logprob for delta in deltas for logprob in delta.logprobs])
-
-    def _update(self, lessons: Sequence[Lesson], seed: int, rate: float) -> dict[str, float]:
-        """Optimizer steps over the minibatches of one batch."""
-        found: list[dict[str, float]] = []
-        for minibatch in minibatches(lessons, self.config.trainer.minibatches, seed=seed):
-            packs = pack(minibatch, max_tokens=self.config.trainer.max_tokens)
-            parts = merged([self.trainer.forward_backward(build_forest(lessons)).metrics for lessons in packs])
-            found.append(parts | self.trainer.optim_step(learning_rate=rate))
-        # Only the first minibatch is evaluated by the very weights that sampled it.
-        gap = {"policy/logprob_gap": found[0]["policy/logprob_gap_max"]} if found else {}
-        return _over_minibatches(found) | gap
-
-
-def _census(batch: Sequence[Rollout], calls: Sequence[Call]) -> dict[str, float]:
-    """What the batch was made of, taught from or not."""
+def _census(batch: Sequence[Rollout], calls: Sequence[Call], rewards: Sequence[Reward]) -> dict[str, float]:
+    """What the batch was made of, taught from or not. A reward by another than the grader has its source in its name."""
     accepted = sum(rollout.accepted_attempt_id is not None for rollout in batch)
     captures = Counter(call.capture for call in calls)
     return {
@@ -288,18 +259,16 @@ def _census(batch: Sequence[Rollout], calls: Sequence[Call]) -> dict[str, float]
         "calls/truncated": float(sum(call.finish_reason == "length" for call in calls)),
         "tokens/sampled": float(sum(len(call.completion_ids) for call in calls)),
         "tokens/per_call": float(np.mean([len(call.completion_ids) for call in calls])) if calls else 0.0,
+        **_rewards_by_name(rewards, attempts=accepted),
         **{f"calls/{capture}": float(captures[capture]) for capture in ("bridged", "rendered", "forked", "incomplete")},
     }
 
 
-def _over_minibatches(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    """What the metrics of several optimizer steps say about all of them: counts add up, counters go on, the rest is a mean."""
-
-    def merge(name: str, values: list[float]) -> float:
-        if name.endswith("_max"):
-            return max(values)
-        if name.startswith("tokens/"):
-            return sum(values)
-        return values[-1] if name == "optim/steps" else float(np.mean(values))
-
-    return {name: merge(name, [row[name] for row in rows]) for name in (rows[0] if rows else {})}
+def _rewards_by_name(rewards: Sequence[Reward], *, attempts: int) -> dict[str, float]:
+    """What an attempt got on average under each name; `reward/mean` is the final one."""
+    sums: dict[str, float] = {FINAL: 0.0}
+    for reward in rewards:
+        name = reward.name if reward.source == "grader" else f"{reward.source}.{reward.name}"
+        sums[name] = sums.get(name, 0.0) + reward.value
+    means = {name: total / max(attempts, 1) for name, total in sums.items()}
+    return {"reward/mean": means[FINAL], **{f"reward/{name}": mean for name, mean in means.items()}}

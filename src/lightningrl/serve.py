@@ -1,7 +1,8 @@
 """The Lightning Server: gateway + store + engines (+ trainer), put together from a configuration and taken apart again."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -9,16 +10,18 @@ from pathlib import Path
 
 from lightningrl import plugins
 from lightningrl.chat import ChatTemplate
-from lightningrl.config import Config
+from lightningrl.config import Config, ModelConfig
+from lightningrl.data.tasks import derived_seed
 from lightningrl.engine.base import Engine
 from lightningrl.gateway.server import FROZEN, bound, frozen, make_engine_for, serving
+from lightningrl.learner import Learner
 from lightningrl.loop import Loop, Watcher
+from lightningrl.models.dense import DenseModel
 from lightningrl.models.load import export_folder, load_model, load_tokenizer, local_folder
 from lightningrl.models.memory import keep_freed_memory
 from lightningrl.runner.dispatch import Dispatcher
 from lightningrl.runner.pool import WorkerPool
 from lightningrl.store import Store, open_store
-from lightningrl.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,17 +31,21 @@ class LightningServer:
     config: Config
     folder: Path
     store: Store
-    engine: Engine
-    """Of the policy that learns."""
-    trainer: Trainer
+    learners: tuple[Learner, ...]
+    """The policies that learn, in the order of the recipe."""
 
     def loop(self, watcher: Watcher) -> Loop:
-        return Loop(self.config, store=self.store, engine=self.engine, trainer=self.trainer, folder=self.folder, watcher=watcher)
+        return Loop(self.config, store=self.store, learners=self.learners, folder=self.folder, watcher=watcher)
 
     async def version(self) -> int:
-        """How many steps have been taken already; 0 for a new run."""
-        latest = await self.store.weights(self.config.policy)
-        return latest.version if latest else 0
+        """How many steps have been taken already, by all policies; 0 for a new run."""
+        latest = [await self.store.weights(learner.name) for learner in self.learners]
+        return min(weights.version if weights else 0 for weights in latest)
+
+    def export(self, folder: Path) -> None:
+        """Write the policy as it is now into `folder`; several go into folders of their names in it."""
+        for learner in self.learners:
+            learner.trainer.publish(folder / learner.name if len(self.learners) > 1 else folder)
 
 
 @asynccontextmanager
@@ -50,27 +57,77 @@ async def lightning(config: Config, folder: Path) -> AsyncIterator[LightningServ
     async with AsyncExitStack() as stack:
         sock = stack.enter_context(bound(config.gateway))
         keep_freed_memory()
-        path = Path(local_folder(config.model.path, root=config.root))
-        template, tokenizer, model = ChatTemplate.load(path), load_tokenizer(str(path)), load_model(str(path), dtype=config.model.dtype)
+        template = ChatTemplate.load(_folder(config.model, root=config.root))
+        models = _models(config)
         store = await open_store(f"sqlite://{folder.resolve() / 'store.sqlite'}", exclusive=True)
         stack.push_async_callback(store.close)
 
-        engines: dict[str, Engine] = {config.policy: make_engine_for(config, config.policy, folder=path, template=template, model=model)}
+        engines: dict[str, Engine] = {}
+        for name, model in models.items():
+            home = _folder(config.learners()[name].model, root=config.root)
+            engines[name] = make_engine_for(
+                config, name, folder=_folder(config.learners()[name].model, root=config.root), template=template, model=model
+            )
         for weights in sorted({route.weights for route in config.routes if route.policy == FROZEN}):
-            frozen_folder = Path(local_folder(weights, root=config.root)) if weights else path
+            frozen_folder = Path(local_folder(weights or config.model.path, root=config.root))
             engines[frozen(weights)] = make_engine_for(config, frozen(weights), folder=frozen_folder, template=template)
         for engine in engines.values():
             stack.push_async_callback(engine.close)
-        make_trainer = plugins.load(config.trainer.name, kind="trainer", root=config.root)
-        trainer = make_trainer(model, config=config.trainer, loss=config.loss, export=partial(export_folder, tokenizer=tokenizer))
+        learners = _learners(config, models, engines, compute=stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="trainer")), folder=folder)
 
         base_url = await stack.enter_async_context(serving(config, sock, store=store, template=template, engines=engines))
         runner = WorkerPool(config.agent, root=config.root, env={"OPENAI_BASE_URL": f"{base_url}/v1"}, log_path=folder / "agents.log")
         await runner.start()
         stack.push_async_callback(runner.close)
-        await engines[config.policy].pause()  # until the loop has restored its weights: attempts of an earlier run may be queued
+        for learner in learners:
+            await learner.engine.pause()  # until the loop has restored its weights: attempts of an earlier run may be queued
         await stack.enter_async_context(_dispatching(config, store, runner, base_url))
-        yield LightningServer(config=config, folder=folder, store=store, engine=engines[config.policy], trainer=trainer)
+        yield LightningServer(config=config, folder=folder, store=store, learners=learners)
+
+
+def _folder(model: ModelConfig, *, root: Path) -> Path:
+    return Path(local_folder(model.path, root=root))
+
+
+def _models(config: Config) -> dict[str, DenseModel]:
+    """A model for each policy that learns. Adapters of one model share its weights, which nobody changes."""
+    bases: dict[tuple[str, str], DenseModel] = {}
+    models: dict[str, DenseModel] = {}
+    for index, (name, learner) in enumerate(config.learners().items()):
+        model = learner.model
+        path = str(_folder(model, root=config.root))
+        if model.lora_rank == 0:
+            models[name] = load_model(path, dtype=model.dtype)
+            continue
+        from lightningrl.models.lora import with_adapter
+
+        if (path, model.dtype) not in bases:
+            bases[path, model.dtype] = load_model(path, dtype=model.dtype)
+        models[name] = with_adapter(bases[path, model.dtype], rank=model.lora_rank, seed=derived_seed(config.seed, "adapter", index))
+    return models
+
+
+def _learners(
+    config: Config, models: Mapping[str, DenseModel], engines: Mapping[str, Engine], *, compute: Executor, folder: Path
+) -> tuple[Learner, ...]:
+    made: list[Learner] = []
+    for name, settings in config.learners().items():
+        make_trainer = plugins.load(settings.trainer.name, kind="trainer", root=config.root)
+        tokenizer = load_tokenizer(str(_folder(settings.model, root=config.root)))
+        export = partial(export_folder, tokenizer=tokenizer)
+        learner = Learner(
+            name,
+            settings,
+            engine=engines[name],
+            trainer=make_trainer(models[name], config=settings.trainer, loss=settings.loss, export=export),
+            compute=compute,
+            folder=folder,
+            checkpoints="checkpoints/step-{:05d}" + (f"/{name}" if len(models) > 1 else ""),
+            routes=config.routes,
+            root=config.root,
+        )
+        made.append(learner)
+    return tuple(made)
 
 
 @asynccontextmanager

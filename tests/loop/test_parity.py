@@ -33,7 +33,7 @@ async def test_trainer_and_engine_agree_on_every_call_of_a_langgraph_run(tmp_pat
         rollouts = await loop.collect(0)
         accepted = [rollout.accepted_attempt_id or "" for rollout in rollouts]
         calls = await server.store.calls(accepted)
-        trajectories, report = trajectories_of(rollouts, calls, await server.store.rewards(accepted), policy=config.policy)
+        trajectories, report = trajectories_of(rollouts, calls, await server.store.rewards(accepted), policy="policy")
         sampled = sum(len(call.completion_ids) for call in calls)
         assert report.trained_tokens == sampled, "every sampled token is trained, or this test looks away from some"
         assert {call.capture for call in calls} == {"rendered", "bridged"}
@@ -46,7 +46,7 @@ async def test_trainer_and_engine_agree_on_every_call_of_a_langgraph_run(tmp_pat
         ]
         forest = build_forest(lessons)
         assert len(forest.targets) == sampled
-        found = server.trainer.forward_backward(forest)
+        found = server.learners[0].trainer.forward_backward(forest)
         assert np.abs(found.logprobs - forest.logprobs).max() < 1e-4
 
         parent = {call.id: call for call in calls}

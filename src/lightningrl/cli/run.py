@@ -226,12 +226,12 @@ def _model_folder(config: Config, weights: str = "") -> Path:
 
 def _policies(config: Config) -> dict[str, str]:
     """Whom an engine is needed for, and with which weights; "" means the model's own."""
-    known = ["policy", FROZEN, *(f"upstreams.{name}" for name in config.upstreams)]
+    known = [*config.learners(), FROZEN, *(f"upstreams.{name}" for name in config.upstreams)]
     for route in config.routes:
         if route.policy not in known:
             hint = f"known: {', '.join(known)}; an upstream is set by `--set upstreams.NAME.url=…`"
             raise UserError(f"a route leads to `{route.policy}`, which is nobody", hint=hint)
-    return {config.policy: "", **{frozen(route.weights): route.weights for route in config.routes if route.policy == FROZEN}}
+    return {**dict.fromkeys(config.learners(), ""), **{frozen(route.weights): route.weights for route in config.routes if route.policy == FROZEN}}
 
 
 def _context(model: str) -> int:

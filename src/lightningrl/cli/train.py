@@ -54,7 +54,7 @@ async def _train(config: Config, folder: RunFolder, *, console: Console) -> Resu
             version = await server.version()
             loop = server.loop(Watchers(Journal(folder, version=version), progress))
             summary = await loop.run()
-            server.trainer.publish(folder.model)
+            server.export(folder.model)
             example = await then_and_now(summary, server.store)
     draw_curve(folder.rows(), folder.curve, title=config.name)
     result = result_of(summary, seconds=time.monotonic() - began, steps=config.loop.steps, run_dir=str(folder.path))

@@ -59,7 +59,7 @@ def make_gateway(config: Config, *, store: Store, template: ChatTemplate, engine
         store=store,
         chat=template,
         engines=engines,
-        routes=[_route(route, config) for route in config.routes],
+        routes=[_route(route) for route in config.routes],
         upstreams=[Upstream(name, url=u.url, key_env=u.key_env, model=u.model) for name, u in config.upstreams.items()],
         embeddings=config.gateway.embeddings,
         seed=config.seed,
@@ -84,7 +84,7 @@ def make_engine_for(config: Config, policy: str, *, folder: Path, template: Chat
     """The engine that answers for `policy`. `model` is what a trainer in this process updates; `root` is where `engine.name` is imported from,
     the recipe's folder unless it is given.
     """
-    if config.engine.urls and policy != config.policy:
+    if config.engine.urls and policy != next(iter(config.learners())):
         hint = 'start a server for it, name it in `[upstreams.NAME]`, and let the route say `policy = "upstreams.NAME"`'
         raise UserError(f"engine `{config.engine.name}` serves one model, a route asks for `{policy}` as well", hint=hint)
     setup = EngineSetup(
@@ -171,8 +171,8 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _route(route: RouteConfig, config: Config) -> Route:
-    policy = {"policy": config.policy, FROZEN: frozen(route.weights)}.get(route.policy, route.policy)
+def _route(route: RouteConfig) -> Route:
+    policy = frozen(route.weights) if route.policy == FROZEN else route.policy
     return Route(model=route.model, caller=route.caller, system=route.system, fingerprint=route.fingerprint, agent=route.agent, policy=policy)
 
 
