@@ -65,9 +65,7 @@ async def lightning(config: Config, folder: Path) -> AsyncIterator[LightningServ
         engines: dict[str, Engine] = {}
         for name, model in models.items():
             home = _folder(config.learners()[name].model, root=config.root)
-            engines[name] = make_engine_for(
-                config, name, folder=_folder(config.learners()[name].model, root=config.root), template=template, model=model
-            )
+            engines[name] = make_engine_for(config, name, folder=home, template=template, model=model)
         for weights in sorted({route.weights for route in config.routes if route.policy == FROZEN}):
             frozen_folder = Path(local_folder(weights or config.model.path, root=config.root))
             engines[frozen(weights)] = make_engine_for(config, frozen(weights), folder=frozen_folder, template=template)
