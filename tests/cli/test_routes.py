@@ -54,8 +54,8 @@ def test_weights_that_are_not_there_are_named(small_recipe: SmallRecipe) -> None
 
 def test_routes_that_make_no_sense_are_refused(small_recipe: SmallRecipe) -> None:
     for routes, said in (
-        ('routes=[{policy="upstreams.nobody"}]', "there is no `[upstreams.nobody]`"),
-        ('routes=[{policy="other"}]', "`policy` is `policy`, `frozen` or `upstreams.NAME`"),
+        ('routes=[{policy="upstreams.nobody"}]', "no policy `upstreams.nobody`"),
+        ('routes=[{policy="other"}]', "no policy `other`"),
         ('routes=[{system="*title*", train=false}]', "needs an `agent`"),
     ):
         done = small_recipe.cli("train", str(small_recipe.path), "--dry-run", routes)

@@ -1,0 +1,126 @@
+"""Several policies learn in the same rollouts, each from its own calls alone."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lightningrl.config import Config, load_config
+from lightningrl.errors import UserError
+from lightningrl.serve import lightning
+from lightningrl.types import Call
+from tests.conftest import SmallRecipe
+from tests.loop.test_parity import Nobody
+
+POLICIES = """
+[policies.asker]
+[policies.picker]
+trainer = { learning_rate = 3e-3, minibatches = 1 }
+algorithm = { advantage = "rloo" }
+[[routes]]
+model = "asker"
+policy = "asker"
+[[routes]]
+model = "picker"
+policy = "picker"
+"""
+
+
+@pytest.fixture
+def recipe(small_recipe: SmallRecipe) -> SmallRecipe:
+    """The first turn asks `asker`, the second `picker`."""
+    small_recipe.rewrite_agent(lambda text: text.replace('model="policy"', 'model="asker" if follow_up else "picker"'))
+    small_recipe.path.write_text(small_recipe.path.read_text() + POLICIES)
+    return small_recipe
+
+
+async def learn(config: Config, folder: Path) -> list[Call]:
+    """The calls that training has learnt from."""
+    folder.mkdir(exist_ok=True)
+    async with lightning(config, folder) as server:
+        await server.loop(Nobody()).run()
+        server.export(folder / "model")
+        rollouts = [rollout for rollout in await server.store.rollouts() if rollout.id.startswith("train")]
+        return await server.store.calls([rollout.accepted_attempt_id or "" for rollout in rollouts])
+
+
+def digest(folder: Path) -> str:
+    """Of the weights in a model folder."""
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+async def test_each_policy_learns_from_its_own_calls_and_has_its_own_versions(recipe: SmallRecipe) -> None:
+    run = recipe.folder / "run"
+    calls = await learn(load_config(recipe.path), run)
+    assert {(call.agent, call.policy, call.policy_version) for call in calls} == {(p, p, v) for p in ("asker", "picker") for v in (0, 1)}
+    start, asker, picker = digest(recipe.folder / "model"), digest(run / "model" / "asker"), digest(run / "model" / "picker")
+    assert len({start, asker, picker}) == 3
+
+
+async def test_a_policy_whose_calls_do_not_teach_stays_bit_for_bit_what_it_was(recipe: SmallRecipe) -> None:
+    recipe.path.write_text(recipe.path.read_text() + "train = false\n")
+    run = recipe.folder / "run"
+    await learn(load_config(recipe.path), run)
+    assert digest(run / "model" / "picker") == digest(run / "checkpoints" / "step-00001" / "picker") == digest(recipe.folder / "model")
+    assert digest(run / "model" / "asker") != digest(recipe.folder / "model")
+
+
+async def test_what_one_policy_learns_does_not_depend_on_how_another_is_trained(recipe: SmallRecipe) -> None:
+    """After one step both have learnt from the same rollouts."""
+    for name, rate in (("fast", 1e-2), ("slow", 1e-5)):
+        await learn(load_config(recipe.path, ["loop.steps=1", f"policies.picker.trainer.learning_rate={rate}"]), recipe.folder / name)
+    fast, slow = recipe.folder / "fast" / "model", recipe.folder / "slow" / "model"
+    assert digest(fast / "asker") == digest(slow / "asker")
+    assert digest(fast / "picker") != digest(slow / "picker")
+
+
+async def test_a_run_that_ended_between_two_publications_goes_on_bit_for_bit(recipe: SmallRecipe) -> None:
+    config = load_config(recipe.path)
+    await learn(config, recipe.folder / "straight")
+
+    halted = recipe.folder / "halted"
+    await learn(load_config(recipe.path, ["loop.steps=1"]), halted)
+    async with lightning(config, halted) as server:
+        asker = server.learners[0]
+        asker.load(asker.weights(1))
+        asker.save(asker.weights(2))  # killed before the other one had published its second version
+        await server.store.publish(asker.weights(2))
+    async with lightning(config, halted) as server:
+        assert await server.version() == 1
+    await learn(config, halted)
+    for policy in ("asker", "picker"):
+        assert digest(halted / "model" / policy) == digest(recipe.folder / "straight" / "model" / policy)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text.replace('policy = "picker"', 'policy = "piker"'), "no policy `piker`"),
+        (lambda text: text.replace("[policies.picker]\n", '[policies.picker]\npreset = "dappo"\n'), "dappo"),
+        (lambda text: text.replace("minibatches = 1", "minibatchez = 1"), "minibatchez"),
+    ],
+    ids=["route to nobody", "unknown preset", "unknown key"],
+)
+def test_what_is_wrong_with_a_policy_is_said(recipe: SmallRecipe, change: Callable[[str], str], said: str) -> None:
+    recipe.path.write_text(change(recipe.path.read_text()))
+    with pytest.raises(UserError) as raised:
+        load_config(recipe.path)
+    assert said in raised.value.message
+
+
+async def test_groups_that_cannot_teach_are_replaced_by_other_tasks(recipe: SmallRecipe) -> None:
+    """One of the two questions always earns the same."""
+    reward = "    return len(answer) % 5 / 4"
+    recipe.rewrite_agent(lambda text: text.replace(reward, f'    if task["question"] == "say a word":\n        return 0.5\n{reward}'))
+    (recipe.folder / "run").mkdir()
+    config = load_config(recipe.path, ["algorithm.dynamic_sampling=3"])
+    async with lightning(config, recipe.folder / "run") as server:
+        loop = server.loop(Nobody())
+        await loop.restore()
+        batch = await loop.collect(0)
+        asked = {rollout.group_id for rollout in await server.store.rollouts()}
+    kept = {rollout.group_id for rollout in batch}
+    assert len(kept) == config.loop.tasks_per_step < len(asked)
+    assert "train-00000-000" not in kept, "it asked to say a word"
+    assert any("retry" in group_id for group_id in kept)
