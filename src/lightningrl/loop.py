@@ -16,6 +16,7 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 
 from lightningrl.config import Config
+from lightningrl.data.dump import dump_lessons
 from lightningrl.data.forest import Lesson
 from lightningrl.data.tasks import derived_seed, load_tasks
 from lightningrl.errors import AgentError, GraderError, UserError
@@ -149,13 +150,19 @@ class Loop:
         return {rollout.group_id for rollout in batch if all(len(found.get((rollout.group_id, name), ())) < 2 for name in names)}
 
     async def learn(self, step: int, batch: Sequence[Rollout]) -> dict[str, float]:
-        """Turn the records of a batch into new weights: every policy from its own calls, one after the other."""
+        """Turn the records of a batch into new weights: every policy from its own calls, one after the other.
+
+        An update that is not finite is not made; what it was to be made from is kept in the run's folder, and the run goes on.
+        """
         lessons, metrics = await self.credit(step, batch)
         decay = 1.0 - step / self.config.loop.steps
         await asyncio.gather(*(learner.engine.pause() for learner in self.learners))
         for learner in self.learners:
             seed = derived_seed(self.config.seed, "minibatches", step)
-            metrics |= self._named(learner, await learner.update(lessons[learner.name], seed=seed, decay=decay))
+            found = await learner.update(lessons[learner.name], seed=seed, decay=decay)
+            metrics |= self._named(learner, found)
+            if found.get("optim/skipped"):
+                dump_lessons(self.folder / "skipped" / f"step-{step:05d}-{learner.name}.npz", lessons[learner.name])
         return metrics
 
     async def credit(self, step: int, batch: Sequence[Rollout]) -> tuple[dict[str, list[Lesson]], dict[str, float]]:

@@ -2,13 +2,17 @@
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lightningrl.config import Config, load_config
+from lightningrl.data.forest import Forest
 from lightningrl.errors import UserError
 from lightningrl.serve import lightning
+from lightningrl.trainer.base import Evaluation
 from lightningrl.types import Call
 from tests.conftest import SmallRecipe
 from tests.loop.test_parity import Nobody
@@ -124,3 +128,25 @@ async def test_groups_that_cannot_teach_are_replaced_by_other_tasks(recipe: Smal
     assert len(kept) == config.loop.tasks_per_step < len(asked)
     assert "train-00000-000" not in kept, "it asked to say a word"
     assert any("retry" in group_id for group_id in kept)
+
+
+async def test_an_update_that_is_not_finite_is_not_made_and_its_batch_is_kept(recipe: SmallRecipe) -> None:
+    (recipe.folder / "run").mkdir()
+    async with lightning(load_config(recipe.path), recipe.folder / "run") as server:
+        loop = server.loop(Nobody())
+        await loop.restore()
+        asker, picker = server.learners
+        asker.trainer.forward_backward = poisoned(asker.trainer.forward_backward)
+        metrics = await loop.learn(0, await loop.collect(0))
+        await loop.publish(1)
+    assert metrics["asker/optim/skipped"] == 1.0 and metrics["picker/optim/skipped"] == 0.0
+    run = recipe.folder / "run"
+    assert digest(run / asker.weights(1).uri) == digest(recipe.folder / "model") != digest(run / picker.weights(1).uri)
+    with np.load(run / "skipped" / "step-00000-asker.npz") as kept:
+        assert len(kept["call_ids"]) == len(kept["starts"]) - 1 == 8
+        assert kept["starts"][-1] == len(kept["completion_ids"]) == len(kept["advantages"])
+
+
+def poisoned(forward_backward: Callable[[Forest], Evaluation]) -> Callable[[Forest], Evaluation]:
+    """What is recorded is refused when it is not finite; so this goes wrong on the way into the trainer."""
+    return lambda forest: forward_backward(replace(forest, advantages=forest.advantages * np.nan))
