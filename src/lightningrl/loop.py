@@ -162,7 +162,8 @@ class Loop:
             found = await learner.update(lessons[learner.name], seed=seed, decay=decay)
             metrics |= self._named(learner, found)
             if found.get("optim/skipped"):
-                dump_lessons(self.folder / "skipped" / f"step-{step:05d}-{learner.name}.npz", lessons[learner.name])
+                trained = [lesson for lesson in lessons[learner.name] if lesson.weights.any()]
+                dump_lessons(self.folder / "skipped" / f"step-{step:05d}-{learner.name}.npz", trained)
         return metrics
 
     async def credit(self, step: int, batch: Sequence[Rollout]) -> tuple[dict[str, list[Lesson]], dict[str, float]]:

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from lightningrl.config import Config, load_config
 from lightningrl.data.forest import Forest
 from lightningrl.errors import UserError
 from lightningrl.serve import lightning
-from lightningrl.trainer.base import Evaluation
+from lightningrl.trainer.base import Evaluation, Trainer
 from lightningrl.types import Call
 from tests.conftest import SmallRecipe
 from tests.loop.test_parity import Nobody
@@ -136,7 +137,7 @@ async def test_an_update_that_is_not_finite_is_not_made_and_its_batch_is_kept(re
         loop = server.loop(Nobody())
         await loop.restore()
         asker, picker = server.learners
-        asker.trainer.forward_backward = poisoned(asker.trainer.forward_backward)
+        asker.trainer = Poisoned(asker.trainer)
         metrics = await loop.learn(0, await loop.collect(0))
         await loop.publish(1)
     assert metrics["asker/optim/skipped"] == 1.0 and metrics["picker/optim/skipped"] == 0.0
@@ -147,6 +148,14 @@ async def test_an_update_that_is_not_finite_is_not_made_and_its_batch_is_kept(re
         assert kept["starts"][-1] == len(kept["completion_ids"]) == len(kept["advantages"])
 
 
-def poisoned(forward_backward: Callable[[Forest], Evaluation]) -> Callable[[Forest], Evaluation]:
-    """What is recorded is refused when it is not finite; so this goes wrong on the way into the trainer."""
-    return lambda forest: forward_backward(replace(forest, advantages=forest.advantages * np.nan))
+class Poisoned:
+    """What is recorded is refused when it is not finite; so here it goes wrong on the way into the trainer."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def forward_backward(self, forest: Forest) -> Evaluation:
+        return self._trainer.forward_backward(replace(forest, advantages=forest.advantages * np.nan))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trainer, name)
