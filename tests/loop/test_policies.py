@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -137,7 +137,7 @@ async def test_an_update_that_is_not_finite_is_not_made_and_its_batch_is_kept(re
         loop = server.loop(Nobody())
         await loop.restore()
         asker, picker = server.learners
-        asker.trainer = Poisoned(asker.trainer)
+        asker.trainer = cast(Trainer, Poisoned(asker.trainer))
         metrics = await loop.learn(0, await loop.collect(0))
         await loop.publish(1)
     assert metrics["asker/optim/skipped"] == 1.0 and metrics["picker/optim/skipped"] == 0.0
