@@ -31,6 +31,7 @@ class LightningServer:
     config: Config
     folder: Path
     store: Store
+    template: ChatTemplate
     learners: tuple[Learner, ...]
     """The policies that learn, in the order of the recipe."""
 
@@ -80,7 +81,7 @@ async def lightning(config: Config, folder: Path) -> AsyncIterator[LightningServ
         for learner in learners:
             await learner.engine.pause()  # until the loop has restored its weights: attempts of an earlier run may be queued
         await stack.enter_async_context(_dispatching(config, store, runner, base_url))
-        yield LightningServer(config=config, folder=folder, store=store, learners=learners)
+        yield LightningServer(config=config, folder=folder, store=store, template=template, learners=learners)
 
 
 def _folder(model: ModelConfig, *, root: Path) -> Path:

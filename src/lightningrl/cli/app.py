@@ -143,12 +143,21 @@ def _json(result: Any) -> str:
 
 
 def _with_checkpoint(config: Config, checkpoint: Path | None) -> Config:
+    """The recipe on other weights: a model folder, or what a run has ended with."""
     if checkpoint is None:
         return config
-    model = checkpoint / "model" if (checkpoint / "model" / "config.json").exists() else checkpoint
-    if not (model / "config.json").exists():
-        raise UserError(f"no model at `{checkpoint}`", hint="give a model folder (with a config.json), or the folder of a finished run")
-    return config.model_copy(update={"model": config.model.model_copy(update={"path": str(model.resolve())})})
+    folder = checkpoint / "model" if (checkpoint / "model").is_dir() else checkpoint
+    if config.policies:
+        policies = {name: {**own, "model": {**own.get("model", {}), **_model(folder / name)}} for name, own in config.policies.items()}
+        return config.model_copy(update={"policies": policies})
+    return config.model_copy(update={"model": config.model.model_copy(update=_model(folder))})
+
+
+def _model(folder: Path) -> dict[str, Any]:
+    """Settings of `[model]` that lead to the folder; an adapter in it is part of the model, and no new one is put on it."""
+    if not any((folder / name).exists() for name in ("config.json", "adapter_config.json")):
+        raise UserError(f"no model at `{folder}`", hint="give a model folder (with a config.json), or the folder of a finished run")
+    return {"path": str(folder.resolve()), "lora_rank": 0}
 
 
 def _console(*, as_json: bool) -> Console:

@@ -2,9 +2,10 @@
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from rich.console import Console, Group
@@ -17,6 +18,9 @@ from lightningrl.data.intervals import bootstrap_mean
 from lightningrl.loop import MODES, Exam, Summary
 from lightningrl.store import Store
 from lightningrl.types import Rollout
+
+Decode: TypeAlias = Callable[[list[int]], str]
+"""Text of token ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,16 +90,16 @@ def interval(exam: Exam) -> str:
     return f"{exam.mean:.3f} [{low:.3f}, {high:.3f}]"
 
 
-async def then_and_now(summary: Summary, store: Store) -> Panel | None:
+async def then_and_now(summary: Summary, store: Store, *, decode: Decode) -> Panel | None:
     """One task the policy could not do before and can do now; None if there is none."""
     before, after = summary.before["greedy"], summary.after["greedy"]
     learned = [i for i, (b, a) in enumerate(zip(before.rewards, after.rewards, strict=True)) if a > b]
     if not learned:
         return None
     # The one with the most calls shows most.
-    calls = {i: len(await _answers(store, after.rollouts[i])) for i in learned[:50]}
+    calls = {i: len(await _answers(store, after.rollouts[i], decode=decode)) for i in learned[:50]}
     index = max(calls, key=lambda i: (calls[i], -i))
-    then, now = await _answers(store, before.rollouts[index]), await _answers(store, after.rollouts[index])
+    then, now = [await _answers(store, exam.rollouts[index], decode=decode) for exam in (before, after)]
     task = after.rollouts[index].task
     question = task.input.get("question", json.dumps(dict(task.input))[:300])
     parts: list[Text] = [Text(str(question), style="bold")]
@@ -105,15 +109,10 @@ async def then_and_now(summary: Summary, store: Store) -> Panel | None:
     return Panel(Group(*parts), title="one held-out task, then and now (greedy)", title_align="left", padding=(1, 2))
 
 
-async def _answers(store: Store, rollout: Rollout) -> list[str]:
-    """What the model said, call by call."""
-    if rollout.accepted_attempt_id is None:
-        return []
-    answers: list[str] = []
-    for call in await store.calls([rollout.accepted_attempt_id]):
-        message = call.response["choices"][0]["message"]
-        answers.append(str(message.get("content") or message.get("tool_calls") or "").strip())
-    return answers
+async def _answers(store: Store, rollout: Rollout, *, decode: Decode) -> list[str]:
+    """What the model said, call by call, in whichever dialect it was asked."""
+    calls = await store.calls([rollout.accepted_attempt_id] if rollout.accepted_attempt_id else [])
+    return [decode(call.completion_ids.tolist()).strip() for call in calls]
 
 
 def next_steps(console: Console, config: Config, *, run_dir: Path) -> None:

@@ -55,7 +55,7 @@ async def _train(config: Config, folder: RunFolder, *, console: Console) -> Resu
             loop = server.loop(Watchers(Journal(folder, version=version), progress))
             summary = await loop.run()
             server.export(folder.model)
-            example = await then_and_now(summary, server.store)
+            example = await then_and_now(summary, server.store, decode=server.template.decode)
     draw_curve(folder.rows(), folder.curve, title=config.name)
     result = result_of(summary, seconds=time.monotonic() - began, steps=config.loop.steps, run_dir=str(folder.path))
     console.print(before_after(summary))
