@@ -15,7 +15,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,9 @@ def _lesson(name: str, prompt: list[int], completion: list[int], rng: np.random.
         logprobs=np.full(C, -np.log(VOCAB), np.float32),
         reward=None,
     )
-    return Lesson(group_id="g", transition=transition, advantages=rng.normal(size=C).astype(np.float32), weights=np.full(C, 1e-3))
+    rollout_id = name.rpartition("/")[0]
+    advantages = rng.normal(size=C).astype(np.float32)
+    return Lesson(rollout_id=rollout_id, group_id="g", transition=transition, advantages=advantages, weights=np.full(C, 1e-3))
 
 
 def padded_rows(rows: Sequence[list[Lesson]]) -> list[Rows]:
@@ -103,19 +105,12 @@ def _pad(batch: list[list[Lesson]]) -> Rows:
         sources += [b * width + len(le.transition.prompt_ids) - 1 + np.arange(len(le.weights)) for le in row]
     lessons = [le for row in batch for le in row]
     terms = build_forest(lessons)  # for its terms, which come in the order of the lessons
-    forest = Forest(
+    forest = replace(
+        terms,
         token_ids=token_ids.reshape(-1),
         positions=np.tile(np.arange(width, dtype=np.int32), len(batch)),
-        starts=terms.starts,
-        parents=terms.parents,
         sources=np.concatenate(sources).astype(np.int32),
-        targets=terms.targets,
-        logprobs=terms.logprobs,
-        advantages=terms.advantages,
-        weights=terms.weights,
-        temperatures=terms.temperatures,
-        calls=terms.calls,
-        call_ids=terms.call_ids,
+        states=np.array([own[0] for own in sources], np.int32),
     )
     return Rows(forest=forest, width=width)
 

@@ -11,6 +11,7 @@ import math
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def lessons(demonstration: Demonstration, tokenizer: Any, name: str) -> list[Les
             reward=None,
         )
         ones = np.ones(len(completion))
-        made.append(Lesson(group_id=name, transition=transition, advantages=ones.astype(np.float32), weights=ones))
+        made.append(Lesson(rollout_id=name, group_id=name, transition=transition, advantages=ones.astype(np.float32), weights=ones))
     return made
 
 
@@ -66,7 +67,7 @@ def batches(conversations: Sequence[list[Lesson]], size: int, rng: random.Random
         for start in range(0, len(order) - size + 1, size):
             chosen = [lesson for i in order[start : start + size] for lesson in conversations[i]]
             total = sum(len(lesson.weights) for lesson in chosen)
-            yield [Lesson(group_id=x.group_id, transition=x.transition, advantages=x.advantages, weights=x.weights / total) for x in chosen]
+            yield [replace(lesson, weights=lesson.weights / total) for lesson in chosen]
 
 
 def train(trainer: LocalTrainer, conversations: Sequence[list[Lesson]], *, peak: float, steps: int, seconds: float, size: int, seed: int) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightningrl.data.forest import Forest, Lesson, build_forest, read_ids
+from lightningrl.data.forest import Forest, Lesson, build_forest, read_ids, unweighted
 from lightningrl.data.packing import minibatches, pack, teaches
 from lightningrl.trainer.conformance import lesson, lessons
 
@@ -34,6 +34,14 @@ def check(forest: Forest, made_from: list[Lesson]) -> None:
         assert forest.weights[m] == le.weights[t]
         assert forest.temperatures[m] == call.temperature
         assert forest.call_ids[forest.calls[m]] == call.call_id
+        assert forest.proximal[m] == (call.logprobs if le.proximal is None else le.proximal)[t]
+    rollout_of = [le.rollout_id for le, _ in terms]
+    assert [rollout_of.index(name) for name in rollout_of] == [forest.rollouts.tolist().index(r) for r in forest.rollouts.tolist()]
+    kept = [le for le in made_from if le.weights.any()]
+    assert [path(forest, int(state)) for state in forest.states] == [le.transition.prompt_ids.tolist() for le in kept]
+    assert forest.call_ids == tuple(le.transition.call_id for le in kept)
+    if forest.returns is not None:
+        assert forest.returns.tolist() == [le.returns for le in kept]
     paths = {tuple(path(forest, n)) for n in range(len(forest.token_ids))}
     wanted = {tuple(ids[: n + 1]) for le in made_from if le.weights.any() for ids in [read_ids(le.transition).tolist()] for n in range(len(ids))}
     assert paths == wanted
@@ -80,6 +88,19 @@ def test_weight_of_zero_leaves_out_a_token_or_a_call() -> None:
     assert made_from[1].transition.call_id not in forest.call_ids
 
 
+def test_whole_forest_also_holds_what_has_no_weight() -> None:
+    """To be evaluated: what a critic expects of a call is asked before it is known what the call teaches."""
+    made_from = [dataclasses.replace(le, weights=0 * le.weights) for le in lessons(3)]
+    assert len(build_forest(made_from).targets) == 0
+    forest = build_forest(made_from, whole=True)
+    assert len(forest.targets) == sum(len(le.weights) for le in made_from)
+    assert len(forest.states) == len(forest.call_ids) == len(made_from)
+    assert not forest.weights.any()
+    silent = unweighted(dataclasses.replace(made_from[0].transition, completion_ids=np.zeros(0, np.int32), logprobs=np.zeros(0, np.float32)))
+    assert path(build_forest([silent], whole=True), 0) == silent.transition.prompt_ids.tolist()[:1]
+    assert build_forest([silent], whole=True).states.tolist() == [len(silent.transition.prompt_ids) - 1]
+
+
 def test_nothing_makes_an_empty_forest() -> None:
     forest = build_forest([])
     assert (len(forest.token_ids), len(forest.parents), len(forest.targets)) == (0, 0, 0)
@@ -100,7 +121,7 @@ def test_packs_hold_what_teaches_once_within_the_limit(max_tokens: int) -> None:
     packs = pack(made_from, max_tokens=max_tokens)
     assert sorted(id(le) for p in packs for le in p) == sorted(id(le) for le in made_from if teaches(le))
     for p in packs:
-        assert len(build_forest(p).token_ids) <= max_tokens or len(p) == 1
+        assert len(build_forest(p).token_ids) <= max_tokens or len({le.rollout_id for le in p}) == 1
 
 
 def test_groups_stay_whole_where_they_fit() -> None:

@@ -40,7 +40,13 @@ async def test_trainer_and_engine_agree_on_every_call_of_a_langgraph_run(tmp_pat
         assert sum(call.capture == "bridged" for call in calls) > 5
 
         lessons = [
-            Lesson(group_id=t.group_id, transition=c, advantages=np.ones(len(c.completion_ids), np.float32), weights=np.ones(len(c.completion_ids)))
+            Lesson(
+                rollout_id=t.rollout_id,
+                group_id=t.group_id,
+                transition=c,
+                advantages=np.ones(len(c.completion_ids), np.float32),
+                weights=np.ones(len(c.completion_ids)),
+            )
             for t in trajectories
             for c in t.transitions
         ]

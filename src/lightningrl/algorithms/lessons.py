@@ -24,6 +24,7 @@ def lessons_of(trajectories: Sequence[Trajectory], algorithm: AlgorithmConfig, *
     weights = token_weights(trajectories, aggregation=algorithm.aggregation)
     made = [
         Lesson(
+            rollout_id=trajectory.rollout_id,
             group_id=trajectory.group_id,
             transition=call,
             advantages=np.full(len(call.completion_ids), A[c], dtype=np.float32),

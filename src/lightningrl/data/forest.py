@@ -1,6 +1,6 @@
 """Forest: a batch packed so that each unique prefix is computed once. Lessons in, forests out.
 
-Legend: N unique tokens · S segments · M sampled tokens (each one a term of the loss, never merged).
+Legend: N unique tokens · S segments · M sampled tokens (each one a term of the loss, never merged) · K calls.
 """
 
 from collections.abc import Sequence
@@ -16,6 +16,8 @@ from lightningrl.types import Doubles, Floats, Ints, Transition
 class Lesson:
     """One call together with what it is to teach."""
 
+    rollout_id: str
+    """Lessons of one rollout are never parted: a loss may look at all that the rollout sampled."""
     group_id: str
     """Lessons of one group are updated from together."""
     transition: Transition
@@ -23,6 +25,10 @@ class Lesson:
     """[C] one per sampled token."""
     weights: Doubles
     """[C] share of each sampled token in the loss of the whole batch; 0 leaves it out."""
+    returns: float | None = None
+    """What the critic is to expect at the last token of the prompt; None without a critic."""
+    proximal: Doubles | None = None
+    """[C] logprobs under the weights that the batch is first learnt by; None: take the recorded ones for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +59,8 @@ class Forest:
     """[M] token ids."""
     logprobs: Doubles
     """[M] under the policy that sampled them."""
+    proximal: Doubles
+    """[M] under the weights that the batch is first learnt by, where they were asked; else the same as `logprobs`."""
     advantages: Doubles
     """[M]"""
     weights: Doubles
@@ -61,33 +69,59 @@ class Forest:
     """[M] the softmax temperature `logprobs` refer to."""
     calls: Ints
     """[M] index into `call_ids`."""
+    rollouts: Ints
+    """[M] which rollout a term is of, counted from 0."""
     call_ids: tuple[str, ...]
+    """[K]"""
+    states: Ints
+    """[K] index into `token_ids` of the last token of the call's prompt: what the critic looks at."""
+    returns: Doubles | None
+    """[K] what it is to see there; None without a critic."""
 
 
-def build_forest(lessons: Sequence[Lesson]) -> Forest:
-    """Merge calls by their tokens. Terms come in the order of the lessons; tokens come in an order that depends on the tokens alone."""
-    kept = [lesson for lesson in lessons if lesson.weights.any()]
-    trie = build_trie([read_ids(lesson.transition) for lesson in kept], tails=[len(lesson.weights) for lesson in kept])
-    taught = np.concatenate([lesson.weights != 0 for lesson in kept] or [np.zeros(0, bool)])
+def build_forest(lessons: Sequence[Lesson], *, whole: bool = False) -> Forest:
+    """Merge calls by their tokens. Terms come in the order of the lessons; tokens come in an order that depends on the tokens alone.
+
+    `whole`: keep what has no weight, too. There is nothing to learn from it, but it can be evaluated.
+    """
+    kept = [lesson for lesson in lessons if whole or lesson.weights.any()]
+    counts = [len(lesson.weights) for lesson in kept]
+    trie = build_trie([read_ids(lesson.transition) for lesson in kept], tails=[max(n, 1) for n in counts])
+    taught = np.concatenate([(lesson.weights != 0) | whole for lesson in kept] or [np.zeros(0, bool)])
+    number = {rollout_id: i for i, rollout_id in enumerate(dict.fromkeys(lesson.rollout_id for lesson in kept))}
+    returns = [lesson.returns for lesson in kept if lesson.returns is not None]
+    assert len(returns) in (0, len(kept)), "a critic learns from all calls or from none"
 
     def terms(arrays: list[np.ndarray], dtype: type) -> np.ndarray:
         return (np.concatenate(arrays)[taught] if arrays else np.zeros(0)).astype(dtype)
 
-    counts = [len(lesson.weights) for lesson in kept]
+    def spread(values: Sequence[float], dtype: type) -> np.ndarray:
+        return np.repeat(np.array(values, dtype), counts)[taught]
+
     return Forest(
         token_ids=trie.token_ids,
         positions=trie.positions,
         starts=trie.starts,
         parents=trie.parents,
-        sources=terms(trie.tails, np.int32),
+        sources=terms([tail[:n] for tail, n in zip(trie.tails, counts, strict=True)], np.int32),
         targets=terms([lesson.transition.completion_ids for lesson in kept], np.int32),
         logprobs=terms([lesson.transition.logprobs for lesson in kept], np.float64),
+        proximal=terms([lesson.transition.logprobs if lesson.proximal is None else lesson.proximal for lesson in kept], np.float64),
         advantages=terms([lesson.advantages for lesson in kept], np.float64),
         weights=terms([lesson.weights for lesson in kept], np.float64),
-        temperatures=terms([np.full(n, lesson.transition.temperature) for n, lesson in zip(counts, kept, strict=True)], np.float64),
-        calls=terms([np.full(n, i) for i, n in enumerate(counts)], np.int32),
+        temperatures=spread([lesson.transition.temperature for lesson in kept], np.float64),
+        calls=spread(range(len(kept)), np.int32),
+        rollouts=spread([number[lesson.rollout_id] for lesson in kept], np.int32),
         call_ids=tuple(lesson.transition.call_id for lesson in kept),
+        states=np.array([tail[0] for tail in trie.tails], np.int32),
+        returns=np.array(returns) if returns else None,
     )
+
+
+def unweighted(transition: Transition, *, rollout_id: str = "", group_id: str = "") -> Lesson:
+    """A call that teaches nothing: for a forest that is only evaluated."""
+    nothing = np.zeros(len(transition.completion_ids))
+    return Lesson(rollout_id=rollout_id, group_id=group_id, transition=transition, advantages=nothing.astype(np.float32), weights=nothing)
 
 
 def read_ids(transition: Transition) -> Ints:

@@ -1,44 +1,71 @@
-"""Which lessons are updated from together, and which fit in one forward and backward? Whole groups stay together where they can.
+"""Which lessons are updated from together, and which fit in one forward and backward? Whole groups stay together where they can, and whole
+rollouts always.
 
 Weights were computed over the whole batch. Micro-batches only split its sum; minibatches are also scaled by their number, so that each
 has the scale of a full-batch mean and their average is the full batch's loss.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 
+from lightningrl.config import LossConfig
 from lightningrl.data.forest import Lesson, read_ids
 from lightningrl.data.trie import count_unique, sort_sequences
 
+Teaching: TypeAlias = Callable[[Sequence[Lesson]], list[Lesson]]
+"""The lessons of one rollout → those of them that there is something to compute for. `list` keeps all."""
 
-def minibatches(lessons: Sequence[Lesson], count: int, *, seed: int) -> list[list[Lesson]]:
+
+def with_advantage(rollout: Sequence[Lesson]) -> list[Lesson]:
+    """Under a loss that is one of each token and proportional to its advantage, nothing else has a gradient."""
+    return [lesson for lesson in rollout if teaches(lesson)]
+
+
+def with_weight(rollout: Sequence[Lesson]) -> list[Lesson]:
+    """A KL term, a bonus for entropy and a critic teach whatever the advantage."""
+    return [lesson for lesson in rollout if lesson.weights.any()]
+
+
+def as_a_whole(rollout: Sequence[Lesson]) -> list[Lesson]:
+    """Where a ratio is one of all that the rollout sampled, its gradient goes through every call, if it goes through any."""
+    return with_weight(rollout) if any(map(teaches, rollout)) else []
+
+
+def teaching_under(loss: LossConfig, *, critic: bool = False) -> Teaching:
+    """What has a gradient under this loss, and a critic's beside it."""
+    if loss.kl_coef or loss.entropy_coef or (critic and loss.value_coef):
+        return with_weight
+    return as_a_whole if loss.ratio == "rollout" or loss.importance.startswith("rollout") else with_advantage
+
+
+def minibatches(lessons: Sequence[Lesson], count: int, *, seed: int, teaching: Teaching = with_advantage) -> list[list[Lesson]]:
     """Split a batch into at most `count` optimizer steps by whole groups; the order of groups follows from `seed` alone.
 
     Groups that teach are dealt evenly; there are never more steps than such groups, and none if nothing teaches.
     """
     groups = _by_group(lessons)
     shuffled = [groups[i] for i in np.random.default_rng(seed).permutation(len(groups))]
-    teaching = [group for group in shuffled if any(map(teaches, group))]
-    silent = [group for group in shuffled if not any(map(teaches, group))]
-    steps = min(count, len(teaching))
+    silent = [not any(map(teaching, _by_rollout(group))) for group in shuffled]
+    steps = min(count, len(groups) - sum(silent))
     dealt: list[list[Lesson]] = [[] for _ in range(steps)]
-    for i, group in enumerate(teaching + silent if steps else []):
-        dealt[i % steps] += [replace(lesson, weights=lesson.weights * steps) for lesson in group]
+    for n, i in enumerate(np.argsort(silent, kind="stable") if steps else []):
+        dealt[n % steps] += [replace(lesson, weights=lesson.weights * steps) for lesson in shuffled[i]]
     return dealt
 
 
-def pack(lessons: Sequence[Lesson], *, max_tokens: int) -> list[list[Lesson]]:
-    """Lessons of one optimizer step → those of each forest, of at most `max_tokens` unique tokens. A longer call has a forest of its own.
+def pack(lessons: Sequence[Lesson], *, max_tokens: int, teaching: Teaching = with_advantage) -> list[list[Lesson]]:
+    """Lessons of one optimizer step → those of each forest, of at most `max_tokens` unique tokens. A longer rollout has a forest of its own.
 
-    Calls whose advantages are all 0 have no gradient under any loss there is, and are left out: there is nothing to compute.
+    What does not teach is left out: there is nothing to compute.
     """
     packs: list[list[Lesson]] = []
     room = 0
-    for group in _by_group(lesson for lesson in lessons if teaches(lesson)):
-        size = count_unique([read_ids(lesson.transition) for lesson in group])
-        for piece, tokens in [(group, size)] if size <= max_tokens else _cut(group, max_tokens=max_tokens):
+    for group in _by_group(lessons):
+        rollouts = [kept for rollout in _by_rollout(group) if (kept := teaching(rollout))]
+        for piece, tokens in _pieces(rollouts, max_tokens=max_tokens):
             if not packs or tokens > room:
                 packs.append([])
                 room = max_tokens
@@ -48,7 +75,7 @@ def pack(lessons: Sequence[Lesson], *, max_tokens: int) -> list[list[Lesson]]:
 
 
 def teaches(lesson: Lesson) -> bool:
-    """Whether any token of the call has a gradient."""
+    """Whether any token of the call has both a weight and an advantage."""
     return bool(np.any(lesson.weights * lesson.advantages))
 
 
@@ -59,14 +86,30 @@ def _by_group(lessons: Iterable[Lesson]) -> list[list[Lesson]]:
     return list(groups.values())
 
 
-def _cut(group: Sequence[Lesson], *, max_tokens: int) -> list[tuple[list[Lesson], int]]:
-    """Cut one large group where neighbours in token order share least work; each piece comes with its number of unique tokens."""
-    sequences = [read_ids(lesson.transition) for lesson in group]
+def _by_rollout(lessons: Iterable[Lesson]) -> list[list[Lesson]]:
+    rollouts: dict[str, list[Lesson]] = {}
+    for lesson in lessons:
+        rollouts.setdefault(lesson.rollout_id, []).append(lesson)
+    return list(rollouts.values())
+
+
+def _pieces(rollouts: Sequence[list[Lesson]], *, max_tokens: int) -> list[tuple[list[Lesson], int]]:
+    """Cut a group that is too large where neighbours in token order share least work; each piece comes with its number of unique tokens."""
+    whole = [lesson for rollout in rollouts for lesson in rollout]
+    size = _unique_tokens(whole)
+    if size <= max_tokens:
+        return [(whole, size)] if whole else []
+    order, _ = sort_sequences([read_ids(rollout[0].transition) for rollout in rollouts])
     pieces: list[tuple[list[Lesson], int]] = []
-    for i, shared in zip(*sort_sequences(sequences), strict=True):
-        fresh = len(sequences[i]) - shared
-        if pieces and pieces[-1][1] + fresh <= max_tokens:
-            pieces[-1] = ([*pieces[-1][0], group[i]], pieces[-1][1] + fresh)
+    for i in order:
+        joined = [*pieces[-1][0], *rollouts[i]] if pieces else rollouts[i]
+        size = _unique_tokens(joined)
+        if pieces and size <= max_tokens:
+            pieces[-1] = (joined, size)
         else:
-            pieces.append(([group[i]], len(sequences[i])))
+            pieces.append((rollouts[i], _unique_tokens(rollouts[i])))
     return pieces
+
+
+def _unique_tokens(lessons: Sequence[Lesson]) -> int:
+    return count_unique([read_ids(lesson.transition) for lesson in lessons])

@@ -24,9 +24,10 @@ RATE = 1e-2
 def lesson(
     group_id: str, call_id: str, prompt: Sequence[int], completion: Sequence[int], *, rng: np.random.Generator, temperature: float = 1.0
 ) -> Lesson:
-    """A call with noise for logprobs, advantages and weights: whatever they are, the gradient must be right."""
+    """A call with noise for all that is recorded or computed of it: whatever they are, the gradient must be right."""
     C = len(completion)
     return Lesson(
+        rollout_id=call_id.rpartition("/")[0],
         group_id=group_id,
         transition=Transition(
             call_id=call_id,
@@ -41,6 +42,8 @@ def lesson(
         ),
         advantages=rng.normal(0.0, 1.0, C).astype(np.float32),
         weights=rng.uniform(0.01, 0.05, C),
+        returns=float(rng.normal()),
+        proximal=rng.normal(-3.0, 1.0, C),
     )
 
 

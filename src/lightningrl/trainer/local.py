@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from lightningrl.config import LossConfig, TrainerConfig
-from lightningrl.data.forest import Forest
+from lightningrl.data.forest import Forest, build_forest, unweighted
 from lightningrl.models.dense import DenseModel
 from lightningrl.models.forest_attention import ForestAttention
 from lightningrl.trainer import checkpoint
 from lightningrl.trainer.base import Evaluation
 from lightningrl.trainer.logprobs import term_logprobs, unique_rows
 from lightningrl.trainer.losses import LOSSES, Terms
-from lightningrl.types import Doubles, Ints
+from lightningrl.types import Doubles, Ints, Transition
 
 BETAS = (0.9, 0.95)
 """Of AdamW."""
@@ -120,22 +120,17 @@ def _threads(count: int) -> Iterator[None]:
 
 def _line(prompt_ids: Ints, completion_ids: Ints) -> Forest:
     """A forest of one call, for looking at it only."""
-    P, C = len(prompt_ids), len(completion_ids)
-    nothing = np.zeros(C)
-    return Forest(
-        token_ids=np.concatenate((prompt_ids, completion_ids[:-1])).astype(np.int32),
-        positions=np.arange(P + C - 1, dtype=np.int32),
-        starts=np.array([0, P + C - 1], np.int32),
-        parents=np.array([-1], np.int32),
-        sources=np.arange(P - 1, P + C - 1, dtype=np.int32),
-        targets=np.asarray(completion_ids, np.int32),
-        logprobs=nothing,
-        advantages=nothing,
-        weights=nothing,
-        temperatures=np.ones(C),
-        calls=np.zeros(C, np.int32),
-        call_ids=("",),
+    call = Transition(
+        call_id="",
+        parent_call_id=None,
+        agent="",
+        policy_version=0,
+        prompt_ids=prompt_ids,
+        completion_ids=completion_ids,
+        logprobs=np.zeros(len(completion_ids), np.float32),
+        reward=None,
     )
+    return build_forest([unweighted(call)], whole=True)
 
 
 def _terms(forest: Forest, logprobs: Tensor) -> Terms:
