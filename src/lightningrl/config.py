@@ -195,6 +195,12 @@ class LossConfig(Section):
     proximal: bool = False
     """Clip around the weights that the batch is first learnt by, not around those that sampled it (decoupled PPO, arXiv 2110.00641)."""
 
+    @model_validator(mode="after")
+    def _corrected_once(self) -> "LossConfig":
+        if self.importance != "none" and self.name != "pg" and not self.proximal:
+            raise ValueError(f"`{self.name}` already has a ratio to the weights that sampled: `importance` needs `proximal = true` beside it")
+        return self
+
 
 class TrainerConfig(Section):
     name: str = "local"

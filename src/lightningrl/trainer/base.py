@@ -10,19 +10,28 @@ from lightningrl.types import Doubles, Ints
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What `forward_backward` found out about a forest."""
+    """What was found out about a forest."""
 
     metrics: dict[str, float]
     """`area/name` → value, e.g. `loss/value`, `loss/clip_fraction`."""
     logprobs: Doubles
     """[M] logprob of each sampled token under the current weights, in the forest's order."""
+    values: Doubles | None = None
+    """[K] what the critic expects at the last token of each call's prompt, in the order of `Forest.call_ids`; None without a critic."""
 
 
 class Trainer(Protocol):
     """`lightningrl.trainer.conformance` is the suite that every implementation passes."""
 
     def forward_backward(self, forest: Forest) -> Evaluation:
-        """Add the gradient of this forest's loss. May be called several times before `optim_step`: the sums are what one call would give."""
+        """Add the gradient of this forest's loss. May be called several times before `optim_step`: the sums are what one call would give.
+
+        Whatever is not finite, in the forest or in what comes of it, adds nothing, and the next update is skipped.
+        """
+        ...
+
+    def evaluate(self, forest: Forest) -> Evaluation:
+        """The same look at the forest, without a loss and without a gradient. Changes nothing."""
         ...
 
     def optim_step(self, *, learning_rate: float) -> dict[str, float]:

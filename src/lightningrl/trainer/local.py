@@ -5,7 +5,7 @@ same forests in the same order, on the same number of threads, give the same bit
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
@@ -17,11 +17,12 @@ from torch import Tensor
 from lightningrl.config import LossConfig, TrainerConfig
 from lightningrl.data.forest import Forest, build_forest, unweighted
 from lightningrl.models.dense import DenseModel
-from lightningrl.models.forest_attention import ForestAttention
 from lightningrl.trainer import checkpoint
 from lightningrl.trainer.base import Evaluation
-from lightningrl.trainer.logprobs import term_logprobs, unique_rows
-from lightningrl.trainer.losses import LOSSES, Terms
+from lightningrl.trainer.critic import value_head
+from lightningrl.trainer.forward import Outputs, forward
+from lightningrl.trainer.objective import look_metrics, objective
+from lightningrl.trainer.reference import Reference
 from lightningrl.types import Doubles, Ints, Transition
 
 BETAS = (0.9, 0.95)
@@ -31,80 +32,90 @@ Export: TypeAlias = Callable[[DenseModel, Path], None]
 
 
 class LocalTrainer:
-    """A `Trainer` on this machine."""
+    """A `Trainer` on this machine. What requires no gradient in the model is no part of it: a model with an adapter learns by the adapter alone."""
 
-    def __init__(self, model: DenseModel, *, config: TrainerConfig, loss: LossConfig, export: Export) -> None:
+    def __init__(self, model: DenseModel, *, config: TrainerConfig, loss: LossConfig, export: Export, critic: bool = False) -> None:
+        """`critic`: whether a value head learns beside the policy, from the `returns` of its lessons."""
         self.model = model
         self.steps = 0
         """Updates made so far."""
+        self.critic = value_head(model) if critic else None
         self._config = config
         self._loss = loss
         self._export = export
-        self._parameters: dict[str, Tensor] = {name: p for name, p in model.hf.named_parameters() if p.requires_grad}
+        self._reference = Reference(model) if loss.kl_coef else None
+        self._policy: dict[str, Tensor] = {name: p for name, p in model.hf.named_parameters() if p.requires_grad}
+        self._head: dict[str, Tensor] = {f"critic.{name}": p for name, p in self.critic.named_parameters()} if self.critic else {}
         self._optimizer = torch.optim.AdamW(
-            self._parameters.values(),
+            [*self._policy.values(), *self._head.values()],
             lr=config.learning_rate,
             betas=BETAS,
             weight_decay=config.weight_decay,
             fused=True,
         )
-        self._poisoned = False  # a loss since the last update was not finite
+        self._poisoned = False  # something since the last update was not finite
 
     def forward_backward(self, forest: Forest) -> Evaluation:
-        """Add the gradient of Σ_m weight_m · loss_m. A loss that is not finite adds nothing, and the next update is skipped."""
+        """Add the gradient of the forest's loss. What is not finite adds nothing, and the next update is skipped."""
         with _threads(self._config.threads):
-            logprobs, entropy = self._logprobs(forest)
-            terms = _terms(forest, logprobs)
-            losses, clipped = LOSSES[self._loss.name](terms, self._loss)
-            loss = (losses * torch.from_numpy(forest.weights).to(losses.dtype)).sum()
-            if bool(torch.isfinite(loss)):
+            reference = self._ask_reference(forest)
+            outputs = forward(self.model, forest, critic=self.critic, entropy_gradient=self._loss.entropy_coef > 0)
+            loss, metrics = objective(forest, outputs, self._loss, reference=reference)
+            if _is_finite(forest) and bool(torch.isfinite(loss)):
                 torch.autograd.backward(loss)
             else:
                 self._poisoned = True
-            metrics = _metrics(forest, loss=loss, terms=terms, clipped=clipped, entropy=entropy)
-            return Evaluation(metrics=metrics, logprobs=logprobs.detach().to(torch.float64).numpy())
+            return _evaluation(forest, outputs, metrics)
+
+    @torch.no_grad()
+    def evaluate(self, forest: Forest) -> Evaluation:
+        with _threads(self._config.threads):
+            return _evaluation(forest, forward(self.model, forest, critic=self.critic), {})
 
     def optim_step(self, *, learning_rate: float) -> dict[str, float]:
         """Clip, update, clear. A gradient that is not finite is thrown away: weights and moments stay as they are."""
         with _threads(self._config.threads):
-            gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
-            norm = float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
-            skipped = self._poisoned or not math.isfinite(norm) or not gradients
+            parts = {"optim": self._policy} | ({"critic": self._head} if self._head else {})
+            norms = {name: _norm(part) for name, part in parts.items()}
+            untaught = all(p.grad is None for p in self._policy.values())
+            skipped = self._poisoned or untaught or not all(map(math.isfinite, norms.values()))
             if not skipped:
-                torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._config.max_grad_norm, torch.tensor(norm))
+                for name, part in parts.items():
+                    torch.nn.utils.clip_grads_with_norm_(part.values(), self._config.max_grad_norm, torch.tensor(norms[name]))
                 for group in self._optimizer.param_groups:
                     group["lr"] = learning_rate
                 self._optimizer.step()
                 self.steps += 1
             self._optimizer.zero_grad(set_to_none=True)
             self._poisoned = False
-        return {"optim/grad_norm": norm, "optim/learning_rate": learning_rate, "optim/skipped": float(skipped), "optim/steps": float(self.steps)}
+        metrics = {f"{name}/grad_norm": norm for name, norm in norms.items()}
+        return metrics | {"optim/learning_rate": learning_rate, "optim/skipped": float(skipped), "optim/steps": float(self.steps)}
 
-    @torch.no_grad()
     def logprobs(self, prompt_ids: Ints, completion_ids: Ints) -> Doubles:
-        with _threads(self._config.threads):
-            logprobs, _ = self._logprobs(_line(prompt_ids, completion_ids))
-            return logprobs.to(torch.float64).numpy()
+        return self.evaluate(_line(prompt_ids, completion_ids)).logprobs
 
     def save(self, path: Path) -> None:
-        checkpoint.save(path, self._parameters, self._optimizer, steps=self.steps)
+        checkpoint.save(path, self._policy | self._head, self._optimizer, reference=self._started_from(), steps=self.steps)
 
     def load(self, path: Path) -> None:
         """Weights are changed in place, so an engine that shares them serves the loaded ones."""
-        self.steps = checkpoint.load(path, self._parameters, self._optimizer)
+        self.steps = checkpoint.load(path, self._policy | self._head, self._optimizer, reference=self._started_from())
         self._optimizer.zero_grad(set_to_none=True)
         self._poisoned = False
 
     def publish(self, path: Path) -> None:
         self._export(self.model, path)
 
-    def _logprobs(self, forest: Forest) -> tuple[Tensor, Tensor]:
-        """Logprob of each term [M], and the entropy of each row of logits."""
-        model = self.model
-        attend = ForestAttention(forest.starts, forest.parents, forest.positions, heads=model.heads, kv_heads=model.kv_heads, dtype=model.dtype)
-        hidden = model.hidden(torch.from_numpy(forest.token_ids), torch.from_numpy(forest.positions), attend)
-        rows = unique_rows(forest, dtype=torch.promote_types(model.dtype, torch.float32))
-        return term_logprobs(model.logits(hidden.index_select(0, rows.sources)), rows)
+    def _started_from(self) -> Mapping[str, Tensor]:
+        return self._reference.parameters() if self._reference else {}
+
+    @torch.no_grad()
+    def _ask_reference(self, forest: Forest) -> Tensor | None:
+        """[M] logprobs under the weights that training started from; None without KL."""
+        if self._reference is None:
+            return None
+        with self._reference.model() as model:
+            return forward(model, forest).logprobs
 
 
 @contextmanager
@@ -133,21 +144,21 @@ def _line(prompt_ids: Ints, completion_ids: Ints) -> Forest:
     return build_forest([unweighted(call)], whole=True)
 
 
-def _terms(forest: Forest, logprobs: Tensor) -> Terms:
-    old, advantages = (torch.from_numpy(x).to(logprobs.dtype) for x in (forest.logprobs, forest.advantages))
-    return Terms(logprobs=logprobs, old_logprobs=old, advantages=advantages)
+def _is_finite(forest: Forest) -> bool:
+    """Whether every number is one, also those that the loss happens not to look at: somebody has to be told."""
+    arrays = (forest.logprobs, forest.proximal, forest.advantages, forest.weights, *(() if forest.returns is None else (forest.returns,)))
+    return all(bool(np.isfinite(array).all()) for array in arrays)
 
 
-def _metrics(forest: Forest, *, loss: Tensor, terms: Terms, clipped: Tensor, entropy: Tensor) -> dict[str, float]:
-    """`policy/kl_engine` is the k3 estimate (joschu.net/blog/kl-approx.html) from the recorded logprobs; before the first update it is noise."""
-    delta = terms.logprobs.detach() - terms.old_logprobs
-    return {
-        "loss/value": float(loss.detach()),
-        "loss/clip_fraction": float(clipped.to(delta.dtype).mean()),
-        "loss/ratio_max": float(delta.max().exp()),
-        "policy/entropy": float(entropy.mean()),
-        "policy/kl_engine": float((torch.expm1(delta) - delta).mean()),
-        "policy/logprob_gap_max": float(delta.abs().max()),
-        "tokens/computed": float(len(forest.token_ids)),
-        "tokens/terms": float(len(forest.targets)),
-    }
+def _norm(parameters: Mapping[str, Tensor]) -> float:
+    gradients = [p.grad for p in parameters.values() if p.grad is not None]
+    return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
+
+
+def _evaluation(forest: Forest, outputs: Outputs, metrics: dict[str, float]) -> Evaluation:
+    logprobs, values = outputs.logprobs.detach().to(torch.float64).numpy(), outputs.values
+    return Evaluation(
+        metrics=metrics | look_metrics(forest, outputs),
+        logprobs=logprobs,
+        values=None if values is None else values.detach().to(torch.float64).numpy(),
+    )

@@ -42,17 +42,17 @@ def unique_rows(forest: Forest, *, dtype: torch.dtype) -> Rows:
     )
 
 
-def term_logprobs(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-    """Logits [R V] → logprob of each term [M], with gradient, and the entropy of each row [R], without."""
-    out: Any = _TermLogprobs.apply(logits, rows)
+def term_logprobs(logits: Tensor, rows: Rows, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
+    """Logits [R V] → logprob of each term [M] and entropy of each row [R]; the latter with a gradient only if it is asked for."""
+    out: Any = _TermLogprobs.apply(logits, rows, entropy_gradient)
     return out
 
 
 class _TermLogprobs(torch.autograd.Function):
-    """log p(target) = z - logsumexp(z), z = logits / temperature; d log p / d logits = (onehot - p) / temperature."""
+    """log p(target) = z - logsumexp(z), z = logits / temperature; d log p / d z = onehot - p; d H / d z = -p (log p + H)."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, logits: Tensor, rows: Rows, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(logits.dtype, torch.float32)
         lse, entropy = logits.new_empty(len(logits), 1, dtype=wide), logits.new_empty(len(logits), dtype=wide)
         for chunk in _chunks(logits):
@@ -61,22 +61,27 @@ class _TermLogprobs(torch.autograd.Function):
             logp = z.sub_(lse[chunk])
             entropy[chunk] = -(logp.exp().mul_(logp)).sum(-1)
         targeted = logits[rows.of_term, rows.targets].to(wide) / rows.temperatures[rows.of_term, 0]
-        ctx.save_for_backward(logits, lse)
-        ctx.rows = rows
-        ctx.mark_non_differentiable(entropy)
+        ctx.save_for_backward(logits, lse, entropy)
+        ctx.rows, ctx.entropy_gradient = rows, entropy_gradient
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy)
         return targeted - lse[rows.of_term, 0], entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        logits, lse = ctx.saved_tensors
+        logits, lse, entropy = ctx.saved_tensors
         rows = ctx.rows
         d_terms = grads[0] / rows.temperatures[rows.of_term, 0]
         per_row = torch.zeros_like(lse).index_add_(0, rows.of_term, d_terms[:, None]).neg_()
         d_logits = torch.empty_like(logits)
         for chunk in _chunks(logits):
-            p = (logits[chunk].to(lse.dtype) / rows.temperatures[chunk]).sub_(lse[chunk]).exp_()
-            d_logits[chunk] = p.mul_(per_row[chunk])
-        return d_logits.index_put_((rows.of_term, rows.targets), d_terms.to(logits.dtype), accumulate=True), None
+            logp = (logits[chunk].to(lse.dtype) / rows.temperatures[chunk]).sub_(lse[chunk])
+            if ctx.entropy_gradient:
+                d_entropy = grads[1][chunk, None] / rows.temperatures[chunk]
+                d_logits[chunk] = logp.exp() * (per_row[chunk] - d_entropy * (logp + entropy[chunk, None]))
+            else:
+                d_logits[chunk] = logp.exp_().mul_(per_row[chunk])
+        return d_logits.index_put_((rows.of_term, rows.targets), d_terms.to(logits.dtype), accumulate=True), None, None
 
 
 def _chunks(logits: Tensor) -> list[slice]:

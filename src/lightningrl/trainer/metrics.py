@@ -2,18 +2,27 @@
 
 from collections.abc import Sequence
 
-TERMS = "tokens/terms"
+TERMS, CALLS = "tokens/terms", "critic/calls"
 
 
 def merged(rows: Sequence[dict[str, float]]) -> dict[str, float]:
     """The metrics of `forward_backward` over the micro-batches of one optimizer step; {} for none."""
-    terms = [row[TERMS] for row in rows]
-    return {name: _merge(name, [row[name] for row in rows], terms) for name in (rows[0] if rows else {})}
+    found = {name: _merge(name, rows) for name in (rows[0] if rows else {})}
+    return found | ({"critic/explained_variance": explained_variance(found)} if CALLS in found else {})
 
 
-def _merge(name: str, values: list[float], terms: list[float]) -> float:
+def explained_variance(row: dict[str, float]) -> float:
+    """1 - Var(V - R) / Var(R): 1 for a critic that knows, 0 for one that always says the same. 0 where all returns are the same."""
+    residual = row["critic/loss"] - row["critic/bias"] ** 2
+    variance = row["critic/return_square"] - row["critic/return_mean"] ** 2
+    return 1.0 - residual / variance if variance > 1e-12 else 0.0
+
+
+def _merge(name: str, rows: Sequence[dict[str, float]]) -> float:
+    values = [row[name] for row in rows]
     if name.endswith("_max"):
         return max(values)
-    if name == "loss/value" or name.startswith("tokens/"):
+    if name in ("loss/value", CALLS) or name.startswith("tokens/"):
         return sum(values)
-    return sum(v * n for v, n in zip(values, terms, strict=True)) / max(sum(terms), 1.0)
+    counts = [row[CALLS if name.startswith("critic/") else TERMS] for row in rows]
+    return sum(v * n for v, n in zip(values, counts, strict=True)) / max(sum(counts), 1.0)
