@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import datetime
 import ipaddress
+import itertools
 import re
 import socket
 import ssl
+import statistics
 import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
@@ -21,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from lightningrl.engine import http_client
-from lightningrl.engine.http_client import GATHER_S, READ_AHEAD, Client, Connection
+from lightningrl.engine.http_client import LONGEST_REST_S, REST_S, Client, Connection
 from lightningrl.errors import EngineError
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
@@ -244,15 +246,12 @@ def test_a_kept_connection_that_the_server_closes_costs_nothing(run: Run, meets:
 
 
 def test_nothing_of_an_answer_is_left_for_the_next_one(run: Run) -> None:
-    long = b"." * (READ_AHEAD - 20)  # with its headers it is more: the very end of it would stop the reading
-
     async def main() -> None:
         told = OK + b"Retry-After: 5\r\ncontent-length: 5\r\n\r\nhello"
-        async with talking(saying(told, OK + b"content-length: %d\r\n\r\n" % len(long) + long, OK + b"\r\nhello")) as (server, client):
+        async with talking(saying(told, OK + b"content-length: 9\r\n\r\n.........", OK + b"\r\nhello")) as (server, client):
             assert (await client.ask("POST", "/x", b"")).header("Retry-After") == "5"
-            unread = await client.stream("/x", b"")
+            unread = await client.stream("/x", b"")  # it has come to its end by then
             assert unread.status == 200
-            await asyncio.sleep(0.1)  # it has come to its end by then
             unread.close()
             last = await client.ask("POST", "/x", b"")
             assert (last.body, last.header("Retry-After")) == (b"hello", None)
@@ -353,9 +352,7 @@ def test_a_server_is_read_no_faster_than_its_stream_is_taken(run: Run) -> None:
             before = sent
             await asyncio.sleep(0.2)
             assert sent == before < total, "reading has stopped"
-            said = await answer.read()
-            assert len(said) < 2 * READ_AHEAD
-            said += await rest(answer)
+            said = await rest(answer)
             answer.close()
             assert said == piece * (total // len(piece))
 
@@ -363,14 +360,12 @@ def test_a_server_is_read_no_faster_than_its_stream_is_taken(run: Run) -> None:
 
 
 def test_what_comes_soon_after_a_batch_is_handed_on_with_the_next(run: Run) -> None:
-    long = b"," * 2 * READ_AHEAD
-
     async def talk(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await server.request(reader)
-        writer.write(CHUNKED + b"%x\r\n%b\r\n" % (len(long), long))
+        writer.write(CHUNKED)
         for _ in range(200):
             writer.write(b"1\r\n.\r\n")
-            await asyncio.sleep(GATHER_S / 20)
+            await asyncio.sleep(REST_S / 20)
         writer.write(b"0\r\n\r\n")
         await writer.drain()
 
@@ -381,19 +376,42 @@ def test_what_comes_soon_after_a_batch_is_handed_on_with_the_next(run: Run) -> N
             while piece := await answer.read():
                 batches.append(piece)
             answer.close()
-            assert b"".join(batches) == long + b"." * 200
-            assert len([batch for batch in batches if b"." in batch]) <= (time.monotonic() - began) / GATHER_S + 3
+            assert b"".join(batches) == b"." * 200
+            assert len(batches) <= (time.monotonic() - began) / REST_S + 3
 
     run(main())
 
 
-@pytest.mark.parametrize("ends", [True, False], ids=["its end", "what comes before"])
-def test_neither_the_first_batch_of_a_stream_nor_its_end_is_kept_waiting(run: Run, ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_client, "GATHER_S", 1.0)
+def test_an_older_stream_rests_for_longer_but_never_for_long(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_client, "REST_SHARE", 0.5)
 
     async def talk(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await server.request(reader)
-        for piece in (CHUNKED + b"1\r\n1\r\n", b"1\r\n2\r\n", b"1\r\n3\r\n", *([b"0\r\n\r\n"] if ends else [])):
+        writer.write(CHUNKED)
+        with contextlib.suppress(ConnectionError):
+            while not writer.is_closing():
+                writer.write(b"1\r\n.\r\n")
+                await asyncio.sleep(REST_S / 20)
+
+    async def main() -> None:
+        async with talking(talk) as (_, client):
+            began, times = time.monotonic(), []
+            answer = await client.stream("/x", b"")
+            while await answer.read() and time.monotonic() < began + 1.0:
+                times.append(time.monotonic())
+            answer.close()
+            gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+            assert statistics.median(gaps[:2]) < LONGEST_REST_S <= statistics.median(gaps[-5:]) < 2 * LONGEST_REST_S + REST_S
+
+    run(main())
+
+
+def test_the_first_batch_of_a_stream_is_not_kept_waiting(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_client, "REST_S", 1.0)
+
+    async def talk(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.request(reader)
+        for piece in (CHUNKED + b"1\r\n1\r\n", b"1\r\n2\r\n", b"1\r\n3\r\n"):
             writer.write(piece)
             await writer.drain()
             await asyncio.sleep(0.02)
@@ -406,7 +424,7 @@ def test_neither_the_first_batch_of_a_stream_nor_its_end_is_kept_waiting(run: Ru
             assert await answer.read() == b"1"
             assert time.monotonic() - began < 0.5
             assert await answer.read() == b"23"
-            assert (time.monotonic() - began < 0.5) is ends
+            assert time.monotonic() - began >= 0.5
             answer.close()
 
     run(main())

@@ -21,15 +21,13 @@ KEEP_ALIVE_S = 4.0
 """Unused connections are dropped before the server does it: uvicorn closes them after 5 s, and a request could meet that."""
 TICKS = 4
 """Looks at all connections per `KEEP_ALIVE_S`. They keep `IDLE_S`, too, so that no call needs a timer."""
-GATHER_S = 0.02
-"""What comes within this time of the last batch of a stream is handed on together: 50 times a second still looks fluent, and at 200 tokens a second
-what a batch costs is paid once for 4 tokens. One timer does it for all streams of a server: a fifth less CPU than one for each."""
-READ_AHEAD = 2**18
-"""Bytes of a stream that nobody has taken yet after which no more are read."""
+REST_S, LONGEST_REST_S, REST_SHARE = 0.02, 0.1, 1 / 20
+"""After each batch a stream is not read for a share of the time it has taken so far, within these bounds: then what a batch costs is paid once for
+4 to 20 tokens at 200 tokens a second, which still looks alive, and the end is seen late by a 20th at most (of streams of 0.4 s and more). One timer
+does it for all streams of a server: what is read together is answered together. Half the CPU of reading all the time (benchmarks/gateway.py).
+"""
 ANSWER_LIMIT = 2**28
 """Bytes of an answer: 32,768 tokens with 20 alternatives each are about 40 MB."""
-STREAM_END = b"0\r\n\r\n"
-"""How the last chunk looks."""
 BROKEN = "the server's own log says why"
 
 
@@ -54,10 +52,10 @@ class Client:
         self._kept: dict[Connection, None] = {}
         """Those that nobody uses; the last is the one that was used last."""
         self._all: set[Connection] = set()
-        self._early: list[Connection] = []
-        """Streams of which something came too soon after their last batch."""
+        self._resting: list[Connection] = []
+        """Streams that are not read for a while."""
         self._looking: asyncio.TimerHandle | None = None
-        self._gathering: asyncio.TimerHandle | None = None
+        self._waking: asyncio.TimerHandle | None = None
         self._ssl: ssl.SSLContext | None = None
         self._closed = False
 
@@ -73,7 +71,7 @@ class Client:
     async def close(self) -> None:
         """Whoever still waits or reads hears of it by an `EngineError`."""
         self._closed = True
-        for timer in (self._looking, self._gathering):
+        for timer in (self._looking, self._waking):
             if timer is not None:
                 timer.cancel()
         for connection in list(self._all):
@@ -87,17 +85,17 @@ class Client:
         self._all.discard(connection)
         self._kept.pop(connection, None)
 
-    def gather(self, connection: "Connection") -> None:
-        """Call its `hand_on` soon."""
-        self._early.append(connection)
-        if self._gathering is None:
-            self._gathering = asyncio.get_running_loop().call_later(GATHER_S, self._hand_on)
+    def rest(self, connection: "Connection") -> None:
+        """Call its `resume` until it has rested enough."""
+        self._resting.append(connection)
+        if self._waking is None:
+            self._waking = asyncio.get_running_loop().call_later(REST_S, self._wake)
 
-    def _hand_on(self) -> None:
-        early, self._early = self._early, []
-        self._gathering = asyncio.get_running_loop().call_later(GATHER_S, self._hand_on) if early else None
-        for connection in early:
-            connection.hand_on()
+    def _wake(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self._resting = [connection for connection in self._resting if not connection.resume(now)]
+        self._waking = loop.call_later(REST_S, self._wake) if self._resting else None
 
     async def _send(self, method: str, path: str, body: bytes, *, stream: bool) -> "Connection":
         if self._closed:
@@ -156,10 +154,8 @@ class Connection(asyncio.Protocol):
         self._headers: dict[bytes, bytes] = {}
         self._pieces: list[bytes] = []
         """Of the body, not yet taken."""
-        self._early: list[bytes] = []
-        """Bytes of a stream that came too soon after its last batch: nobody has looked into them."""
-        self._next = 0.0
-        """From when on it is not too soon, by the loop's clock."""
+        self._began = self._rests_until = 0.0
+        """By the loop's clock."""
         self._waiter: asyncio.Future[None] | None = None
         self._failure: EngineError | None = None
         self._complete, self._reusable, self._stream, self._paused = True, True, False, False
@@ -176,11 +172,12 @@ class Connection(asyncio.Protocol):
     async def send(self, request: bytes, *, stream: bool) -> bool:
         """Ask, and wait for the answer or, if it is a stream, for the first of it. False: it was closed before anything came."""
         self.status, self._complete, self._stream = 0, False, stream
-        self._size, self._quiet, self._next, self._failure = 0, 0, 0.0, None
+        self._size, self._quiet, self._failure = 0, 0, None
         self._headers.clear()
         self._pieces.clear()
         self._transport.write(request)
         await self._wait()
+        self._began = self._loop.time()
         return self._complete or self.status != 0
 
     def take(self) -> Answer:
@@ -195,10 +192,10 @@ class Connection(asyncio.Protocol):
             await self._wait()
         body = self._body()
         self._size = 0
-        self._next = self._loop.time() + GATHER_S
         if self._paused:
-            self._paused = False
-            self._transport.resume_reading()
+            now = self._loop.time()
+            self._rests_until = now + min(LONGEST_REST_S, (now - self._began) * REST_SHARE)
+            self._client.rest(self)
         return body
 
     def close(self) -> None:
@@ -211,7 +208,6 @@ class Connection(asyncio.Protocol):
 
     def drop(self) -> None:
         self._complete = True
-        self._early.clear()
         self._transport.abort()
 
     def fail(self, error: EngineError) -> None:
@@ -219,12 +215,14 @@ class Connection(asyncio.Protocol):
         self._wake()
         self._transport.abort()
 
-    def hand_on(self) -> None:
-        """What came too soon."""
-        if self._early:
-            data = b"".join(self._early)
-            self._early.clear()
-            self._parse(data)
+    def resume(self, now: float) -> bool:
+        """Go on reading, if it has rested enough."""
+        if now < self._rests_until:
+            return False
+        if self.open:
+            self._paused = False
+            self._transport.resume_reading()
+        return True
 
     def tick(self) -> int:
         """How many times in a row this was called without anything having come."""
@@ -240,25 +238,10 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
             return
         self._size += len(data)
-        if not self._stream:
-            self._parse(data)
-            return
-        if self._loop.time() < self._next and self._size < READ_AHEAD and not data.endswith(STREAM_END):
-            if not self._early:
-                self._client.gather(self)
-            self._early.append(data)
-        elif self._early:
-            self._early.append(data)
-            self.hand_on()
-        else:
-            self._parse(data)
-        if self._size >= READ_AHEAD and self._waiter is None and self._pieces and not self._complete:
-            self._paused = True
-            self._transport.pause_reading()
+        self._parse(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._client.forget(self)
-        self.hand_on()
         if not self._complete and self._failure is None:
             if self.status and exc is None and not (_header(self._headers, b"content-length") or _header(self._headers, b"transfer-encoding")):
                 self._complete, self._reusable = True, False  # such a body ends with the connection
@@ -289,7 +272,11 @@ class Connection(asyncio.Protocol):
             self._reusable = False
             if not self._complete:
                 self.fail(EngineError(f"`{self._client.url}` broke off: what it says is no HTTP/1.1: {error}", hint=BROKEN))
-        if self._complete or (self._stream and self._pieces and self.status == 200):
+        if self._complete:
+            self._wake()
+        elif self._stream and self._pieces and self.status == 200:
+            self._paused = True
+            self._transport.pause_reading()  # no server is read faster than its stream is taken
             self._wake()
         elif self._size > ANSWER_LIMIT:
             self.fail(EngineError(f"`{self._client.url}` answered more than `{ANSWER_LIMIT}` bytes"))
