@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from lightningrl.errors import UserError
+from lightningrl.errors import UserError, meant
 
 BUILTIN: Mapping[str, Mapping[str, str]] = {
     "store": {"sqlite": "lightningrl.store.sqlite:SQLiteStore"},
@@ -27,10 +27,21 @@ BUILTIN: Mapping[str, Mapping[str, str]] = {
         "anthropic.messages": "lightningrl.gateway.dialects.anthropic_messages:AnthropicMessages",
         "google.gemini": "lightningrl.gateway.dialects.gemini:Gemini",
     },
-    "credit": {"uniform": "lightningrl.algorithms.credit:uniform"},
+    "credit": {
+        "uniform": "lightningrl.algorithms.credit:uniform",
+        "discounted": "lightningrl.algorithms.credit:discounted",
+        "air": "lightningrl.algorithms.credit:air",
+        "gae_calls": "lightningrl.algorithms.credit:gae_calls",
+        "gigpo": "lightningrl.algorithms.credit_states:gigpo",
+        "tree_loo": "lightningrl.algorithms.credit_states:tree_loo",
+    },
     "advantage": {
         "grpo": "lightningrl.algorithms.advantage:grpo",
         "rloo": "lightningrl.algorithms.advantage:rloo",
+        "dr_grpo": "lightningrl.algorithms.advantage:dr_grpo",
+        "reinforce++": "lightningrl.algorithms.advantage:reinforce_pp",
+        "reinforce++-baseline": "lightningrl.algorithms.advantage:reinforce_pp_baseline",
+        "opo": "lightningrl.algorithms.advantage:opo",
     },
 }
 """kind → name → where it lives. Other packages add theirs as entry points in the group `lightningrl.<kind>`."""
@@ -48,8 +59,7 @@ def load(name: str, *, kind: str, root: Path | None = None) -> Any:
     for entry in entry_points(group=f"lightningrl.{kind}", name=name):
         return entry.load()
     if ":" not in name:
-        known = ", ".join(f"`{n}`" for n in names(kind)) or "none built in"
-        raise UserError(f"unknown {kind} `{name}`", hint=f"known: {known}; or `pkg.module:attr`")
+        raise UserError(f"unknown {kind} `{name}`", hint=f"{meant(name, names(kind))}; or `pkg.module:attr`")
     if root is not None and str(root) not in sys.path:
         sys.path.insert(0, str(root))
     return _attribute(name, kind=kind)

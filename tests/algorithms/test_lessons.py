@@ -1,4 +1,4 @@
-"""Credit, advantages and weights; above all invariant 6: a group is compared before anything is filtered."""
+"""From trajectories to lessons; above all invariant 6: a group is compared before anything is filtered."""
 
 import dataclasses
 
@@ -6,67 +6,15 @@ import numpy as np
 import pytest
 
 from lightningrl.algorithms import lessons_of
-from lightningrl.algorithms.advantage import grpo, rloo
 from lightningrl.algorithms.weights import token_weights
 from lightningrl.config import AlgorithmConfig
 from lightningrl.errors import UserError
-from lightningrl.types import Doubles, Trajectory, Transition
-
-
-def transition(name: str, tokens: int, *, left_out: str | None = None, truncated: bool = False) -> Transition:
-    return Transition(
-        call_id=name,
-        parent_call_id=None,
-        agent="writer",
-        policy_version=0,
-        prompt_ids=np.arange(3, dtype=np.int32),
-        completion_ids=np.arange(tokens, dtype=np.int32),
-        logprobs=np.zeros(tokens, np.float32),
-        reward=None,
-        truncated=truncated,
-        left_out=left_out,
-    )
-
-
-def trajectory(name: str, reward: float, *calls: Transition, group: str = "g") -> Trajectory:
-    return Trajectory(rollout_id=name, group_id=group, task_id="t", transitions=calls, reward=reward)
-
-
-def arrays(*values: list[float]) -> list[Doubles]:
-    return [np.array(v, dtype=np.float64) for v in values]
-
-
-def test_grpo_is_the_distance_from_the_mean_in_unbiased_deviations() -> None:
-    A = grpo(arrays([1.0], [0.0, 0.0], [0.0], [1.0]))
-    s = np.std([1, 0, 0, 1], ddof=1)
-    assert [len(a) for a in A] == [1, 2, 1, 1]
-    np.testing.assert_allclose(np.concatenate(A), [0.5 / s, -0.5 / s, -0.5 / s, -0.5 / s, 0.5 / s], rtol=1e-5)
-
-
-def test_rloo_is_the_distance_from_the_mean_of_the_others() -> None:
-    A = rloo(arrays([1.0], [0.0, 0.0], [0.5]))
-    np.testing.assert_allclose(np.concatenate(A), [0.75, -0.75, -0.75, 0.0], atol=1e-12)
-
-
-@pytest.mark.parametrize("advantage", [grpo, rloo])
-def test_baseline_is_over_rollouts_and_not_over_rows(advantage) -> None:
-    few = advantage(arrays([1.0], [0.0], [0.0]))
-    many = advantage(arrays([1.0], [0.0] * 50, [0.0]))
-    assert few[0] == pytest.approx(many[0], rel=1e-12)
-
-
-@pytest.mark.parametrize("advantage", [grpo, rloo])
-@pytest.mark.parametrize("values", [arrays([0.7, 0.7]), arrays([0.1], [0.1], [0.1]), arrays([0.1, 0.1], [0.1])])
-def test_group_of_one_and_equal_rewards_teach_exactly_nothing(advantage, values: list[Doubles]) -> None:
-    assert all((a == 0).all() for a in advantage(values))
-
-
-def test_rollouts_of_equal_mean_cannot_blow_grpo_up() -> None:
-    assert np.abs(np.concatenate(grpo(arrays([1.0, 0.0], [0.5, 0.5])))).max() < 2.0
+from lightningrl.types import Trajectory
+from tests.algorithms.rollouts import call, rollout
 
 
 def test_advantages_do_not_depend_on_what_is_left_out() -> None:
-    group = [trajectory(f"r{i}", float(i % 2), transition(f"r{i}/0", 3), transition(f"r{i}/1", 2)) for i in range(4)]
+    group = [rollout(f"r{i}", float(i % 2), call(f"r{i}/0", tokens=3), call(f"r{i}/1", tokens=2)) for i in range(4)]
 
     def advantages(trajectories: list[Trajectory]) -> list[float]:
         made, _ = lessons_of(trajectories, AlgorithmConfig())
@@ -82,7 +30,7 @@ def test_advantages_do_not_depend_on_what_is_left_out() -> None:
 
 def test_groups_are_compared_among_themselves() -> None:
     trajectories = [
-        trajectory(f"{g}{i}", r, transition(f"{g}{i}/0", 1), group=g) for g, rs in {"a": (0, 1), "b": (10, 10)}.items() for i, r in enumerate(rs)
+        rollout(f"{g}{i}", r, call(f"{g}{i}/0", tokens=1), group=g) for g, rs in {"a": (0, 1), "b": (10, 10)}.items() for i, r in enumerate(rs)
     ]
     made, metrics = lessons_of(trajectories, AlgorithmConfig(advantage="rloo"))
     assert [float(le.advantages[0]) for le in made] == [-1, 1, 0, 0]
@@ -92,7 +40,7 @@ def test_groups_are_compared_among_themselves() -> None:
 
 
 def test_truncated_call_is_worth_less() -> None:
-    trajectories = [trajectory("a", 1.0, transition("a/0", 2, truncated=True)), trajectory("b", 1.0, transition("b/0", 2))]
+    trajectories = [rollout("a", 1.0, call("a/0", tokens=2, truncated=True)), rollout("b", 1.0, call("b/0", tokens=2))]
     made, _ = lessons_of(trajectories, AlgorithmConfig(advantage="rloo", truncation_penalty=0.3))
     np.testing.assert_allclose([le.advantages[0] for le in made], [-0.3, 0.3], rtol=1e-6)
 
@@ -102,9 +50,9 @@ def test_truncated_call_is_worth_less() -> None:
     [("rollout-mean", [[1 / 12, 1 / 12, 0], [1 / 4]]), ("call-mean", [[1 / 6, 1 / 12, 0], [1 / 6]]), ("token-mean", [[1 / 8, 1 / 8, 0], [1 / 8]])],
 )
 def test_weights_by_aggregation(aggregation, expected: list[list[float]]) -> None:
-    a = trajectory("a", 1.0, transition("a/0", 2), transition("a/1", 4), transition("a/2", 9, left_out="agent"))
-    b = trajectory("b", 0.0, transition("b/0", 2))
-    silent = trajectory("c", 0.0, transition("c/0", 5, left_out="policy"), transition("c/1", 0))
+    a = rollout("a", 1.0, call("a/0", tokens=2), call("a/1", tokens=4), call("a/2", tokens=9, left_out="agent"))
+    b = rollout("b", 0.0, call("b/0", tokens=2))
+    silent = rollout("c", 0.0, call("c/0", tokens=5, left_out="policy"), call("c/1", tokens=0))
     found = token_weights([a, b, silent], aggregation=aggregation)
     assert found[2].tolist() == [0, 0]
     np.testing.assert_allclose(found[0], np.array(expected[0]) * 1.0, rtol=1e-12)
@@ -115,7 +63,9 @@ def test_weights_by_aggregation(aggregation, expected: list[list[float]]) -> Non
 
 
 def test_credit_of_the_wrong_shape_is_refused(tmp_path) -> None:
-    (tmp_path / "own_credit.py").write_text("import numpy as np\n\n\ndef short(trajectory):\n    return np.zeros(1)\n")
-    trajectories = [trajectory("a", 1.0, transition("a/0", 2), transition("a/1", 2))]
+    (tmp_path / "own_credit.py").write_text(
+        "import numpy as np\n\nfrom lightningrl.algorithms import Credit\n\n\ndef short(group):\n    return [Credit(values=np.zeros(1)) for _ in group]\n"
+    )
+    trajectories = [rollout("a", 1.0, call("a/0", tokens=2), call("a/1", tokens=2))]
     with pytest.raises(UserError, match="own_credit:short"):
         lessons_of(trajectories, AlgorithmConfig(credit="own_credit:short"), root=tmp_path)

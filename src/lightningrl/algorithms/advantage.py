@@ -1,43 +1,137 @@
-"""How good was each call, compared with the rest of its group? Values of a group in, advantages of the same shape out.
+"""How good was each call, compared with others? Values of a whole batch in, advantages of the same shape out.
 
-Baselines are over rollouts, not over rows: a rollout counts once, with the mean of its calls' values, however many calls it made.
+Baselines are over rollouts, not over rows: a rollout counts once, with the mean of its calls' values, however many calls it made. A credit that
+brings baselines of its own has them used in place of the group's; the scale is always the advantage's.
+A group of one, or one in which every call was worth the same, teaches nothing, exactly, unless the credit brought baselines.
 
-Legend: G rollouts of a group · v[i][c] value of call c of rollout i · V[i] mean over c of v[i][c].
+Two rollouts of one and two calls, worth 1 and 0, one token each:
+
+    grpo                  [ .71] [-.71 -.71]      rloo   [1.00] [-1.00 -1.00]
+    reinforce++           [1.15] [-.58 -.58]      opo    [ .67] [ -.33  -.33]
+    reinforce++-baseline  [1.15] [-.58 -.58]    dr_grpo  [ .50] [ -.50  -.50]
+
+Legend: G rollouts of a group · v[i][c] value of call c of rollout i · V[i] mean over c of v[i][c] · l[i][c] tokens sampled in it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 from lightningrl.types import Doubles
 
 EPS = 1e-6
-"""Keeps GRPO's division finite. Equal values never reach it: their advantage is 0 exactly."""
+"""Added to every deviation that is divided by (as verl does; TRL adds 1e-4)."""
 
 
-def grpo(values: Sequence[Doubles]) -> list[Doubles]:
-    """A[i][c] = (v[i][c] - mean(V)) / (s + EPS),  s² = 1/(G-1) Σ_i mean_c (v[i][c] - mean(V))².   (arXiv 2402.03300, eq. 4)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One rollout of a group, or what one role did in it."""
+
+    values: Doubles
+    """[calls] at least one. A rollout without any call has its final reward here."""
+    baselines: Doubles | None = None
+    """[calls] the credit's own; None: the advantage brings its own."""
+    lengths: Doubles
+    """[calls] sampled tokens, trained or not, so that selection does not move the others' advantages."""
+
+
+Group: TypeAlias = Sequence[Member]
+
+
+def grpo(groups: Sequence[Group]) -> list[list[Doubles]]:
+    """A[i][c] = (v[i][c] - b) / (s + EPS),  b = mean(V),  s² = 1/(G-1) Σ_i mean_c (v[i][c] - b)².   (arXiv 2402.03300, eq. 4)
 
     With one value per rollout `s` is the unbiased standard deviation of the group. Where the calls of a rollout differ, their spread is
     part of `s`, so that rollouts with equal means cannot blow it up.
     """
-    if _no_comparison(values):
-        return [np.zeros_like(v) for v in values]
-    baseline = np.mean([v.mean() for v in values])
-    s = np.sqrt(np.sum([np.mean((v - baseline) ** 2) for v in values]) / (len(values) - 1))
-    return [(v - baseline) / (s + EPS) for v in values]
+    return [_each(_normalised, group, _mean(group)) for group in groups]
 
 
-def rloo(values: Sequence[Doubles]) -> list[Doubles]:
+def dr_grpo(groups: Sequence[Group]) -> list[list[Doubles]]:
+    """A[i][c] = v[i][c] - mean(V): a deviation would prefer tasks that are nearly always, or hardly ever, solved.   (arXiv 2503.20783, eq. 3)"""
+    return [_each(_centred, group, _mean(group)) for group in groups]
+
+
+def rloo(groups: Sequence[Group]) -> list[list[Doubles]]:
     """A[i][c] = v[i][c] - mean over j ≠ i of V[j].   (arXiv 2402.14740, section 2.2)"""
-    if _no_comparison(values):
-        return [np.zeros_like(v) for v in values]
-    V = np.array([v.mean() for v in values])
-    others = (V.sum() - V) / (len(V) - 1)
-    return [v - b for v, b in zip(values, others, strict=True)]
+    return [_each(_centred, group, _others(group)) for group in groups]
 
 
-def _no_comparison(values: Sequence[Doubles]) -> bool:
-    """A group of one, or one in which every call was worth the same: nothing to learn, exactly."""
-    flat = np.concatenate(list(values))
-    return len(values) < 2 or bool((flat == flat[0]).all())
+def opo(groups: Sequence[Group]) -> list[list[Doubles]]:
+    """A[i][c] = v[i][c] - Σ l v / Σ l: the baseline of least variance, if a gradient's square grows with length.   (arXiv 2505.23585, eq. 10)"""
+    return [_each(_centred, group, _weighted(group)) for group in groups]
+
+
+def reinforce_pp(groups: Sequence[Group]) -> list[list[Doubles]]:
+    """A = (v - mean) / (s + EPS), over all tokens of the batch: a rollout is compared with those of other tasks.   (arXiv 2501.03262)
+
+    So a group of one is no special case; a batch of one is. Values with baselines of their own have these taken off first: PPO's advantages.
+    """
+    own = _has_baselines(groups)
+    centred = [_centred(group, np.zeros(len(group))) for group in groups]
+    silent = not own and _no_comparison([member for group in groups for member in group])
+    return [[np.zeros_like(d) for d in group] for group in centred] if silent else _whitened(centred, groups)
+
+
+def reinforce_pp_baseline(groups: Sequence[Group]) -> list[list[Doubles]]:
+    """A = (d - mean) / (s + EPS), over all tokens of the batch, of the distances d[i][c] = v[i][c] - mean(V) from the group.   (arXiv 2501.03262)"""
+    whitened = _whitened([_centred(group, _mean(group)) for group in groups], groups)
+    return [_each(lambda members, _, A=A: A, group, _mean(group)) for group, A in zip(groups, whitened, strict=True)]
+
+
+def _each(compare: Callable[[Group, Doubles], list[Doubles]], group: Group, baseline: Doubles) -> list[Doubles]:
+    """Compare, unless there is nothing to compare with."""
+    if not _has_baselines([group]) and _no_comparison(group):
+        return [np.zeros_like(member.values) for member in group]
+    return compare(group, baseline)
+
+
+def _centred(group: Group, baseline: Doubles) -> list[Doubles]:
+    return [member.values - (b if member.baselines is None else member.baselines) for member, b in zip(group, baseline, strict=True)]
+
+
+def _normalised(group: Group, baseline: Doubles) -> list[Doubles]:
+    centred = _centred(group, baseline)
+    s = np.sqrt(sum(float(np.mean(d**2)) for d in centred) / max(len(group) - 1, 1))
+    return [d / (s + EPS) for d in centred]
+
+
+def _whitened(centred: Sequence[Sequence[Doubles]], groups: Sequence[Group]) -> list[list[Doubles]]:
+    if not any(len(group) for group in groups):
+        return [[] for _ in groups]
+    d = np.concatenate([d for group in centred for d in group])
+    n = np.concatenate([member.lengths for group in groups for member in group])
+    mean = (n @ d) / max(n.sum(), 1)
+    s = np.sqrt(n @ (d - mean) ** 2 / max(n.sum() - 1, 1))
+    return [[(d - mean) / (s + EPS) for d in group] for group in centred]
+
+
+def _mean(group: Group) -> Doubles:
+    return np.full(len(group), np.mean(_means(group)) if group else 0.0)
+
+
+def _others(group: Group) -> Doubles:
+    V = _means(group)
+    return (V.sum() - V) / max(len(V) - 1, 1)
+
+
+def _weighted(group: Group) -> Doubles:
+    total = sum(float(member.lengths.sum()) for member in group)
+    weighted = sum(float(member.lengths @ member.values) for member in group)
+    return np.full(len(group), weighted / total) if total else _mean(group)
+
+
+def _means(group: Group) -> Doubles:
+    return np.array([member.values.mean() for member in group])
+
+
+def _has_baselines(groups: Sequence[Group]) -> bool:
+    return any(member.baselines is not None for group in groups for member in group)
+
+
+def _no_comparison(members: Group) -> bool:
+    """One rollout, or all calls of all of them worth the same."""
+    flat = [value for member in members for value in member.values]
+    return len(members) < 2 or all(value == flat[0] for value in flat)

@@ -3,24 +3,45 @@
 Everything is computed over all members of a group; what is left out only gets a weight of 0 at the very end.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from lightningrl import plugins
+from lightningrl.algorithms.advantage import Member
+from lightningrl.algorithms.credit import Credit
+from lightningrl.algorithms.options import bound_credit
 from lightningrl.algorithms.weights import token_weights
 from lightningrl.config import AlgorithmConfig
 from lightningrl.data.forest import Lesson
 from lightningrl.errors import UserError
-from lightningrl.types import Doubles, Trajectory
+from lightningrl.types import Doubles, Trajectory, Transition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """The calls of one rollout that are compared with those of others."""
+
+    rollout: int
+    calls: list[int]
+    """Places in the trajectory; empty: the rollout never called, and has its final reward alone."""
 
 
 def lessons_of(trajectories: Sequence[Trajectory], algorithm: AlgorithmConfig, *, root: Path | None = None) -> tuple[list[Lesson], dict[str, float]]:
-    """One lesson per call, in order, and what there is to say about them. `root`: where a recipe's own functions are imported from."""
-    credit = plugins.load(algorithm.credit, kind="credit", root=root)
-    values = [_values(t, credit, algorithm) for t in trajectories]
-    advantages = _advantages(trajectories, values, algorithm, root=root)
+    """One lesson per call, in order, and what there is to say about them. `root`: where a recipe's own functions are imported from.
+
+    Two rollouts of one task, the first right (1) in two calls of one and three tokens, the second wrong (0) in one of two tokens;
+    uniform credit, rloo, rollout-mean:
+
+        call     value   advantage of each token   weight of each token
+        r1/c1    1       1                         1/8
+        r1/c2    1       1                         1/8
+        r2/c1    0       -1                        1/4
+    """
+    credits = _credits(trajectories, algorithm, root=root)
+    advantages = _advantages(trajectories, credits, algorithm, root=root)
     weights = token_weights(trajectories, aggregation=algorithm.aggregation)
     made = [
         Lesson(
@@ -29,11 +50,12 @@ def lessons_of(trajectories: Sequence[Trajectory], algorithm: AlgorithmConfig, *
             transition=call,
             advantages=np.full(len(call.completion_ids), A[c], dtype=np.float32),
             weights=np.full(len(call.completion_ids), w[c], dtype=np.float64),
+            returns=None if call.value is None else float(credit.values[c]),
         )
-        for trajectory, A, w in zip(trajectories, advantages, weights, strict=True)
+        for trajectory, credit, A, w in zip(trajectories, credits, advantages, weights, strict=True)
         for c, call in enumerate(trajectory.transitions)
     ]
-    return made, {**_group_metrics(trajectories), **_token_metrics(made)}
+    return made, _metrics(trajectories, made, by_role=algorithm.group_by == "role")
 
 
 def groups(trajectories: Sequence[Trajectory]) -> dict[str, list[int]]:
@@ -44,24 +66,64 @@ def groups(trajectories: Sequence[Trajectory]) -> dict[str, list[int]]:
     return members
 
 
-def _values(trajectory: Trajectory, credit: Callable[[Trajectory], Doubles], algorithm: AlgorithmConfig) -> Doubles:
-    """[calls] credit, less the penalty of calls that were cut off."""
-    values = np.asarray(credit(trajectory), dtype=np.float64)
-    _check(values, shape=(len(trajectory.transitions),), what=f"credit `{algorithm.credit}`")
-    return values - algorithm.truncation_penalty * np.array([t.truncated for t in trajectory.transitions], dtype=np.float64)
-
-
-def _advantages(trajectories: Sequence[Trajectory], values: list[Doubles], algorithm: AlgorithmConfig, *, root: Path | None) -> list[Doubles]:
-    """For each trajectory [calls]. A rollout without any call is still part of its group's baseline, with its final reward."""
-    compare = plugins.load(algorithm.advantage, kind="advantage", root=root)
-    advantages = [np.zeros_like(v) for v in values]
+def _credits(trajectories: Sequence[Trajectory], algorithm: AlgorithmConfig, *, root: Path | None) -> list[Credit]:
+    """For each trajectory its credit, less the penalty of calls that were cut off."""
+    credit = bound_credit(algorithm, root=root)
+    found: dict[int, Credit] = {}
     for members in groups(trajectories).values():
-        compared = compare([values[i] if len(values[i]) else np.array([trajectories[i].reward]) for i in members])
-        for i, A in zip(members, compared, strict=True):
-            if len(values[i]):
-                _check(A, shape=values[i].shape, what=f"advantage `{algorithm.advantage}`")
-                advantages[i] = A
+        made = credit([trajectories[i] for i in members])
+        if len(made) != len(members):
+            raise UserError(f"credit `{algorithm.credit}` gave `{len(made)}` credits", hint=f"the group has {len(members)} rollouts: one for each")
+        for i, given in zip(members, made, strict=True):
+            found[i] = _checked(given, trajectories[i].transitions, algorithm)
+    return [found[i] for i in range(len(trajectories))]
+
+
+def _checked(credit: Credit, calls: Sequence[Transition], algorithm: AlgorithmConfig) -> Credit:
+    for array in (credit.values,) if credit.baselines is None else (credit.values, credit.baselines):
+        _check(array, shape=(len(calls),), what=f"credit `{algorithm.credit}`")
+    penalties = algorithm.truncation_penalty * np.array([call.truncated for call in calls], np.float64)
+    return Credit(values=credit.values - penalties, baselines=credit.baselines)
+
+
+def _advantages(trajectories: Sequence[Trajectory], credits: Sequence[Credit], algorithm: AlgorithmConfig, *, root: Path | None) -> list[Doubles]:
+    """For each trajectory [calls]."""
+    compare = plugins.load(algorithm.advantage, kind="advantage", root=root)
+    advantages = [np.zeros_like(credit.values) for credit in credits]
+    for batch in _batches(trajectories, by_role=algorithm.group_by == "role"):
+        batch = [_comparable(seats, credits) for seats in batch]
+        compared = compare([[_member(trajectories[s.rollout], s, credits[s.rollout]) for s in seats] for seats in batch])
+        for seats, found in zip(batch, compared, strict=True):
+            for seat, A in zip(seats, found, strict=True):
+                _check(A, shape=(max(len(seat.calls), 1),), what=f"advantage `{algorithm.advantage}`")
+                advantages[seat.rollout][seat.calls] = A[: len(seat.calls)]
     return advantages
+
+
+def _batches(trajectories: Sequence[Trajectory], *, by_role: bool) -> list[list[list[Seat]]]:
+    """[batches][groups][members] the whole batch at once, or one batch for each role: a rollout that never called it is no member."""
+    members = groups(trajectories).values()
+    if not by_role:
+        return [[[Seat(rollout=i, calls=list(range(len(trajectories[i].transitions)))) for i in of] for of in members]]
+    roles = sorted({call.agent for t in trajectories for call in t.transitions})
+    of_role = {(i, role): [c for c, call in enumerate(t.transitions) if call.agent == role] for i, t in enumerate(trajectories) for role in roles}
+    return [[[Seat(rollout=i, calls=of_role[i, role]) for i in of if of_role[i, role]] for of in members] for role in roles]
+
+
+def _comparable(seats: Sequence[Seat], credits: Sequence[Credit]) -> list[Seat]:
+    """Where the credit brings baselines, a rollout without calls has nothing to say."""
+    own = any(credits[seat.rollout].baselines is not None for seat in seats)
+    return [seat for seat in seats if seat.calls or not own]
+
+
+def _member(trajectory: Trajectory, seat: Seat, credit: Credit) -> Member:
+    if not seat.calls:
+        return Member(values=np.array([trajectory.reward]), lengths=np.zeros(1))
+    return Member(
+        values=credit.values[seat.calls],
+        baselines=None if credit.baselines is None else credit.baselines[seat.calls],
+        lengths=np.array([len(trajectory.transitions[c].completion_ids) for c in seat.calls], np.float64),
+    )
 
 
 def _check(array: Doubles, *, shape: tuple[int, ...], what: str) -> None:
@@ -69,19 +131,40 @@ def _check(array: Doubles, *, shape: tuple[int, ...], what: str) -> None:
         raise UserError(f"{what} gave `{array}`", hint=f"it must give finite numbers of shape {shape}: one for each call")
 
 
-def _group_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    members = groups(trajectories)
-    equal = sum(len({trajectories[i].reward for i in m}) == 1 for m in members.values())
-    rewards = np.array([t.reward for t in trajectories]) if trajectories else np.zeros(1)
-    return {"reward/mean": float(rewards.mean()), "groups/count": float(len(members)), "groups/equal_rewards": float(equal)}
-
-
-def _token_metrics(made: Sequence[Lesson]) -> dict[str, float]:
-    A = np.concatenate([le.advantages[le.weights > 0] for le in made] or [np.zeros(0, np.float32)]).astype(np.float64)
+def _metrics(trajectories: Sequence[Trajectory], made: Sequence[Lesson], *, by_role: bool) -> dict[str, float]:
+    trained = [lesson for lesson in made if lesson.weights.any()]
+    roles = sorted({lesson.transition.agent for lesson in trained}) if by_role else []
+    of_roles = {role: _statistics([lesson for lesson in trained if lesson.transition.agent == role]) for role in roles}
+    A = _trained_advantages(trained)
     return {
-        "advantage/mean": float(A.mean()) if len(A) else 0.0,
-        "advantage/std": float(A.std()) if len(A) else 0.0,
-        "advantage/max": float(np.abs(A).max()) if len(A) else 0.0,
+        **_group_metrics(trajectories),
+        **{f"advantage/{name}": value for name, value in _statistics(trained).items()},
+        **{f"advantage/{name}.{role}": value for role, statistics in of_roles.items() for name, value in statistics.items()},
         "tokens/trained": float(len(A)),
         "tokens/zero_advantage": float(np.count_nonzero(A == 0)),
     }
+
+
+def _group_metrics(trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
+    """A group of one counts as equal: there is nothing to learn from it, either."""
+    rewards = [[trajectories[i].reward for i in members] for members in groups(trajectories).values()]
+    equal = sum(len(set(group)) == 1 for group in rewards)
+    return {
+        "reward/mean": float(np.mean([t.reward for t in trajectories])) if trajectories else 0.0,
+        "reward/std_in_group": float(np.mean([np.std(group, ddof=1) if len(group) > 1 else 0.0 for group in rewards])) if rewards else 0.0,
+        "groups/count": float(len(rewards)),
+        "groups/equal_rewards": float(equal),
+        "groups/equal_share": equal / max(len(rewards), 1),
+    }
+
+
+def _statistics(trained: Sequence[Lesson]) -> dict[str, float]:
+    A = _trained_advantages(trained)
+    if not len(A):
+        return {"mean": 0.0, "std": 0.0, "max": 0.0, "positive_share": 0.0}
+    return {"mean": float(A.mean()), "std": float(A.std()), "max": float(np.abs(A).max()), "positive_share": float(np.mean(A > 0))}
+
+
+def _trained_advantages(trained: Sequence[Lesson]) -> Doubles:
+    """[tokens that are trained]"""
+    return np.concatenate([lesson.advantages for lesson in trained] or [np.zeros(0, np.float32)]).astype(np.float64)

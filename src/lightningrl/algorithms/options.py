@@ -1,0 +1,42 @@
+"""Which parameters does a credit take, and does a recipe give them? Found out by looking at its signature, before anything is run."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from lightningrl import plugins
+from lightningrl.algorithms.credit import Credit
+from lightningrl.config import AlgorithmConfig
+from lightningrl.errors import UserError
+from lightningrl.types import Trajectory
+
+BoundCredit: TypeAlias = Callable[[Sequence[Trajectory]], list[Credit]]
+ROOT = "root"
+"""A parameter of this name is no option: it gets the folder that a recipe's own functions are in."""
+
+
+def bound_credit(algorithm: AlgorithmConfig, *, root: Path | None = None) -> BoundCredit:
+    """The credit of a recipe with its options filled in. Raises `UserError` for an option that is unknown, missing, or of the wrong type."""
+    credit = plugins.load(algorithm.credit, kind="credit", root=root)
+    parameters = [p for p in inspect.signature(credit, eval_str=True).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    options = {p.name: p for p in parameters if p.name != ROOT}
+    given = dict(algorithm.credit_options)
+    known = "known: " + ", ".join(f"`{name}`" for name in options) if options else "it has no options"
+    for name in given:
+        if name not in options:
+            raise UserError(f"credit `{algorithm.credit}` has no option `{name}`", hint=known)
+    for name, option in options.items():
+        if name not in given and option.default is option.empty:
+            raise UserError(f"credit `{algorithm.credit}` needs `{name}`", hint=f"set it: `algorithm.credit_options.{name}=…`; {known}")
+        if name in given and not _fits(given[name], option.annotation):
+            raise UserError(f"`{name}` of credit `{algorithm.credit}` is `{given[name]}`", hint=f"it must be a {option.annotation.__name__}")
+    if any(p.name == ROOT for p in parameters):
+        return partial(credit, **given, root=root)
+    return partial(credit, **given)
+
+
+def _fits(value: float | str, wanted: Any) -> bool:
+    """What is not annotated takes anything."""
+    return not (wanted is float and isinstance(value, str)) and not (wanted is str and not isinstance(value, str))
