@@ -63,9 +63,8 @@ def test_weights_by_aggregation(aggregation, expected: list[list[float]]) -> Non
 
 
 def test_credit_of_the_wrong_shape_is_refused(tmp_path) -> None:
-    (tmp_path / "own_credit.py").write_text(
-        "import numpy as np\n\nfrom lightningrl.algorithms import Credit\n\n\ndef short(group):\n    return [Credit(values=np.zeros(1)) for _ in group]\n"
-    )
+    imports = "import numpy as np\nfrom lightningrl.algorithms import Credit\n"
+    (tmp_path / "own_credit.py").write_text(imports + "\n\ndef short(group):\n    return [Credit(values=np.zeros(1)) for _ in group]\n")
     trajectories = [rollout("a", 1.0, call("a/0", tokens=2), call("a/1", tokens=2))]
     with pytest.raises(UserError, match="own_credit:short"):
         lessons_of(trajectories, AlgorithmConfig(credit="own_credit:short"), root=tmp_path)

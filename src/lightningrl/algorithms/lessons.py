@@ -151,7 +151,7 @@ def _group_metrics(trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
     equal = sum(len(set(group)) == 1 for group in rewards)
     return {
         "reward/mean": float(np.mean([t.reward for t in trajectories])) if trajectories else 0.0,
-        "reward/std_in_group": float(np.mean([np.std(group, ddof=1) if len(group) > 1 else 0.0 for group in rewards])) if rewards else 0.0,
+        "reward/std_in_group": sum(float(np.std(group, ddof=1)) for group in rewards if len(group) > 1) / max(len(rewards), 1),
         "groups/count": float(len(rewards)),
         "groups/equal_rewards": float(equal),
         "groups/equal_share": equal / max(len(rewards), 1),
