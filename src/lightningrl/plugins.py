@@ -43,6 +43,17 @@ BUILTIN: Mapping[str, Mapping[str, str]] = {
         "reinforce++-baseline": "lightningrl.algorithms.advantage:reinforce_pp_baseline",
         "opo": "lightningrl.algorithms.advantage:opo",
     },
+    "air": {
+        "tool_ok": "lightningrl.algorithms.air:tool_ok",
+        "tool_failed": "lightningrl.algorithms.air:tool_failed",
+        "tool_raised": "lightningrl.algorithms.air:tool_raised",
+        "repeated_call": "lightningrl.algorithms.air:repeated_call",
+        "malformed_arguments": "lightningrl.algorithms.air:malformed_arguments",
+        "slow": "lightningrl.algorithms.air:slow",
+        "costly": "lightningrl.algorithms.air:costly",
+        "empty_retrieval": "lightningrl.algorithms.air:empty_retrieval",
+        "guardrail": "lightningrl.algorithms.air:guardrail",
+    },
 }
 """kind → name → where it lives. Other packages add theirs as entry points in the group `lightningrl.<kind>`."""
 
