@@ -4,24 +4,28 @@ A run has one learner or several; they share the rollouts and nothing else, and 
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
 from lightningrl.algorithms import lessons_of
 from lightningrl.config import LearnerConfig, RouteConfig
-from lightningrl.data.forest import Lesson, build_forest
-from lightningrl.data.packing import minibatches, pack
+from lightningrl.data.forest import Forest, Lesson, build_forest, unweighted
+from lightningrl.data.packing import minibatches, pack, teaching_under
 from lightningrl.data.transitions import trajectories_of
 from lightningrl.engine import Engine
 from lightningrl.errors import EngineError
 from lightningrl.trainer import Trainer
+from lightningrl.trainer.base import Evaluation
 from lightningrl.trainer.metrics import merged
-from lightningrl.types import Call, Doubles, Ints, Reward, Rollout, Sampling, Weights
+from lightningrl.types import Call, Doubles, Ints, Reward, Rollout, Sampling, Trajectory, Weights
+
+Result = TypeVar("Result")
 
 TRAINER = "trainer"
 """The folder in a checkpoint that holds what only a trainer needs."""
@@ -65,7 +69,7 @@ class Learner:
 
     # records → what to learn
 
-    def lessons(
+    async def lessons(
         self, batch: Sequence[Rollout], calls: Sequence[Call], rewards: Sequence[Reward], *, oldest_version: int
     ) -> tuple[list[Lesson], dict[str, float], dict[str, int]]:
         """What each sampled token is to teach, what there is to say about it, and why calls were left out."""
@@ -73,8 +77,19 @@ class Learner:
         trajectories, report = trajectories_of(
             batch, calls, rewards, policy=self.name, trains=self._trains, reward=algorithm.reward, oldest_version=oldest_version
         )
+        if needs_critic(self.config):
+            trajectories = await self._computed(self._with_values, trajectories)
         made, statistics = lessons_of(trajectories, algorithm, root=self._root)
         return made, report.metrics() | statistics, dict(report.left_out_calls)
+
+    def _with_values(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """What the critic expects of every call that is trained."""
+        seen = [unweighted(call, rollout_id=t.rollout_id) for t in trajectories for call in t.transitions if call.left_out is None]
+        values: dict[str, float] = {}
+        for forest, found in self._looks(seen):
+            assert found.values is not None, "the trainer was made with a critic"
+            values |= zip(forest.call_ids, found.values.tolist(), strict=True)
+        return [replace(t, transitions=tuple(replace(call, value=values.get(call.call_id)) for call in t.transitions)) for t in trajectories]
 
     def _trains(self, agent: str) -> bool:
         """Whether a role learns: what the route says that gives it its name, else the first whose pattern fits, else the first at all."""
@@ -88,19 +103,37 @@ class Learner:
     async def update(self, lessons: Sequence[Lesson], *, seed: int, decay: float) -> dict[str, float]:
         """Optimizer steps over the minibatches of one batch. `decay` scales the learning rate, if its schedule follows the run."""
         rate = self.config.trainer.learning_rate * (decay if self.config.trainer.schedule == "linear" else 1.0)
-        metrics = await asyncio.get_running_loop().run_in_executor(self._compute, self._update, lessons, seed, rate)
-        return metrics | {"optim/learning_rate": rate}
+        return await self._computed(self._update, lessons, seed, rate) | {"optim/learning_rate": rate}
 
     def _update(self, lessons: Sequence[Lesson], seed: int, rate: float) -> dict[str, float]:
         config = self.config.trainer
+        teaching = teaching_under(self.config.loss, critic=needs_critic(self.config))
+        if self.config.loss.proximal:
+            lessons = self._with_proximal(lessons)
         found: list[dict[str, float]] = []
-        for minibatch in minibatches(lessons, config.minibatches, seed=seed):
-            packs = pack(minibatch, max_tokens=config.max_tokens)
+        for minibatch in minibatches(lessons, config.minibatches, seed=seed, teaching=teaching):
+            packs = pack(minibatch, max_tokens=config.max_tokens, teaching=teaching)
             parts = merged([self.trainer.forward_backward(build_forest(lessons)).metrics for lessons in packs])
             found.append(parts | self.trainer.optim_step(learning_rate=rate))
         # Only the first minibatch is evaluated by the very weights that sampled it.
         gap = {"policy/logprob_gap": found[0]["policy/logprob_gap_max"]} if found else {}
         return _over_minibatches(found) | gap
+
+    def _with_proximal(self, lessons: Sequence[Lesson]) -> list[Lesson]:
+        """How likely is every trained token under the weights that this batch is first learnt by?"""
+        logprobs: dict[str, Doubles] = {}
+        for forest, found in self._looks([lesson for lesson in lessons if lesson.weights.any()]):
+            logprobs |= {call_id: found.logprobs[forest.calls == k] for k, call_id in enumerate(forest.call_ids)}
+        return [replace(lesson, proximal=logprobs.get(lesson.transition.call_id)) for lesson in lessons]
+
+    def _looks(self, lessons: Sequence[Lesson]) -> Iterator[tuple[Forest, Evaluation]]:
+        """All of these calls, evaluated in as many forests as it takes."""
+        for piece in pack(lessons, max_tokens=self.config.trainer.max_tokens, teaching=list):
+            forest = build_forest(piece, whole=True)
+            yield forest, self.trainer.evaluate(forest)
+
+    async def _computed(self, compute: Callable[..., Result], *arguments: Any) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._compute, compute, *arguments)
 
     # weights are records too
 
@@ -129,8 +162,8 @@ class Learner:
         sampling = Sampling(max_tokens=PROBE_TOKENS, seed=0)
         async with asyncio.timeout(PROBE_TIMEOUT_S):
             drawn = await asyncio.gather(*(self._draw(prompt, sampling) for prompt in PROBES))
-        look, run = self.trainer.logprobs, asyncio.get_running_loop().run_in_executor
-        expected = [await run(self._compute, look, np.array(prompt, np.int32), ids) for prompt, (ids, _) in zip(PROBES, drawn, strict=True)]
+        look = self.trainer.logprobs
+        expected = [await self._computed(look, np.array(prompt, np.int32), ids) for prompt, (ids, _) in zip(PROBES, drawn, strict=True)]
         gap = float(np.mean(np.abs(np.concatenate(expected) - np.concatenate([logprobs for _, logprobs in drawn]))))
         if not gap <= SERVED_GAP[self.config.model.dtype]:  # nor NaN
             raise EngineError(
@@ -144,6 +177,11 @@ class Learner:
         deltas = [delta async for delta in self.engine.generate(prompt, sampling=sampling, policy=self.name)]
         token_ids = np.array([token_id for delta in deltas for token_id in delta.token_ids], np.int32)
         return token_ids, np.array([logprob for delta in deltas for logprob in delta.logprobs])
+
+
+def needs_critic(config: LearnerConfig) -> bool:
+    """Whether the credit asks what was to be expected of a call."""
+    return config.algorithm.credit == "gae_calls"
 
 
 def _over_minibatches(rows: Sequence[dict[str, float]]) -> dict[str, float]:

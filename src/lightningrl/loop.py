@@ -175,7 +175,7 @@ class Loop:
         metrics, lessons, left_out = _census(batch, calls, rewards), dict[str, list[Lesson]](), Counter[str]()
         for learner in self.learners:
             oldest = step - self.config.loop.max_off_policy_steps
-            lessons[learner.name], found, reasons = learner.lessons(batch, calls, rewards, oldest_version=oldest)
+            lessons[learner.name], found, reasons = await learner.lessons(batch, calls, rewards, oldest_version=oldest)
             metrics |= self._named(learner, found)
             left_out.update(reasons)
         if calls and not any(lesson.weights.any() for made in lessons.values() for lesson in made):

@@ -14,7 +14,7 @@ from lightningrl.config import Config, ModelConfig
 from lightningrl.data.tasks import derived_seed
 from lightningrl.engine.base import Engine
 from lightningrl.gateway.server import FROZEN, bound, frozen, make_engine_for, serving
-from lightningrl.learner import Learner
+from lightningrl.learner import Learner, needs_critic
 from lightningrl.loop import Loop, Watcher
 from lightningrl.models.dense import DenseModel
 from lightningrl.models.load import export_folder, load_model, load_tokenizer, local_folder
@@ -118,7 +118,7 @@ def _learners(
             name,
             settings,
             engine=engines[name],
-            trainer=make_trainer(models[name], config=settings.trainer, loss=settings.loss, export=export),
+            trainer=make_trainer(models[name], config=settings.trainer, loss=settings.loss, export=export, critic=needs_critic(settings)),
             compute=compute,
             folder=folder,
             checkpoints="checkpoints/step-{:05d}" + (f"/{name}" if len(models) > 1 else ""),

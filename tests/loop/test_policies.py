@@ -159,3 +159,26 @@ class Poisoned:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._trainer, name)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["preset=ppo"],
+        ["preset=gspo", "loss.proximal=true", "loss.importance=call"],
+        ["preset=cispo", "loss.kl_coef=0.01", "loss.entropy_coef=0.01"],
+        ["algorithm.credit=tree_loo", "algorithm.advantage=rloo", "algorithm.group_by=role", "trainer.max_tokens=64"],
+        ["algorithm.credit=discounted", "algorithm.credit_options.discount=0.9", "algorithm.advantage=opo"],
+    ],
+    ids=lambda overrides: " ".join(overrides),
+)
+async def test_every_kind_of_algorithm_runs_from_the_recipe_alone(recipe: SmallRecipe, overrides: list[str]) -> None:
+    (recipe.folder / "run").mkdir()
+    async with lightning(load_config(recipe.path, ["loop.steps=1", *overrides]), recipe.folder / "run") as server:
+        loop = server.loop(Nobody())
+        await loop.restore()
+        metrics = await loop.learn(0, await loop.collect(0))
+    assert all(np.isfinite(value) for value in metrics.values())
+    for policy in ("asker", "picker"):
+        assert metrics[f"{policy}/optim/skipped"] == 0.0 and metrics[f"{policy}/optim/grad_norm"] > 0
+        assert metrics[f"{policy}/policy/logprob_gap"] < 1e-4
