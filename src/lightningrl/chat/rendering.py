@@ -17,6 +17,9 @@ from lightningrl.errors import UserError
 MARK = secrets.token_hex(8)
 """Stands for text in a rendering, to be found again. Drawn anew by each process, so that no message can contain it."""
 
+OF_ALL_DICTS = frozenset(dir(dict))
+"""Attributes, which go before keys."""
+
 
 class BadConversation(UserError):
     """The template refuses these messages, e.g. because roles do not alternate."""
@@ -24,13 +27,22 @@ class BadConversation(UserError):
 
 def compiled(source: str, *, verbatim: bool = False) -> Template:
     """A template; `verbatim` writes the arguments of tool calls as the model wrote them, where others write the JSON that it means."""
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
     environment.filters["tojson"] = _tojson_verbatim if verbatim else _tojson
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = _now
     template = environment.from_string(source)
     template.globals = dict(template.globals)  # each rendering copies it, and a chain of maps costs five times as much to copy
     return template
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Finds `message.role` in a dict without asking for an attribute first, which would raise: half the cost of a short conversation."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is not dict or attribute in OF_ALL_DICTS:
+            return super().getattr(obj, attribute)
+        return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
 
 
 class _Generation(Extension):
