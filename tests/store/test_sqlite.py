@@ -43,10 +43,10 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("where", ["file", "memory"])
+@pytest.mark.parametrize("where", ["file", "exclusive", "memory"])
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
 async def test_sqlite_keeps_the_promises_of_a_store(check: Callable[[Store], Awaitable[None]], where: str, tmp_path: Path) -> None:
-    store = await open_store("sqlite:///:memory:" if where == "memory" else f"sqlite://{tmp_path}/s.db")
+    store = await open_store("sqlite:///:memory:" if where == "memory" else f"sqlite://{tmp_path}/s.db", exclusive=where == "exclusive")
     try:
         await check(store)
     finally:
@@ -173,6 +173,20 @@ async def test_a_store_has_one_exclusive_owner(tmp_path: Path) -> None:
         await SQLiteStore.open(tmp_path / "s.db", exclusive=True)
     await store.close()
     await (await SQLiteStore.open(tmp_path / "s.db", exclusive=True)).close()
+
+
+async def test_what_is_known_of_an_attempt_without_calls_is_forgotten_with_its_first(tmp_path: Path) -> None:
+    store = await SQLiteStore.open(tmp_path / "s.db", exclusive=True)
+    first, second = await begin(store, "a"), await begin(store, "b")
+    assert await store.calls([first.id, second.id]) == []
+    with pytest.raises(StoreError):
+        await store.append(call(first, 0, [1], [2]), call(first, 0, [1], [2]))
+    assert await store.calls([first.id]) == []
+    await store.append(call(first, 0, [1], [2]))
+    assert [found.index for found in await store.calls([first.id, second.id])] == [0]
+    await store.finish(first.id, "succeeded")
+    assert [found.index for found in await store.calls([second.id, first.id])] == [0]
+    await store.close()
 
 
 async def test_attempts_of_a_dead_owner_wait_for_their_lease_unless_opened_exclusively(tmp_path: Path) -> None:

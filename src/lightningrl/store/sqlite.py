@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from lightningrl.errors import StoreError, UserError
-from lightningrl.store import calls, delta, rows
+from lightningrl.store import calls, delta, rows, spans
 from lightningrl.store.recent import Recent
 from lightningrl.store.running import Running
 from lightningrl.store.schema import migrate
 from lightningrl.store.thread import DatabaseThread
 from lightningrl.store.waiters import Waiters
-from lightningrl.types import Attempt, AttemptStatus, Call, Reward, Rollout, Weights
+from lightningrl.types import Attempt, AttemptStatus, Call, Reward, Rollout, Span, Weights
 
 FORGIVEN = 10
 """Lost attempts of one rollout that do not count against `max_attempts`: a dying machine is not the agent's fault, for ever it would be."""
@@ -42,6 +42,8 @@ class SQLiteStore:
         self._recent = Recent()
         self._begun: list[tuple[Rollout, Attempt]] = []
         """Since the last commit."""
+        self._blank: set[str] = set()
+        """Running attempts without calls, of an exclusive store: nobody else gives them any."""
         self._changed: set[str] = set()
         """Tokens of attempts that have ended, or got a longer lease, since the last commit."""
         self._version = _version(writer)
@@ -51,8 +53,8 @@ class SQLiteStore:
 
     @classmethod
     async def open(cls, path: str | Path, *, exclusive: bool = False) -> "SQLiteStore":
-        """Open or create the file. `exclusive` claims it for this process until `close`: a second such claim is a `UserError`,
-        and attempts that an earlier, dead owner left running are lost at once, without waiting for their leases.
+        """Open or create the file. `exclusive` claims it for this process, which alone runs attempts until `close`: a second such claim is a
+        `UserError`, and attempts that an earlier, dead owner left running are lost at once, without waiting for their leases.
         """
         memory = str(path) == ":memory:"
         try:
@@ -136,7 +138,7 @@ class SQLiteStore:
 
         await self._writer.run(work)
 
-    async def append(self, *records: Call | Reward) -> None:
+    async def append(self, *records: Call | Reward | Span) -> None:
         for record in records:
             if isinstance(record, Call):
                 calls.check(record)
@@ -145,6 +147,8 @@ class SQLiteStore:
             for record in records:
                 if isinstance(record, Call):
                     self._add_call(connection, record)
+                elif isinstance(record, Span):
+                    self._add_span(connection, record)
                 elif _attempt(connection, record.attempt_id)[1] == "running":
                     self._add_reward(connection, record)
                 else:
@@ -182,11 +186,19 @@ class SQLiteStore:
         return await self._reader.run(work)
 
     async def calls(self, attempt_ids: Sequence[str]) -> list[Call]:
+        if self._blank.issuperset(attempt_ids):  # as each is when its first request comes: no thread has to wake up
+            return []
         return await self._reader.run(lambda connection: calls.read_calls(connection, attempt_ids))
 
     async def rewards(self, attempt_ids: Sequence[str]) -> list[Reward]:
         def work(connection: sqlite3.Connection) -> list[Reward]:
             return [reward for attempt_id in attempt_ids for reward in calls.read_rewards(connection, attempt_id)]
+
+        return await self._reader.run(work)
+
+    async def spans(self, attempt_ids: Sequence[str]) -> list[Span]:
+        def work(connection: sqlite3.Connection) -> list[Span]:
+            return [span for attempt_id in attempt_ids for span in spans.read_spans(connection, attempt_id)]
 
         return await self._reader.run(work)
 
@@ -226,6 +238,8 @@ class SQLiteStore:
         self._recent.settle()
         for found in self._begun:
             self._running.add(found)
+            if self._lock is not None:
+                self._blank.add(found[1].id)
         for token in self._changed:
             self._running.drop(token)
         self._begun.clear()
@@ -275,11 +289,13 @@ class SQLiteStore:
             after = "queued" if tries - min(lost, FORGIVEN) < allowed else "failed"
             connection.execute("UPDATE rollouts SET status = ? WHERE id = ?", (after, rollout_id))
         self._changed.add(token)
+        self._blank.discard(attempt_id)
         self._recent.close(attempt_id)
         self._waiters.note(rollout_id)
 
     def _add_call(self, connection: sqlite3.Connection, call: Call) -> None:
         book = self._recent.book(connection, call.attempt_id)
+        self._blank.discard(call.attempt_id)
         if call.id in book.calls:
             raise StoreError(f"attempt `{call.attempt_id}` has a call `{call.id}` already")
         request = rows.to_json_bytes(call.request)
@@ -297,6 +313,11 @@ class SQLiteStore:
         seq = None if reward.call_id is None else self._recent.call(connection, reward.attempt_id, reward.call_id)
         row = rows.reward_row(reward, attempt=_attempt(connection, reward.attempt_id)[0], call=seq)
         connection.execute("INSERT INTO rewards (attempt, call, name, value, source) VALUES (?, ?, ?, ?, ?)", row)
+
+    def _add_span(self, connection: sqlite3.Connection, span: Span) -> None:
+        spans.check_open(connection, span.attempt_id)
+        call = None if span.call_id is None else self._recent.call(connection, span.attempt_id, span.call_id)
+        connection.execute(spans.INSERT, spans.row_of(span, attempt=_attempt(connection, span.attempt_id)[0], call=call))
 
 
 def _connect(path: str | Path) -> sqlite3.Connection:
