@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from lightningrl import plugins
-from lightningrl.types import Attempt, AttemptStatus, Call, Reward, Rollout, Weights
+from lightningrl.types import Attempt, AttemptStatus, Call, Reward, Rollout, Span, Weights
 
 
 class Store(Protocol):
-    """Fourteen verbs at most. `lightningrl.store.conformance` is the suite that every implementation passes."""
+    """Fifteen verbs: to add is one for all records, to read is one for each kind. `lightningrl.store.conformance` is the suite that every implementation passes."""
 
     async def enqueue(self, rollouts: Sequence[Rollout]) -> None:
         """Ask for executions. A rollout whose id is known is left as it is, unless it has failed: then it gets `max_attempts` more tries."""
@@ -45,8 +45,11 @@ class Store(Protocol):
         """
         ...
 
-    async def append(self, *records: Call | Reward) -> None:
-        """Add records. Refuses a reward that is not finite, and any record for an attempt that has ended."""
+    async def append(self, *records: Call | Reward | Span) -> None:
+        """Add records. Refuses a reward that is not finite, and any record for an attempt that has ended.
+
+        Spans are late by nature: they are taken until five minutes after the end. One whose id its trace has already changes nothing.
+        """
         ...
 
     async def attempt_by_token(self, token: str) -> tuple[Rollout, Attempt] | None:
@@ -69,6 +72,10 @@ class Store(Protocol):
         ...
 
     async def rewards(self, attempt_ids: Sequence[str]) -> list[Reward]: ...
+
+    async def spans(self, attempt_ids: Sequence[str]) -> list[Span]:
+        """What telemetry has told, ordered by attempt as asked, then by time. Those that follow from calls are not kept (`tracing.spans_of`)."""
+        ...
 
     async def wait(self, rollout_ids: Sequence[str], *, timeout_s: float) -> list[Rollout]:
         """Return as soon as all of them have succeeded or failed, or when the time is up. Returns those that have ended."""

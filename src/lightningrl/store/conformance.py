@@ -18,7 +18,7 @@ import numpy as np
 
 from lightningrl.errors import StoreError
 from lightningrl.store.base import Store
-from lightningrl.types import Attempt, Call, Capture, Reward, Rollout, Sampling, Task, Weights
+from lightningrl.types import Attempt, Call, Capture, Reward, Rollout, Sampling, Span, Task, Weights
 
 
 def rollout(rollout_id: str, *, group_id: str = "g", max_attempts: int = 1) -> Rollout:
@@ -300,6 +300,38 @@ async def check_an_ended_attempt_takes_no_more(store: Store) -> None:
     assert (await store.rollouts())[0].accepted_attempt_id == attempt.id
 
 
+async def check_spans_come_back_as_they_were(store: Store) -> None:
+    attempt = await begin(store)
+    asked = call(attempt, 0, [1], [2])
+    tool = Span(
+        id="00f067aa0ba902b7",
+        attempt_id=attempt.id,
+        call_id=asked.id,
+        kind="tool",
+        name="wetter",
+        status="error",
+        error="naïve \udcff",
+        input='{"city":  "Oslo"}',
+        output="",
+        started_at=1.79e9 + 0.25,
+        ended_at=1.79e9 + 0.5,
+        trace_id="4bf92f3577b34da6a3ce929d0e0e4736",
+        parent_id="00f067aa0ba902b8",
+        attributes={"gen_ai.tool.call.id": "call_1", "n": [1, 2.5, None, True]},
+    )
+    bare = Span(id="00f067aa0ba902b9", attempt_id=attempt.id, call_id=None, kind="other", name="x", started_at=1.0)
+    await store.append(asked, tool)
+    await store.append(bare, replace(tool, name="again"))
+    kept = [bare, replace(tool, error="naïve \\udcff")]
+    assert await store.spans([attempt.id]) == kept and await store.spans(["nobody"]) == [] and await store.spans([]) == []
+    await refuses(store.append(replace(bare, id="1", call_id="nobody")))
+    await refuses(store.append(replace(bare, id="1", attempt_id="nobody")))
+    await store.finish(attempt.id, "succeeded")
+    late = replace(bare, id="2", call_id=asked.id, started_at=2.0)
+    await store.append(late)
+    assert await store.spans([attempt.id]) == [bare, late, kept[1]]
+
+
 async def check_a_failed_attempt_is_tried_again_while_tries_are_left(store: Store) -> None:
     await store.enqueue([rollout("r", max_attempts=2)])
     for number in (1, 2):
@@ -371,6 +403,7 @@ CHECKS: tuple[Callable[[Store], Awaitable[None]], ...] = (
     check_what_is_not_finite_is_refused_whole,
     check_a_bad_record_does_not_touch_its_neighbours,
     check_an_ended_attempt_takes_no_more,
+    check_spans_come_back_as_they_were,
     check_a_failed_attempt_is_tried_again_while_tries_are_left,
     check_a_lost_attempt_is_forgiven_ten_times,
     check_a_heartbeat_keeps_the_lease,

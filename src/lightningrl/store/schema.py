@@ -118,6 +118,14 @@ MIGRATIONS: tuple[LiteralString, ...] = (
         SELECT attempts.*, rollouts.id || '.' || number AS id, rollouts.id AS rollout_id
         FROM attempts JOIN rollouts ON rollouts.seq = attempts.rollout;
     """,
+    """
+    CREATE TABLE spans (
+        seq INTEGER PRIMARY KEY, attempt INTEGER NOT NULL REFERENCES attempts (seq), id TEXT NOT NULL, call INTEGER REFERENCES calls (seq),
+        kind TEXT NOT NULL, name TEXT NOT NULL, status TEXT NOT NULL, error TEXT, input TEXT, output TEXT,
+        started_at REAL NOT NULL, ended_at REAL NOT NULL, trace TEXT NOT NULL, parent TEXT, attributes TEXT NOT NULL,
+        UNIQUE (attempt, trace, id)
+    );
+    """,
 )
 
 
