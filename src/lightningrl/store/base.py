@@ -11,7 +11,10 @@ from lightningrl.types import Attempt, AttemptStatus, Call, Reward, Rollout, Spa
 
 
 class Store(Protocol):
-    """Fifteen verbs: to add is one for all records, to read is one for each kind. `lightningrl.store.conformance` is the suite that every implementation passes."""
+    """Fifteen verbs: to add is one for all records, to read is one for each kind.
+
+    `lightningrl.store.conformance` is the suite that every implementation passes.
+    """
 
     async def enqueue(self, rollouts: Sequence[Rollout]) -> None:
         """Ask for executions. A rollout whose id is known is left as it is, unless it has failed: then it gets `max_attempts` more tries."""
