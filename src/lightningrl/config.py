@@ -3,18 +3,17 @@
 Every setting says what it means in the string below it; `lightningrl train --dry-run` prints the resolved tree.
 """
 
-import difflib
-import json
 import math
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args, get_origin
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from lightningrl.errors import UserError
+from lightningrl.errors import UserError, meant
 from lightningrl.presets import PRESETS
 
 
@@ -211,10 +210,6 @@ class TrainerConfig(Section):
     """`linear` decays to zero over the run."""
     minibatches: int = Field(default=4, ge=1)
     """Optimizer steps made from one collected batch."""
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    """Gradients longer than this are scaled down."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    """Of AdamW."""
     max_tokens: int = Field(default=65536, ge=1)
     """Unique tokens in one forward and backward; a larger batch is split, which changes nothing but memory."""
     threads: int = Field(default=2, ge=1)
@@ -281,19 +276,25 @@ class Config(Section):
     @model_validator(mode="after")
     def _known_policies(self) -> "Config":
         learners = self.learners()
-        known = [*learners, "frozen", *(f"upstreams.{name}" for name in self.upstreams)]
-        for name in (route.policy for route in self.routes):
+        for name in learners:
+            if name == "frozen" or not re.fullmatch(r"[\w-]+", name):
+                raise UserError(
+                    f"a policy cannot be named `{name}`", hint="letters, digits, `_` and `-`, and not `frozen`: that is what does not learn"
+                )
+        upstreams = [f"upstreams.{name}" for name in self.upstreams]
+        known = [*learners, "frozen", *upstreams]
+        for index, name in enumerate(route.policy for route in self.routes):
             if name not in known:
-                raise ValueError(f"no policy `{name}` for a route; known: {', '.join(known)}")
-        if self.gateway.embeddings and self.gateway.embeddings not in known[len(learners) + 1 :]:
-            raise ValueError(f"there is no `[{self.gateway.embeddings}]`")
+                raise UserError(f"no policy `{name}` for `routes.{index}.policy`", hint=meant(name, known))
+        if self.gateway.embeddings and self.gateway.embeddings not in upstreams:
+            raise UserError(f"there is no `[{self.gateway.embeddings}]` for `gateway.embeddings`", hint=meant(self.gateway.embeddings, upstreams))
         return self
 
     def learners(self) -> dict[str, LearnerConfig]:
         """The policies that learn, each with all of its settings."""
         shared = self.model_dump(include=set(LearnerConfig.model_fields))
         policies = self.policies or {"policy": {}}
-        return {name: LearnerConfig.model_validate(_merged(shared, _preset(own), _without(own, "preset"))) for name, own in policies.items()}
+        return {name: _learner(name, own, shared=shared) for name, own in policies.items()}
 
 
 def _merged(*trees: Mapping[str, Any]) -> dict[str, Any]:
@@ -306,11 +307,24 @@ def _merged(*trees: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _preset(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+def _preset(tree: Mapping[str, Any], *, of: str = "") -> Mapping[str, Any]:
     name = tree.get("preset") or ""
-    if name and name not in PRESETS:
-        raise ValueError(f"unknown preset `{name}`; known: {', '.join(PRESETS)}")
+    if name and name not in list(PRESETS):
+        raise UserError(f"unknown preset `{name}` (`{of}preset`)", hint=meant(str(name), PRESETS))
     return PRESETS[name] if name else {}
+
+
+def _learner(name: str, own: Mapping[str, Any], *, shared: Mapping[str, Any]) -> LearnerConfig:
+    try:
+        return LearnerConfig.model_validate(_merged(shared, _preset(own, of=f"policies.{name}."), _without(own, "preset")))
+    except ValidationError as error:
+        raise _inside(error, "policies", name) from error
+
+
+def _inside(error: ValidationError, *loc: str) -> ValidationError:
+    """The same mistakes, named from the top of the tree."""
+    lines: list[Any] = [{**line, "loc": (*loc, *line["loc"])} for line in error.errors(include_url=False)]
+    return ValidationError.from_exception_data(error.title, lines)
 
 
 def _without(tree: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -363,18 +377,48 @@ def _lay_over(tree: dict[str, Any], override: str) -> None:
 
 
 def _explain(error: ValidationError, *, where: str) -> UserError:
-    """Name the first wrong setting, and the setting that was probably meant."""
-    first = error.errors()[0]
-    name = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        section: Any = Config
-        for part in first["loc"][:-1]:
-            field = section.model_fields.get(part) if isinstance(part, str) else None
-            section = field.annotation if field is not None else RouteConfig
-        near = difflib.get_close_matches(str(first["loc"][-1]), list(section.model_fields), n=1)
-        known = f"did you mean `{near[0]}`?" if near else "known here: " + ", ".join(section.model_fields)
-        return UserError(f"unknown key `{name}` in `{where}`", hint=known)
-    return UserError(
-        f"`{name or 'recipe'}` in `{where}`: {first['msg']} (got `{json.dumps(first['input'], default=str)[:80]}`)",
-        hint="`lightningrl train --dry-run` prints the resolved settings",
-    )
+    """Name one wrong setting, and what was probably meant. A key that nobody knows says most: what it was to be is then missing, too."""
+    first = min(error.errors(), key=lambda line: line["type"] != "extra_forbidden")
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, ValidationError):
+        return _explain(cause, where=where)
+    loc, kind, meaning = _place(first["loc"])
+    key, given = ".".join(loc), first["input"]
+    hint = f"`{key}`: {meaning}" if meaning else "`lightningrl settings` explains every key"
+    match first["type"]:
+        case "extra_forbidden":
+            return UserError(f"unknown key `{key}` in `{where}`", hint=meant(loc[-1], _keys(first["loc"][:-1])))
+        case "missing":
+            return UserError(f"`{key}` is missing in `{where}`", hint=hint)
+        case "literal_error":
+            return UserError(f"`{key}` in `{where}` cannot be `{given}`", hint=meant(str(given), get_args(kind)))
+        case "value_error":
+            return UserError(f"`{key}` in `{where}`: {cause}", hint=hint)
+        case "model_type" | "dict_type":
+            return UserError(f"`{key}` in `{where}` should be a section, not `{given}`", hint=hint)
+        case _:
+            given = f" is `{given}`" if isinstance(given, str | int | float) else ""
+            should = first["msg"].replace("Input", "it").partition(", unable")[0]
+            return UserError(f"`{key}` in `{where}`{given}: {should}", hint=hint)
+
+
+def _place(loc: Sequence[str | int]) -> tuple[list[str], Any, str]:
+    """The key of the setting, without what only tells the types of a union apart; its type, and what it means."""
+    key, meaning = list[str](), ""
+    kind: Any = Config
+    for part in loc:
+        if isinstance(kind, type) and issubclass(cast(Any, kind), Section):
+            field = kind.model_fields.get(str(part))
+            kind, meaning = (field.annotation, " ".join((field.description or "").split())) if field else (Any, "")
+        elif get_origin(kind) in (list, dict):
+            kind = LearnerConfig if key == ["policies"] else get_args(kind)[-1]
+        else:
+            break
+        key.append(str(part))
+    return key, kind, meaning
+
+
+def _keys(loc: Sequence[str | int]) -> list[str]:
+    """What may be in the section."""
+    section = _place(loc)[1]
+    return [*section.model_fields, *(["preset"] if section is LearnerConfig else [])]

@@ -5,6 +5,9 @@ A `UserError` is something the person at the keyboard can mend: it carries a hin
 turns these into `Attempt.error`; they are only raised when nothing can go on.
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class LightningError(Exception):
     """Base of every error that LightningRL raises on purpose."""
@@ -40,3 +43,11 @@ class EngineError(LightningError):
 
 class StoreError(LightningError):
     """The record store could not keep its promise."""
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """A hint for a name that nobody knows: the one that was probably meant, or else all there are."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    alternatives = ", ".join(f"`{other}`" for other in known) or "none"
+    return f"did you mean `{near[0]}`? known: {alternatives}" if near else f"known: {alternatives}"

@@ -11,7 +11,8 @@ from lightningrl.config import Config
 HEAD = """# Settings
 
 Every key that a `recipe.toml` may have. An override on the command line lays over it: `lightningrl train recipe.toml trainer.learning_rate=1e-4`.
-This page is generated: `lightningrl settings > docs/settings.md`.
+`model`, `algorithm`, `loss` and `trainer` may stand in a `[policies.NAME]` as well, and then hold for that policy.
+What the algorithms are, and which goes with which: [algorithms.md](algorithms.md). This page is generated: `lightningrl settings > docs/settings.md`.
 """
 
 
@@ -25,7 +26,7 @@ def _tables(section: type[BaseModel], *, prefix: str) -> Iterator[str]:
     leaves = {name: field for name, field in section.model_fields.items() if _section(field) is None}
     yield f"\n## {prefix.rstrip('.') or 'At the top'}\n\n| key | default | meaning |\n|---|---|---|\n"
     for name, field in leaves.items():
-        yield f"| `{prefix}{name}` | {_default(field)} | {(field.description or '').replace('|', '¦')} |\n"
+        yield f"| `{prefix}{name}` | {_default(field)} | {' '.join((field.description or '').replace('|', '¦').split())} |\n"
     for name, field in section.model_fields.items():
         inner = _section(field)
         if inner is not None:

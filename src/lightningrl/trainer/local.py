@@ -26,7 +26,9 @@ from lightningrl.trainer.reference import Reference
 from lightningrl.types import Doubles, Ints, Transition
 
 BETAS = (0.9, 0.95)
-"""Of AdamW."""
+"""Of AdamW, without weight decay: a policy that starts from good weights is not to be pulled towards zero."""
+MAX_GRAD_NORM = 1.0
+"""Gradients longer than this are scaled down (arXiv 2005.14165, appendix B)."""
 Export: TypeAlias = Callable[[DenseModel, Path], None]
 """Writes a model as a Hugging Face folder; complete or absent."""
 
@@ -50,7 +52,7 @@ class LocalTrainer:
             [*self._policy.values(), *self._head.values()],
             lr=config.learning_rate,
             betas=BETAS,
-            weight_decay=config.weight_decay,
+            weight_decay=0.0,
             fused=True,
         )
         self._poisoned = False  # something since the last update was not finite
@@ -81,7 +83,7 @@ class LocalTrainer:
             skipped = self._poisoned or untaught or not all(map(math.isfinite, norms.values()))
             if not skipped:
                 for name, part in parts.items():
-                    torch.nn.utils.clip_grads_with_norm_(part.values(), self._config.max_grad_norm, torch.tensor(norms[name]))
+                    torch.nn.utils.clip_grads_with_norm_(part.values(), MAX_GRAD_NORM, torch.tensor(norms[name]))
                 for group in self._optimizer.param_groups:
                     group["lr"] = learning_rate
                 self._optimizer.step()
