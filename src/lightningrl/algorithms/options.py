@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from lightningrl import plugins
 from lightningrl.algorithms.credit import Credit
 from lightningrl.config import AlgorithmConfig
-from lightningrl.errors import UserError
+from lightningrl.errors import UserError, meant
 from lightningrl.types import Trajectory
 
 BoundCredit: TypeAlias = Callable[[Sequence[Trajectory]], list[Credit]]
@@ -26,7 +26,7 @@ def bound_credit(algorithm: AlgorithmConfig, *, root: Path | None = None) -> Bou
     known = "known: " + ", ".join(f"`{name}`" for name in options) if options else "it has no options"
     for name in given:
         if name not in options:
-            raise UserError(f"credit `{algorithm.credit}` has no option `{name}`", hint=known)
+            raise UserError(f"credit `{algorithm.credit}` has no option `{name}`", hint=meant(name, options) if options else known)
     for name, option in options.items():
         if name not in given and option.default is option.empty:
             raise UserError(f"credit `{algorithm.credit}` needs `{name}`", hint=f"set it: `algorithm.credit_options.{name}=…`; {known}")

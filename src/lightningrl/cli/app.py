@@ -47,9 +47,10 @@ def train(
     """Train the model inside a recipe's agent."""
     from lightningrl.cli.folder import new_folder, resumed_folder
 
-    config = load_config(recipe, overrides or [])
+    config = _known(load_config(recipe, overrides or []))
     if dry_run:
-        typer.echo(json.dumps(config.model_dump(mode="json")) if as_json else dump_config(config), nl=as_json)
+        resolved = _resolved(config)
+        typer.echo(resolved.model_dump_json() if as_json else dump_config(resolved), nl=as_json)
         return
     from lightningrl.cli.train import train as run  # loads torch
 
@@ -69,7 +70,7 @@ def evaluate(
     """Measure a model on a recipe's held-out tasks, sampled and greedy."""
     from lightningrl.cli.evaluate import evaluate as run  # loads torch
 
-    config = load_config(recipe, overrides or [])
+    config = _known(load_config(recipe, overrides or []))
     score = run(_with_checkpoint(config, checkpoint), console=_console(as_json=as_json))
     if as_json:
         typer.echo(_json(score))
@@ -136,6 +137,22 @@ def settings() -> None:
     from lightningrl.cli.settings import settings_page
 
     typer.echo(settings_page(), nl=False)
+
+
+def _known(config: Config) -> Config:
+    """A recipe that names only what is there."""
+    from lightningrl.cli.names import check_names
+
+    check_names(config)
+    return config
+
+
+def _resolved(config: Config) -> Config:
+    """With every setting of every policy, if there are several."""
+    if not config.policies:
+        return config
+    policies = {name: learner.model_dump(mode="json") for name, learner in config.learners().items()}
+    return config.model_copy(update={"policies": policies})
 
 
 def _json(result: Any) -> str:
