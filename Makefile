@@ -1,6 +1,6 @@
 # Every verb does its own set-up: nothing is needed but make and Python 3.11 to 3.14.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-agents test-vllm fuzz lint typecheck bench docs clean
+.PHONY: help demo test test-agents test-vllm fuzz lint typecheck bench oracles docs clean
 
 BIN := .venv/bin
 CODE := src tests tests_vllm recipes benchmarks
@@ -40,6 +40,9 @@ typecheck: .venv/ready ## check types
 
 bench: .venv/ready ## measure what the README claims (BENCH=benchmarks/engine.py for one)
 	@for script in $(BENCH); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+oracles: .venv/ready ## hold every credit and advantage against the exact gradient (ARGS=--check: write nothing)
+	@$(BIN)/python benchmarks/oracles.py $(ARGS)
 
 docs: .venv/ready ## check that what the docs name exists
 	@$(BIN)/python -m pytest tests/docs

@@ -1,0 +1,117 @@
+"""What is measured: credits and advantages by name, the objective that each credit is about, and what theory says of their bias.
+
+exact     the mean of the estimator is the gradient
+scaled    … times a number that is the same for all parameters: (G-1)/G, where a rollout is part of its own baseline
+biased    … points elsewhere
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from lightningrl.algorithms.air import shaped
+from lightningrl.algorithms.credit import returns_to_go, step_rewards
+
+from .worlds import Path
+
+Claim: TypeAlias = Literal["exact", "scaled", "biased"]
+Prepare: TypeAlias = Callable[[Sequence[Path]], list[Path]]
+
+ADVANTAGES = ("rloo", "dr_grpo", "opo", "grpo", "reinforce++", "reinforce++-baseline")
+SCALED = ("grpo", "reinforce++", "reinforce++-baseline")
+"""Divide by a deviation that the rollout itself is part of: biased in every world whose rewards are not just of two kinds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """A row of the table."""
+
+    name: str
+    credit: str
+    options: Mapping[str, float | str] = field(default_factory=dict[str, float | str])
+    by_role: bool = False
+    final: float = 1.0
+    """Weight of the final reward in the objective."""
+    steps: float = 1.0
+    """Weight of the step rewards in it."""
+    baseline: Literal["group", "group, of equal values", "own"] = "group"
+    biased_in: tuple[str, ...] = ()
+    """Worlds in which it is, whatever the advantage."""
+    worlds: tuple[str, ...] = ("fork", "retry", "team", "words")
+    prepare: Prepare = list
+    """What is done to the paths first: a critic looks at them, rewards are shaped."""
+
+    def claim(self, advantage: str, world: str) -> Claim:
+        """What theory says."""
+        if advantage in SCALED or world in self.biased_in:
+            return "biased"
+        if self.baseline == "own" or advantage == "rloo":
+            return "exact"
+        if self.baseline == "group, of equal values" and (advantage == "dr_grpo" or world != "retry"):
+            return "scaled"
+        return "biased"
+
+    def objective(self, path: Path) -> float:
+        return self.final * path.trajectory.reward + self.steps * float(step_rewards(path.trajectory).sum())
+
+
+def critic(error: float) -> Prepare:
+    """A critic that knows what is to be expected at each prompt, give or take `error`."""
+
+    def look(paths: Sequence[Path]) -> list[Path]:
+        seen: dict[bytes, list[tuple[float, float]]] = {}
+        for path in paths:
+            for call, G in zip(path.trajectory.transitions, returns_to_go(path.trajectory, discount=1.0), strict=True):
+                seen.setdefault(call.prompt_ids.tobytes(), []).append((path.probability, G))
+        V = {state: sum(p * G for p, G in of) / sum(p for p, _ in of) for state, of in seen.items()}
+        off = {state: error * np.cos(3.0 * i) for i, state in enumerate(V)}
+        return [_with_values(path, {state: V[state] + off[state] for state in V}) for path in paths]
+
+    return look
+
+
+def _with_values(path: Path, V: Mapping[bytes, float]) -> Path:
+    calls = tuple(replace(call, value=float(V[call.prompt_ids.tobytes()])) for call in path.trajectory.transitions)
+    return replace(path, trajectory=replace(path.trajectory, transitions=calls))
+
+
+def potential(paths: Sequence[Path]) -> list[Path]:
+    """All step rewards are AIR's, as differences of a potential."""
+
+    def make(path: Path) -> Path:
+        bare = tuple(replace(call, reward=None) for call in path.trajectory.transitions)
+        given = {call.call_id: call.reward or 0.0 for call in path.trajectory.transitions}
+        return replace(path, trajectory=shaped(replace(path.trajectory, transitions=bare), given))
+
+    return [make(path) for path in paths]
+
+
+ALL = ("fork", "retry", "team", "words")
+METHODS = (
+    Method(name="uniform", credit="uniform", steps=0.0, baseline="group, of equal values"),
+    Method(name="uniform, by role", credit="uniform", steps=0.0, baseline="group, of equal values", by_role=True, worlds=("team",)),
+    Method(name="discounted γ=1", credit="discounted", options={"discount": 1.0}),
+    Method(name="discounted γ=0.8", credit="discounted", options={"discount": 0.8}, biased_in=ALL),
+    Method(name="air", credit="air"),
+    Method(name="air, by role", credit="air", by_role=True, worlds=("team",)),
+    Method(name="air, potential", credit="air", steps=0.0, prepare=potential),
+    Method(name="gae_calls λ=1, wrong critic", credit="gae_calls", options={"trace_decay": 1.0}, baseline="own", prepare=critic(0.3)),
+    # A critic cannot know where retries stand, nor what solvers at work beside it will earn: its steps are then not of expectation 0.
+    Method(
+        name="gae_calls λ=0.5, right critic",
+        credit="gae_calls",
+        options={"trace_decay": 0.5},
+        baseline="own",
+        prepare=critic(0.0),
+        biased_in=("retry", "team"),
+    ),
+    Method(
+        name="gae_calls λ=0.5, wrong critic", credit="gae_calls", options={"trace_decay": 0.5}, baseline="own", prepare=critic(0.3), biased_in=ALL
+    ),
+    Method(name="gigpo ω=1", credit="gigpo", options={"discount": 1.0}, final=2.0, baseline="own", biased_in=ALL),
+    Method(name="tree_loo κ=0", credit="tree_loo", options={"shrinkage": 0.0}, baseline="own"),
+    Method(name="tree_loo κ=1", credit="tree_loo", options={"shrinkage": 1.0}, baseline="own"),
+    Method(name="tree_loo κ=8", credit="tree_loo", options={"shrinkage": 8.0}, baseline="own"),
+)

@@ -1,0 +1,125 @@
+"""Measure every cell, hold it against what theory says, and write it down for people."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .estimates import all_groups, drawn, estimates, gradient, moments, weighted, z_scores
+from .methods import ADVANTAGES, METHODS, Claim, Method
+from .worlds import WORLDS, World
+
+SIZE = 3
+"""Rollouts of a group, where all groups are enumerated."""
+DRAWN_SIZE, DRAWN = 8, 250
+"""Rollouts of a group, and groups, where they are drawn."""
+EXACT_WITHIN = 1e-6
+"""Relative. Lessons keep advantages in float32, and their rounding is all that an exact mean is off by."""
+BIASED_BEYOND = 1e-3
+"""What theory says to be biased must be, in worlds made to show it: else it is not this that was measured."""
+Z_WITHIN = 4.5
+"""Standard errors. The draws are seeded, so a table that passes does so again."""
+AGGREGATIONS = ("rollout-mean", "call-mean", "token-mean")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    world: str
+    method: str
+    advantage: str
+    claim: Claim
+    factor: float
+    bias: float
+    variance: float
+    """With groups of SIZE."""
+    z: float | None = None
+    """The farthest parameter, over DRAWN groups; None where theory does not say what the mean should be."""
+    drawn_variance: float | None = None
+    """With groups of DRAWN_SIZE; None likewise."""
+
+    def broken(self) -> str | None:
+        """Which bound; None if it keeps them all."""
+        expected = {"exact": 1.0, "scaled": (SIZE - 1) / SIZE}.get(self.claim)
+        if self.advantage in AGGREGATIONS:
+            expected = self.factor if self.claim == "scaled" else expected
+        if expected is None:
+            return None if self.bias > BIASED_BEYOND else f"should be biased, and is not (`{self.bias:.1e}`)"
+        if self.bias > EXACT_WITHIN:
+            return f"is biased (`{self.bias:.1e}`)"
+        if abs(self.factor / expected - 1) > EXACT_WITHIN:
+            return f"is `{self.factor:.7f}` times the gradient, not `{expected:.7f}`"
+        if self.z is not None and self.z > Z_WITHIN:
+            return f"is `{self.z:.1f}` standard errors off, where groups are drawn"
+        return None
+
+
+def measure(method: Method, advantage: str, world: World, *, draw: bool = True) -> Cell:
+    """One cell: all groups of SIZE, then, where theory names the mean, groups as they are drawn."""
+    paths, claim = world.paths(), method.claim(advantage, world.name)
+    exact, paths = gradient(method, paths), method.prepare(paths)
+    groups, p = all_groups(paths, size=SIZE)
+    found = moments(estimates(method, advantage, paths, groups), p, exact)
+    cell = Cell(world=world.name, method=method.name, advantage=advantage, claim=claim, factor=found.factor, bias=found.bias, variance=found.variance)
+    if claim == "biased" or not draw:
+        return cell
+    factor = 1.0 if claim == "exact" else (DRAWN_SIZE - 1) / DRAWN_SIZE
+    g = estimates(method, advantage, paths, drawn(paths, count=DRAWN, size=DRAWN_SIZE, seed=0))
+    variance = float(g.var(axis=0, ddof=1).sum() / ((factor * exact) @ (factor * exact)))
+    return replace(cell, z=float(np.abs(z_scores(g, factor * exact)).max()), drawn_variance=variance)
+
+
+def measure_aggregation(aggregation: str, world: World) -> Cell:
+    """The loss with its weights, for `uniform` and `rloo`. It is a mean over calls or tokens, so all that can be asked for is the direction."""
+    method = METHODS[0]
+    paths = world.paths()
+    groups, p = all_groups(paths, size=SIZE)
+    found = moments(weighted(aggregation, paths, groups), p, gradient(method, paths))
+    uneven = world.name == "retry" or (world.name, aggregation) == ("words", "call-mean")
+    return Cell(
+        world=world.name,
+        method=method.name,
+        advantage=aggregation,
+        claim="biased" if uneven else "scaled",
+        factor=found.factor,
+        bias=found.bias,
+        variance=found.variance,
+    )
+
+
+def cells(worlds: Sequence[World] = WORLDS, methods: Sequence[Method] = METHODS) -> Iterable[Cell]:
+    """All of the table, one at a time."""
+    for world in worlds:
+        for method in methods:
+            if world.name in method.worlds:
+                yield from (measure(method, advantage, world) for advantage in ADVANTAGES)
+        yield from (measure_aggregation(aggregation, world) for aggregation in AGGREGATIONS)
+
+
+def render(found: Sequence[Cell]) -> str:
+    """The tables of docs/oracles.md."""
+    at = {(cell.world, cell.method, cell.advantage): cell for cell in found}
+    parts: list[str] = []
+    for world in WORLDS:
+        names = list(dict.fromkeys(cell.method for cell in found if cell.world == world.name))
+        rows = [[name, *(_text(at[world.name, name, advantage]) for advantage in ADVANTAGES)] for name in names]
+        parts += [f"### {world.name}: {world.about}", _table(["bias · variance", *ADVANTAGES], rows)]
+    unbiased = [m.name for m in METHODS if any(m.claim("rloo", w) == "exact" for w in m.worlds)]
+    rows = [[name, *(_drawn(at.get((world.name, name, "rloo"))) for world in WORLDS)] for name in unbiased]
+    parts += [f"### Variance in groups of {DRAWN_SIZE}", _table(["with `rloo`", *(world.name for world in WORLDS)], rows)]
+    rows = [[name, *(_text(at[world.name, METHODS[0].name, name]) for world in WORLDS)] for name in AGGREGATIONS]
+    parts += ["### Aggregation", _table(["bias · variance", *(world.name for world in WORLDS)], rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _text(cell: Cell) -> str:
+    bias = "0" if cell.claim != "biased" else f"**{100 * cell.bias:.2g} %**"
+    return f"{bias} · {cell.variance:.1f}"
+
+
+def _drawn(cell: Cell | None) -> str:
+    return "" if cell is None or cell.drawn_variance is None else f"{cell.drawn_variance:.2f}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

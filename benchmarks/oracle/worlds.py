@@ -1,0 +1,221 @@
+"""Worlds in which every rollout can be enumerated, with its probability and the gradient of its logarithm.
+
+A world is a small agent: a function that calls a policy, leaves some things to chance, rewards calls, and returns the final reward. It is run once
+for each way that its choices can go. A policy is a softmax over scores that are linear in its parameters: tabular where the features of each state
+are its own, a one-layer model where states share them.
+
+Legend: A tokens to choose from · P parameters · K paths, all rollouts that there are.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+import numpy as np
+
+from lightningrl.types import Doubles, Trajectory, Transition
+
+Features: TypeAlias = Callable[[tuple[int, ...]], Doubles]
+"""What was read → [A, P]; the score of token a is its row times the parameters."""
+
+
+@dataclass(slots=True)
+class Tape:
+    """One run of a world: it answers with `script` as far as that goes, then with the first choice each time."""
+
+    features: Features
+    theta: Doubles
+    script: tuple[int, ...]
+    choices: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """(what was chosen, out of how many)"""
+    probability: float = 1.0
+    calls: list[Transition] = field(default_factory=list[Transition])
+    gradients: list[Doubles] = field(default_factory=list[Doubles])
+    """[P] of each call: ∇ log π of all its tokens."""
+
+    def call(
+        self,
+        prompt: Sequence[int],
+        *,
+        tokens: int = 1,
+        agent: str = "agent",
+        span: tuple[float, float] = (0.0, 0.0),
+        parent: str | None = None,
+    ) -> tuple[int, ...]:
+        """Ask the policy for tokens, each after those before it."""
+        said: tuple[int, ...] = ()
+        logprobs: list[float] = []
+        gradient = np.zeros_like(self.theta)
+        for _ in range(tokens):
+            phi = self.features((*prompt, *said))
+            scores = phi @ self.theta
+            pi = np.exp(scores - scores.max()) / np.exp(scores - scores.max()).sum()
+            a = self._choose(pi)
+            said, gradient = (*said, a), gradient + phi[a] - pi @ phi
+            logprobs.append(math.log(pi[a]))
+        self.gradients.append(gradient)
+        self.calls.append(
+            Transition(
+                call_id=f"c{len(self.calls)}",
+                parent_call_id=parent,
+                agent=agent,
+                policy_version=0,
+                prompt_ids=np.array(prompt, np.int32),
+                completion_ids=np.array(said, np.int32),
+                logprobs=np.array(logprobs, np.float32),
+                reward=None,
+                started_at=span[0],
+                ended_at=span[1],
+            )
+        )
+        return said
+
+    def chance(self, *probabilities: float) -> int:
+        """Leave it to the world."""
+        return self._choose(np.array(probabilities))
+
+    def reward(self, value: float) -> None:
+        """Reward the latest call."""
+        self.calls[-1] = replace(self.calls[-1], reward=value)
+
+    def _choose(self, pi: Doubles) -> int:
+        at = len(self.choices)
+        chosen = self.script[at] if at < len(self.script) else 0
+        self.choices.append((chosen, len(pi)))
+        self.probability *= float(pi[chosen])
+        return chosen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Path:
+    """One rollout that there can be."""
+
+    probability: float
+    trajectory: Trajectory
+    gradients: Doubles
+    """[calls, P]"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    name: str
+    about: str
+    play: Callable[[Tape], float]
+    features: Features
+    theta: Doubles
+    """[P] the policy to take the gradient of."""
+
+    def paths(self, theta: Doubles | None = None) -> list[Path]:
+        """All K rollouts; their probabilities sum to 1."""
+        found: list[Path] = []
+        scripts: list[tuple[int, ...]] = [()]
+        while scripts:
+            script = scripts.pop()
+            tape = Tape(features=self.features, theta=self.theta if theta is None else theta, script=script)
+            final = self.play(tape)
+            taken = tuple(chosen for chosen, _ in tape.choices)
+            scripts += [(*taken[:i], other) for i in range(len(script), len(taken)) for other in range(1, tape.choices[i][1])]
+            trajectory = Trajectory(rollout_id="r", group_id="g", task_id=self.name, transitions=tuple(tape.calls), reward=final)
+            found.append(Path(probability=tape.probability, trajectory=trajectory, gradients=np.array(tape.gradients)))
+        return found
+
+
+def fork(tape: Tape) -> float:
+    """Two calls; the history is in the prompt, but the policy only knows the state (10 or 11) that the first call led to, by chance."""
+    (a,) = tape.call([9])
+    tape.reward(0.4 if a == 0 else 0.0)
+    state = 10 + (tape.chance(0.8, 0.2) if a == 0 else tape.chance(0.3, 0.7))
+    (b,) = tape.call([9, a, state])
+    tape.reward(0.3 if (state, b) == (10, 1) else 0.0)
+    return {(10, 0): 0.2, (10, 1): 0.0, (11, 0): 0.5, (11, 1): 1.0}[state, b]
+
+
+def retry(tape: Tape) -> float:
+    """One to three calls, with nothing but the state (9 or 10) in the prompt: look once more, at a price, or answer. A state can be met again."""
+    state = 9
+    for _ in range(3):
+        (a,) = tape.call([state])
+        if a == 1:
+            return 0.3 if state == 9 else 1.0
+        tape.reward(-0.2)
+        state = 10 if state == 10 else 9 + tape.chance(0.4, 0.6)
+    return 0.0
+
+
+def team(tape: Tape) -> float:
+    """A planner, then two solvers at once, the second in two calls; each role has prompts of its own, and rewards on the way."""
+    (plan,) = tape.call([9], agent="planner", span=(0, 1))
+    (x,) = tape.call([10, plan], agent="solver", span=(2, 7))
+    tape.reward(0.5 if x == plan else 0.0)
+    (y,) = tape.call([11, plan], agent="solver", span=(3, 4), parent=None)
+    tape.reward(0.2 if y == 0 else 0.0)
+    (z,) = tape.call([11, plan, y, 12], agent="solver", span=(5, 6), parent="c2")
+    return (1.0 if (x, z) == (plan, 1) else 0.0) + (0.4 if plan == y else 0.0)
+
+
+def words(tape: Tape) -> float:
+    """A completion of two tokens, then one of one token, by a model that shares its parameters between all states."""
+    s, t = tape.call([9, 10], tokens=2)
+    tape.reward(0.5 if s != t else 0.0)
+    (u,) = tape.call([9, 10, s, t, 11])
+    tape.reward(-0.2 if u == 0 else 0.0)
+    return {(0, 0): 0.1, (0, 1): 1.0, (1, 0): 0.0, (1, 1): 0.6}[s, u] + 0.3 * t
+
+
+def tabular(*states: tuple[int, ...], key: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Features:
+    """[2, 2 · states] a parameter for each token of each state."""
+
+    def features(read: tuple[int, ...]) -> Doubles:
+        phi = np.zeros((2, 2 * len(states)))
+        at = 2 * states.index(key(read))
+        phi[0, at], phi[1, at + 1] = 1.0, 1.0
+        return phi
+
+    return features
+
+
+def one_layer(size: int) -> Features:
+    """[2, 2 · size] a layer over a fixed embedding of what was read: each token's, turned by how far back it is."""
+
+    def features(read: tuple[int, ...]) -> Doubles:
+        x = sum(np.sin((token + 1.0) * (1.0 + np.arange(size)) + 0.7 * back) for back, token in enumerate(reversed(read)))
+        return np.asarray(np.kron(np.eye(2), x), np.float64)
+
+    return features
+
+
+def _theta(size: int) -> Doubles:
+    return 0.6 * np.cos(1.7 * np.arange(size) + 0.4)
+
+
+WORLDS = (
+    World(
+        name="fork",
+        about="two calls, a chance event between them, rewards on the way; tabular",
+        play=fork,
+        features=tabular((9,), (10,), (11,), key=lambda read: read[-1:]),
+        theta=_theta(6),
+    ),
+    World(
+        name="retry",
+        about="one to three calls that meet the same prompt again; tabular",
+        play=retry,
+        features=tabular((9,), (10,), key=lambda read: read),
+        theta=_theta(4),
+    ),
+    World(
+        name="team",
+        about="a planner and two solvers that work at the same time; tabular, two roles",
+        play=team,
+        features=tabular((9,), (10, 0), (10, 1), (11, 0), (11, 1), (12,), key=lambda read: read[-1:] if read[-1] == 12 else read),
+        theta=_theta(12),
+    ),
+    World(
+        name="words",
+        about="a call of two tokens and one of one; a one-layer model with shared parameters",
+        play=words,
+        features=one_layer(3),
+        theta=_theta(6),
+    ),
+)

@@ -1,0 +1,47 @@
+"""Does each credit × advantage follow the gradient that it should? Held against worlds whose gradient can be written down.
+
+    make oracles                      all of it, with the tables of docs/oracles.md; about two minutes
+    python benchmarks/oracles.py --check   the same, and nothing is written
+
+In each of four small worlds every rollout is enumerated, and from these the exact policy gradient and every group of three. So the mean of an
+estimator is known to rounding, and with it its bias; its variance likewise. Groups of eight are drawn besides, as a run would draw them.
+What theory says of each cell is in oracle/methods.py; exits with 1 if any cell says otherwise.
+Prints the tables and writes benchmarks/results/oracles.json and the tables in docs/oracles.md.
+"""
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from oracle.table import Cell, cells, render
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "oracles.json"
+PAGE = ROOT / "docs" / "oracles.md"
+MARK = "<!-- what follows is written by `make oracles` -->\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    check = parser.parse_args().check
+    started = time.process_time()
+    found: list[Cell] = []
+    for cell in cells():
+        found.append(cell)
+        if sys.stderr.isatty():
+            print(f"\r{len(found)} cells", end="", file=sys.stderr)
+    print(f"\n{render(found)}\n{len(found)} cells in {time.process_time() - started:.0f} s of CPU time")
+    if not check:
+        RESULTS.write_text(json.dumps([asdict(cell) for cell in found], indent=1) + "\n")
+        PAGE.write_text(PAGE.read_text().partition(MARK)[0] + MARK + "\n" + render(found))
+    broken = [f"{cell.world}: {cell.method} × {cell.advantage} {reason}" for cell in found if (reason := cell.broken())]
+    print("\n".join(broken) or "every bound is kept")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
