@@ -19,6 +19,8 @@ from lightningrl.trainer import conformance
 from lightningrl.trainer.local import LocalTrainer
 from lightningrl.trainer.metrics import merged
 
+EVERYTHING = LossConfig(ratio="rollout", clip_low=0.5, clip_high=0.5, clip_dual=3.0, proximal=True, importance="call", kl_coef=0.1, entropy_coef=0.01)
+
 
 @pytest.fixture
 def make(model_folder: Path) -> conformance.Make:
@@ -26,9 +28,23 @@ def make(model_folder: Path) -> conformance.Make:
     return lambda: LocalTrainer(load_model(str(model_folder)), config=TrainerConfig(threads=1), loss=LossConfig(), export=export)
 
 
+@pytest.fixture
+def make_with_everything(model_folder: Path) -> conformance.Make:
+    """Every option of the loss at once, and a critic."""
+    export = partial(export_folder, tokenizer=load_tokenizer(str(model_folder)))
+    return lambda: LocalTrainer(load_model(str(model_folder)), config=TrainerConfig(threads=1), loss=EVERYTHING, export=export, critic=True)
+
+
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
 def test_local_trainer_keeps_its_promises(check: Callable[[conformance.Make, Path], None], make: conformance.Make, tmp_path: Path) -> None:
     check(make, tmp_path)
+
+
+@pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
+def test_so_it_does_with_every_option(
+    check: Callable[[conformance.Make, Path], None], make_with_everything: conformance.Make, tmp_path: Path
+) -> None:
+    check(make_with_everything, tmp_path)
 
 
 def test_two_threads_give_the_same_bits_twice(model_folder: Path) -> None:
@@ -148,10 +164,13 @@ def test_bfloat16_weights_can_be_trained(model_folder: Path) -> None:
     assert all(p.dtype == torch.bfloat16 for p in narrow.model.hf.parameters())
 
 
-def test_metrics_of_micro_batches_merge_to_those_of_the_whole(make: Callable[[], LocalTrainer]) -> None:
-    trainer = make()
+def test_metrics_of_micro_batches_merge_to_those_of_the_whole(make_with_everything: Callable[[], LocalTrainer]) -> None:
+    trainer = make_with_everything()
+    conformance.step(trainer, 0)  # away from the reference and from a critic that knows nothing
     whole = trainer.forward_backward(build_forest(conformance.lessons(0))).metrics
-    parts = merged([trainer.forward_backward(build_forest(p)).metrics for p in pack(conformance.lessons(0), max_tokens=20)])
+    packs = pack(conformance.lessons(0), max_tokens=20)
+    assert len(packs) > 3
+    parts = merged([trainer.forward_backward(build_forest(p)).metrics for p in packs])
     assert parts.keys() == whole.keys()
-    for name in ("loss/value", "loss/clip_fraction", "loss/ratio_max", "policy/kl_engine", "policy/logprob_gap_max", "tokens/terms"):
-        assert parts[name] == pytest.approx(whole[name], rel=1e-4), name
+    for name in whole.keys() - {"tokens/computed"}:
+        assert parts[name] == pytest.approx(whole[name], rel=1e-3, abs=1e-6), name

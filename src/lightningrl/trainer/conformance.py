@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from lightningrl.data.forest import Lesson, build_forest
+from lightningrl.data.forest import Lesson, build_forest, unweighted
 from lightningrl.data.packing import pack
 from lightningrl.trainer.base import Trainer
 from lightningrl.types import Doubles, Transition
@@ -73,7 +73,7 @@ def check_splitting_changes_nothing(make: Make, folder: Path) -> None:
     """Several forests before one update teach what one forest does."""
     whole, parts = make(), make()
     found = [whole.forward_backward(build_forest(lessons(0)))]
-    pieces = [parts.forward_backward(build_forest(piece)) for piece in pack(lessons(0), max_tokens=20)]
+    pieces = [parts.forward_backward(build_forest(piece)) for piece in pack(lessons(0), max_tokens=20, teaching=list)]
     assert len(pieces) > 3
     np.testing.assert_allclose(sum(p.metrics["loss/value"] for p in pieces), found[0].metrics["loss/value"], rtol=1e-5)
     for trainer in (whole, parts):
@@ -99,13 +99,18 @@ def check_update_clears_the_gradient(make: Make, folder: Path) -> None:
 
 
 def check_loss_that_is_not_finite_is_never_applied(make: Make, folder: Path) -> None:
+    """Nor what was computed of it before the loss, whatever the loss makes of it: one such number, and the whole update is skipped."""
     trainer, clean = make(), make()
     step(trainer, 1)
     step(clean, 1)
     forest = build_forest(lessons(2))
-    trainer.forward_backward(forest)
-    trainer.forward_backward(dataclasses.replace(forest, advantages=forest.advantages * np.nan))
-    assert trainer.optim_step(learning_rate=RATE)["optim/skipped"] == 1.0
+    for field in ("logprobs", "proximal", "advantages", "weights", "returns"):
+        for wrong in (np.nan, np.inf, -np.inf):
+            broken = getattr(forest, field).copy()
+            broken[0] = wrong
+            trainer.forward_backward(forest)
+            trainer.forward_backward(dataclasses.replace(forest, **{field: broken}))
+            assert trainer.optim_step(learning_rate=RATE)["optim/skipped"] == 1.0, (field, wrong)
     for each in (trainer, clean):
         assert step(each, 3)["optim/skipped"] == 0.0
     np.testing.assert_array_equal(look(trainer), look(clean))
@@ -143,6 +148,32 @@ def check_looking_at_logprobs_tells_those_of_training_and_changes_nothing(make: 
     np.testing.assert_array_equal(look(trainer), look(straight))
 
 
+def check_evaluating_tells_what_training_sees_and_changes_nothing(make: Make, folder: Path) -> None:
+    trainer, other = make(), make()
+    forest = build_forest(lessons(0))
+    found, expected = trainer.evaluate(forest), other.forward_backward(forest)
+    np.testing.assert_allclose(found.logprobs, expected.logprobs, atol=1e-5)
+    assert {name for name in found.metrics if not name.startswith("policy/")} == {"tokens/computed", "tokens/terms"}
+    assert found.metrics == {name: expected.metrics[name] for name in found.metrics}
+    if found.values is not None and expected.values is not None:
+        assert found.values.shape == (len(forest.call_ids),)
+        np.testing.assert_allclose(found.values, expected.values, atol=1e-5)
+    straight = make()
+    for each in (trainer, straight):
+        step(each, 1)
+    np.testing.assert_array_equal(look(trainer), look(straight))
+
+
+def check_calls_without_weight_can_be_evaluated(make: Make, folder: Path) -> None:
+    """A critic is asked before it is known what a call is to teach."""
+    given = lessons(0)
+    silent = [unweighted(le.transition, rollout_id=le.rollout_id) for le in given]
+    found, expected = make().evaluate(build_forest(silent, whole=True)), make().evaluate(build_forest(given))
+    np.testing.assert_allclose(found.logprobs, expected.logprobs, atol=1e-5)
+    if found.values is not None and expected.values is not None:
+        np.testing.assert_allclose(found.values, expected.values, atol=1e-5)
+
+
 def check_saving_again_replaces_and_leaves_nothing_else(make: Make, folder: Path) -> None:
     trainer, other = make(), make()
     trainer.save(folder / "run" / "state")
@@ -165,8 +196,9 @@ def step(trainer: Trainer, seed: int) -> dict[str, float]:
 
 
 def look(trainer: Trainer) -> Doubles:
-    """Logprobs of some tokens under the current weights. With advantages of 0 the gradient that looking leaves behind is 0."""
-    return trainer.forward_backward(build_forest([dataclasses.replace(le, advantages=0 * le.advantages) for le in lessons(99)])).logprobs
+    """Logprobs of some tokens under the current weights, and what the critic expects of some calls, if there is one."""
+    found = trainer.evaluate(build_forest(lessons(99)))
+    return found.logprobs if found.values is None else np.concatenate((found.logprobs, found.values))
 
 
 CHECKS: tuple[Callable[[Make, Path], None], ...] = (
@@ -177,6 +209,8 @@ CHECKS: tuple[Callable[[Make, Path], None], ...] = (
     check_same_forests_give_same_bits,
     check_load_goes_on_bit_for_bit,
     check_looking_at_logprobs_tells_those_of_training_and_changes_nothing,
+    check_evaluating_tells_what_training_sees_and_changes_nothing,
+    check_calls_without_weight_can_be_evaluated,
     check_saving_again_replaces_and_leaves_nothing_else,
     check_publish_writes_a_hugging_face_folder,
 )
