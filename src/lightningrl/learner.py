@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lightningrl.algorithms import lessons_of
+from lightningrl.algorithms.air import shaped
 from lightningrl.config import LearnerConfig, RouteConfig
 from lightningrl.data.forest import Forest, Lesson, build_forest, unweighted
 from lightningrl.data.packing import minibatches, pack, teaching_under
@@ -70,13 +71,22 @@ class Learner:
     # records → what to learn
 
     async def lessons(
-        self, batch: Sequence[Rollout], calls: Sequence[Call], rewards: Sequence[Reward], *, oldest_version: int
+        self, batch: Sequence[Rollout], calls: Sequence[Call], rewards: Sequence[Reward], *, air: Sequence[Reward], oldest_version: int
     ) -> tuple[list[Lesson], dict[str, float], dict[str, int]]:
-        """What each sampled token is to teach, what there is to say about it, and why calls were left out."""
+        """What each sampled token is to teach, what there is to say about it, and why calls were left out. `air`: rewards that follow from spans."""
         algorithm = self.config.algorithm
+        potential = algorithm.shaping == "potential"
         trajectories, report = trajectories_of(
-            batch, calls, rewards, policy=self.name, trains=self._trains, reward=algorithm.reward, oldest_version=oldest_version
+            batch,
+            calls,
+            rewards if potential else [*rewards, *air],
+            policy=self.name,
+            trains=self._trains,
+            reward=algorithm.reward,
+            oldest_version=oldest_version,
         )
+        if potential:
+            trajectories = [shaped(t, _by_call(air), discount=float(algorithm.credit_options.get("discount", 1.0))) for t in trajectories]
         if needs_critic(self.config):
             trajectories = await self._computed(self._with_values, trajectories)
         made, statistics = lessons_of(trajectories, algorithm, root=self._root)
@@ -177,6 +187,15 @@ class Learner:
         deltas = [delta async for delta in self.engine.generate(prompt, sampling=sampling, policy=self.name)]
         token_ids = np.array([token_id for delta in deltas for token_id in delta.token_ids], np.int32)
         return token_ids, np.array([logprob for delta in deltas for logprob in delta.logprobs])
+
+
+def _by_call(rewards: Sequence[Reward]) -> dict[str, float]:
+    """Call id → the sum of its rewards."""
+    sums: dict[str, float] = {}
+    for reward in rewards:
+        if reward.call_id is not None:
+            sums[reward.call_id] = sums.get(reward.call_id, 0.0) + reward.value
+    return sums
 
 
 def needs_critic(config: LearnerConfig) -> bool:

@@ -15,6 +15,7 @@ from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 
+from lightningrl.algorithms.air import air_rewards
 from lightningrl.config import Config
 from lightningrl.data.dump import dump_lessons
 from lightningrl.data.forest import Lesson
@@ -22,6 +23,7 @@ from lightningrl.data.tasks import derived_seed, load_tasks
 from lightningrl.errors import AgentError, GraderError, UserError
 from lightningrl.learner import Learner
 from lightningrl.store import Store
+from lightningrl.tracing import spans_of, united
 from lightningrl.types import FINAL, Call, Doubles, Reward, Rollout, Task
 
 Mode: TypeAlias = Literal["sampled", "greedy"]
@@ -172,16 +174,22 @@ class Loop:
         calls, rewards = await self.store.calls(accepted), await self.store.rewards(accepted)
         if accepted and not calls:
             raise AgentError("the agent never called the model", hint="it must take its base URL from OPENAI_BASE_URL, as OpenAI's SDKs do")
-        metrics, lessons, left_out = _census(batch, calls, rewards), dict[str, list[Lesson]](), Counter[str]()
+        air = await self._air(accepted, calls)
+        metrics, lessons, left_out = _census(batch, calls, [*rewards, *air]), dict[str, list[Lesson]](), Counter[str]()
         for learner in self.learners:
             oldest = step - self.config.loop.max_off_policy_steps
-            lessons[learner.name], found, reasons = await learner.lessons(batch, calls, rewards, oldest_version=oldest)
+            lessons[learner.name], found, reasons = await learner.lessons(batch, calls, rewards, air=air, oldest_version=oldest)
             metrics |= self._named(learner, found)
             left_out.update(reasons)
         if calls and not any(lesson.weights.any() for made in lessons.values() for lesson in made):
             reasons = ", ".join(f"`{reason}` {count} times" for reason, count in left_out.items())
             raise UserError(f"no call may be trained: {reasons}", hint="check `routes`: is there a role that learns?")
         return lessons, metrics
+
+    async def _air(self, attempt_ids: Sequence[str], calls: Sequence[Call]) -> list[Reward]:
+        """What the rules of the recipe say of what happened. They follow from records, and are not stored."""
+        rules = self.config.air
+        return air_rewards(united(await self.store.spans(attempt_ids), spans_of(calls)), rules, root=self.config.root) if rules else []
 
     def _named(self, learner: Learner, metrics: dict[str, float]) -> dict[str, float]:
         """Several policies are told apart by their names."""
