@@ -23,8 +23,8 @@ from lightningrl.types import Doubles, Ints, Reward, Span, Trajectory
 Rule: TypeAlias = Callable[[Span], float | None]
 """None: the rule has nothing to say of this span."""
 
-NOTHING = frozenset({"", "[]", "{}", "()", "null", "none", '""', "''"})
-"""What a retrieval says that has found nothing."""
+NOTHING = frozenset({"", "[]", "{}", "()", "null", "none", '""', "''", '{"documents":[]}', '{"results":[]}'})
+"""What a retrieval says that has found nothing, white space aside."""
 
 
 def air_rewards(spans: Sequence[Span], rules: Sequence[AirConfig], *, root: Path | None) -> list[Reward]:
@@ -179,4 +179,6 @@ def _canonical(arguments: str) -> str:
 
 def _nothing(span: Span) -> bool:
     documents = span.attributes.get("lightningrl.documents")
-    return documents == 0 if isinstance(documents, int) else (span.output or "").strip().lower() in NOTHING
+    if isinstance(documents, int):
+        return documents == 0
+    return span.output is not None and "".join(span.output.split()).lower() in NOTHING

@@ -141,6 +141,10 @@ class ConversationTree:
         if whole.content.strip():
             self._by_content[whole.content.strip()] = served
 
+    def asked_for(self, tool_call_id: str) -> bool:
+        """Whether an answer in here asks for this tool call."""
+        return tool_call_id in self._by_tool_call
+
     def prompt_raw(self, prompt: str | tuple[int, ...]) -> Prompt:
         """The ids to read for a prompt that no template is applied to: those of an earlier one and its answer, if it begins with both."""
         found = self._raw.find(prompt)

@@ -22,8 +22,10 @@ from lightningrl.gateway.http import Gone, Receive, Scope, Send, respond
 from lightningrl.gateway.identity import Caller, caller_of, split_path
 from lightningrl.gateway.relay import Relayed, Upstream, relayed_call
 from lightningrl.gateway.retries import Answering, Unread, digest_of
+from lightningrl.gateway.rewards import Rewards
 from lightningrl.gateway.routing import Route
 from lightningrl.gateway.sessions import Session, Sessions, Visitors
+from lightningrl.gateway.traces import Traces
 from lightningrl.store import Store
 from lightningrl.types import Call
 
@@ -52,11 +54,14 @@ def create_app(
     strict: bool = True,
     dialects: Sequence[str] | None = None,
     visitors: Visitors | None = None,
+    may_reward: bool = False,
+    shared_processes: bool = False,
 ) -> "Gateway":
     """The application to hand to uvicorn. `engines` by policy; `max_length` tokens of prompt and completion fit into them.
 
     `embeddings` names the upstream for embedding requests. `strict`: arguments of strict tools are held to their schema.
-    `visitors` lets callers in who have no token of their own.
+    `visitors` lets callers in who have no token of their own. `may_reward`: agents may reward their own calls. `shared_processes`: attempts share
+    processes, so that telemetry may come without a token.
     """
     others = {f"upstreams.{upstream.name}": upstream for upstream in upstreams}
     missing = sorted({route.policy for route in routes} - set(engines) - set(others))
@@ -65,7 +70,18 @@ def create_app(
     backstage = Backstage(store=store, template=chat, engines=engines, seed=seed, max_length=max_length, strict=strict)
     spoken = [plugins.load(name, kind="dialect")() for name in dialects or plugins.names("dialect")]
     sessions = Sessions(store, chat, spoken, history=history, visitors=visitors)
-    return Gateway(backstage, routes=routes, dialects=spoken, sessions=sessions, upstreams=others, embeddings=embeddings, max_in_flight=max_in_flight)
+    traces = Traces(store, sessions, prefixes=[dialect.id_prefix for dialect in spoken], shared=shared_processes)
+    rewards = Rewards(store, sessions, allowed=may_reward)
+    return Gateway(
+        backstage,
+        routes=routes,
+        dialects=spoken,
+        sessions=sessions,
+        upstreams=others,
+        embeddings=embeddings,
+        max_in_flight=max_in_flight,
+        beside={"/traces": traces, "/rewards": rewards},
+    )
 
 
 class Gateway:
@@ -81,7 +97,10 @@ class Gateway:
         upstreams: Mapping[str, Upstream],
         embeddings: str,
         max_in_flight: int,
+        beside: Mapping[str, Traces | Rewards],
     ) -> None:
+        """`beside`: who answers what is no request to a model, by path."""
+        self._beside = beside
         self.backstage = backstage
         self.routes = tuple(routes)
         self._dialects = {dialect.name: dialect for dialect in dialects}
@@ -117,6 +136,9 @@ class Gateway:
         try:
             if scope["method"] in ("GET", "HEAD") and (found := self._get(path, scope)) is not None:
                 await respond(send, 200, found)
+                return
+            if spoken is None and path in self._beside and scope["method"] == "POST":
+                await self._beside[path].serve(scope, receive, send, path_token=token, query=query)
                 return
             if scope["method"] != "POST" or (spoken is None and path != "/embeddings"):
                 raise Refused(405 if spoken else 404, f"`{scope['method']} {path}` is not served here", code="not_found")

@@ -68,6 +68,8 @@ def make_gateway(config: Config, *, store: Store, template: ChatTemplate, engine
         history=config.gateway.history,
         strict=config.gateway.strict,
         visitors=visitors,
+        may_reward=config.agent.may_reward,
+        shared_processes=config.agent.entry is not None,
     )
 
 

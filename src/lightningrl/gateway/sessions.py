@@ -150,9 +150,7 @@ class Sessions:
 
     async def open(self, caller: Caller) -> Session:
         """The session of an attempt. Raises `Refused` (401) for a token that is nobody's, or whose attempt has ended."""
-        found = await self._store.attempt_by_token(caller.token) if caller.token else None
-        if found is None and self._visitors is not None:
-            found = await self._store.attempt_by_token(await self._visitors.token(caller.session))
+        found = await self.whose(caller)
         if found is None:
             hint = "give the agent the API key (or base URL) of its attempt"
             raise Refused(401, "no such token", code="invalid_api_key", hint=hint)
@@ -168,6 +166,17 @@ class Sessions:
             self._rounds.append(attempt.id)
         self._sessions.move_to_end(attempt.id)
         return session
+
+    async def whose(self, caller: Caller) -> tuple[Rollout, Attempt] | None:
+        """The attempt of a token, also one that has ended; None for a token that is nobody's."""
+        found = await self._store.attempt_by_token(caller.token) if caller.token else None
+        if found is None and self._visitors is not None:
+            found = await self._store.attempt_by_token(await self._visitors.token(caller.session))
+        return found
+
+    def asked_for(self, tool_call_id: str) -> str | None:
+        """The attempt in which a model has asked for this tool call, of those that are remembered."""
+        return next((attempt_id for attempt_id, session in self._sessions.items() if session.tree.asked_for(tool_call_id)), None)
 
     async def _build(self, rollout: Rollout, attempt: Attempt) -> Session:
         session = Session(rollout, attempt, self._template, history=self._history)

@@ -51,6 +51,14 @@ AZURE = (
     Variable(name="AZURE_OPENAI_API_KEY", value="{key}", readers="OpenAI SDK with Azure; only where the endpoint was set before"),
 )
 """Unasked, they would do harm: with them, the client that OpenAI's module makes by itself cannot tell whose it is."""
+TELEMETRY = (
+    Variable(name="OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", value="{gateway}/v1/traces", readers="OpenTelemetry SDKs, unless another collector is named"),
+    Variable(name="OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", value="http/protobuf", readers="OpenTelemetry SDKs, with the endpoint"),
+    Variable(name="OTEL_EXPORTER_OTLP_TRACES_HEADERS", value="x-api-key={key}", readers="OpenTelemetry SDKs of programs, with the endpoint"),
+)
+"""Where spans go (see docs/air.md). Whoever has a collector of their own keeps it."""
+COLLECTORS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+"""What names one."""
 QUIET = (
     Variable(name="DO_NOT_TRACK", value="1", readers="many tools"),
     Variable(name="ANONYMIZED_TELEMETRY", value="false", readers="Chroma, browser-use"),
@@ -95,6 +103,13 @@ def addresses(gateway: str, *, key: str) -> dict[str, str]:
     return _filled((*ADDRESSES, *KEYS), gateway, key)
 
 
+def telemetry(gateway: str, *, key: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Where spans go, in an `environment` that names no other collector. Attempts that share a process share its exporter, which has no key then."""
+    found = _filled(TELEMETRY if key != PLACEHOLDER_KEY else TELEMETRY[:2], gateway, key)
+    ours = found["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"]
+    return found if all(environment.get(name, ours) in (ours, "") for name in COLLECTORS) else {}
+
+
 def process_environment(
     gateway: str | None, *, key: str = PLACEHOLDER_KEY, wishes: Mapping[str, str] | None = None, codex_home: Path | None = None
 ) -> dict[str, str]:
@@ -112,7 +127,8 @@ def process_environment(
         return environment | {variable.name: key for variable in KEYS}
     proxied = _without_proxy(environment, host=urlsplit(gateway).hostname or "")
     azure = AZURE if "AZURE_OPENAI_ENDPOINT" in environment else ()
-    return environment | {"NO_PROXY": proxied, "no_proxy": proxied} | _filled(azure, gateway, key) | addresses(gateway, key=key)
+    spans = telemetry(gateway, key=key, environment=environment)
+    return environment | {"NO_PROXY": proxied, "no_proxy": proxied} | _filled(azure, gateway, key) | spans | addresses(gateway, key=key)
 
 
 def make_codex_home(folder: Path, *, gateway: str) -> Path:
@@ -139,7 +155,7 @@ def make_codex_home(folder: Path, *, gateway: str) -> Path:
 
 def environment_page() -> str:
     """The tables of docs/gateway.md."""
-    sets = [*ADDRESSES, *KEYS, *AZURE, *PLACES, *QUIET]
+    sets = [*ADDRESSES, *KEYS, *TELEMETRY, *AZURE, *PLACES, *QUIET]
     return f"{_table(sets, head='value')}\n\n{_table(TAKEN_AWAY, head=None)}\n"
 
 

@@ -27,6 +27,8 @@ from lightningrl.errors import AgentError, GraderError, UserError
 from lightningrl.runner import attach, wire
 from lightningrl.runner.boundary import as_json, as_rewards, attributed, call, describe
 from lightningrl.runner.command import run_command
+from lightningrl.runner.environment import telemetry
+from lightningrl.runner.flush import flush_spans
 
 SETTLE_S = 0.5
 """What a coroutine or a command gets to clean up after it was cancelled."""
@@ -101,6 +103,7 @@ class Worker:
         output = b"null"
         try:
             output = as_json(await self._run_agent(progress))
+            await flush_spans()
             progress.phase = "grader"
             attach.identity.set(None)  # what a judge model is asked is not the agent's doing
             with attributed(GraderError):
@@ -114,9 +117,9 @@ class Worker:
         job = progress.job
         with attributed(AgentError):
             if self._command is not None:
-                return await run_command(
-                    self._command, bytes(job.input), job.env, started=lambda group: self._send(wire.Started(id=job.id, group=group))
-                )
+                gateway = attach.gateway_of(job.env["OPENAI_BASE_URL"]).geturl()
+                env = job.env | telemetry(gateway, key=job.token, environment=os.environ)
+                return await run_command(self._command, bytes(job.input), env, started=lambda group: self._send(wire.Started(id=job.id, group=group)))
             os.environ.update({name: value for name, value in job.env.items() if job.token not in value})
             attach.attach(job.token, base_url=job.env["OPENAI_BASE_URL"])
             return await call(self._agent, msgspec.json.decode(job.input), threads=progress.threads)

@@ -1,0 +1,120 @@
+"""`POST /v1/traces`: what an agent's own telemetry tells, over OTLP/HTTP (https://opentelemetry.io/docs/specs/otlp/#otlphttp).
+
+Whose span is it? The attempt whose token came with it. Where attempts share a process they share its exporter, too, which has no token: then the
+answers say it that spans name (`gen_ai.response.id`), the tool calls they name, or other spans of their trace.
+"""
+
+import asyncio
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from lightningrl.errors import StoreError
+from lightningrl.gateway import http
+from lightningrl.gateway.dialects.base import Refused
+from lightningrl.gateway.http import Receive, Scope, Send
+from lightningrl.gateway.identity import caller_of
+from lightningrl.gateway.sessions import Sessions
+from lightningrl.store import Store
+from lightningrl.tracing import otlp
+from lightningrl.tracing.derived import TOOL_CALL_ID
+from lightningrl.types import Span
+
+PROTOBUF, JSON = b"application/x-protobuf", b"application/json"
+INVALID, UNAUTHENTICATED = 3, 16
+"""google.rpc.Code"""
+TRACES_KEPT = 16384
+"""Traces whose attempt is remembered."""
+
+
+class Traces:
+    """Takes what exporters send. `shared`: attempts share processes, so spans without a token are taken where they say whose they are."""
+
+    def __init__(self, store: Store, sessions: Sessions, *, prefixes: Iterable[str], shared: bool) -> None:
+        """`prefixes`: what ids of calls begin with."""
+        self._store = store
+        self._sessions = sessions
+        self._shared = shared
+        self._call_id = re.compile(rf"(?:{'|'.join(map(re.escape, prefixes))})(?P<attempt>.+)-\d+")
+        self._attempts: OrderedDict[str, str | None] = OrderedDict()
+        """Trace → attempt; None: there were several in it."""
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send, *, path_token: str | None, query: str) -> None:
+        kind = next((value.partition(b";")[0].strip().lower() for name, value in scope["headers"] if name == b"content-type"), PROTOBUF)
+        encoding: otlp.Encoding = "json" if kind == JSON else "protobuf"
+        try:
+            if kind not in (PROTOBUF, JSON):
+                raise Refused(415, f"telemetry of type `{kind.decode('latin-1')}` is not known here", hint=f"send `{PROTOBUF.decode()}`")
+            body = await http.read(scope, receive)
+            spans = await asyncio.to_thread(otlp.decode, body, encoding)
+            own = await self._own(scope, path_token=path_token, query=query)
+            rejected, why = await self._take(self._attributed(spans, own))
+            status, answer = 200, otlp.answer(encoding, rejected=rejected, message=why)
+        except (otlp.BadTelemetry, Refused) as error:
+            status, message = (error.status, error.message) if isinstance(error, Refused) else (400, str(error))
+            answer = otlp.refusal(encoding, code=UNAUTHENTICATED if status == 401 else INVALID, message=message)
+        headers = [(b"content-type", JSON if encoding == "json" else PROTOBUF), (b"content-length", str(len(answer)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": answer})
+
+    async def _own(self, scope: Scope, *, path_token: str | None, query: str) -> str | None:
+        """The attempt of the token; None: there is no such token, and there need not be."""
+        found = await self._sessions.whose(caller_of(scope["headers"], path_token=path_token, query=query))
+        if found is None and not self._shared:
+            hint = "set OTEL_EXPORTER_OTLP_TRACES_HEADERS to `x-api-key=<token>`, or send to `/r/<token>/v1/traces`"
+            raise Refused(401, "no such token", code="invalid_api_key", hint=hint)
+        return None if found is None else found[1].id
+
+    def _attributed(self, spans: Sequence[Span], own: str | None) -> list[Span]:
+        """With attempts and calls as far as they are known; `attempt_id` stays "" where it is not. Where attempts share an exporter, what a span
+        says goes before the token: whoever has it sent may have sent what others had left in the queue.
+        """
+        if not self._shared:
+            own = own or ""
+            return [replace(span, attempt_id=own, call_id=call_id if self._attempt_of(call_id := _answer(span)) == own else None) for span in spans]
+        joined = [replace(span, attempt_id=self._attempt_of(_answer(span)) or "") for span in spans]
+        joined = [replace(span, call_id=_answer(span)) if span.attempt_id else span for span in joined]
+        self._remember(joined)
+        return [span if span.attempt_id else replace(span, attempt_id=self._neighbours(span) or own or "") for span in joined]
+
+    def _attempt_of(self, call_id: str | None) -> str | None:
+        found = self._call_id.fullmatch(call_id or "")
+        return found["attempt"] if found else None
+
+    def _remember(self, spans: Iterable[Span]) -> None:
+        for span in spans:
+            if span.attempt_id:
+                known = self._attempts.setdefault(span.trace_id, span.attempt_id)
+                self._attempts[span.trace_id] = known if known == span.attempt_id else None
+        while len(self._attempts) > TRACES_KEPT:
+            self._attempts.popitem(last=False)
+
+    def _neighbours(self, span: Span) -> str | None:
+        tool_id = span.attributes.get(TOOL_CALL_ID)
+        return self._attempts.get(span.trace_id) or (self._sessions.asked_for(tool_id) if tool_id else None)
+
+    async def _take(self, spans: Sequence[Span]) -> tuple[int, str]:
+        """(how many were not taken, why)"""
+        groups: dict[str, list[Span]] = {}
+        for span in spans:
+            groups.setdefault(span.attempt_id, []).append(span)
+        nobodys = len(groups.pop("", []))
+        refused = [error for group in groups.values() for error in await self._append(group)]
+        why = [f"{nobodys} spans name no call of a running attempt; hint: send them with the attempt's token"] if nobodys else []
+        return nobodys + len(refused), "; ".join([*why, *dict.fromkeys(refused)])
+
+    async def _append(self, spans: Sequence[Span]) -> list[str]:
+        """All at once; one by one if that is refused, so that a bad one does not take the others with it."""
+        try:
+            await self._store.append(*spans)
+        except StoreError as error:
+            if len(spans) == 1:
+                return [error.message]
+            return [message for span in spans for message in await self._append([span])]
+        return []
+
+
+def _answer(span: Span) -> str | None:
+    """The id of the answer that a span is about."""
+    return span.attributes.get(otlp.RESPONSE_ID) if span.kind == "llm" else None
