@@ -1,4 +1,4 @@
-"""The command line: `lightningrl demo | train | eval | run | rollouts | doctor | settings`.
+"""The command line: `lightningrl demo | train | eval | run | rollouts | health | doctor | settings`.
 
 Errors a person can mend end with exit code 2 and a hint.
 """
@@ -113,6 +113,17 @@ def rollouts(
     show(listing, _console(as_json=as_json), report=report, limit=limit)
     if as_json:
         typer.echo(json.dumps(listing.as_json(report=report)))
+
+
+@app.command()
+def health(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run.")], as_json: Json = False) -> None:
+    """Say whether what a run learns from is healthy, also while it is going on."""
+    from lightningrl.cli.health import health_report, read
+
+    found = read(run_dir)
+    _console(as_json=as_json).print(health_report(found))
+    if as_json:
+        typer.echo(json.dumps(found.as_json()))
 
 
 @app.command()

@@ -1,0 +1,75 @@
+"""`lightningrl health`: what a run has learnt from, at its beginning and at its end, and what is wrong with it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from lightningrl.cli.health import HealthWatcher, checkup
+from lightningrl.config import dump_config, load_config
+from tests.conftest import RECIPE
+from tests.test_health import HEALTHY
+
+POLICIES = '[policies.solver]\n[policies.critic]\n[[routes]]\npolicy = "solver"\n'
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The folder of a run whose updates were not finite in the end."""
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    (tmp_path / "config.toml").write_text(dump_config(load_config(tmp_path / "recipe.toml")))
+    rows = [{"kind": "exam", "step": 0, "mode": "sampled", "reward/mean": 0.3, "tasks": 4}]
+    rows += [{"kind": "step", "step": t, **HEALTHY, "reward/final": 0.3 + t / 100, "optim/skipped": float(t > 20)} for t in range(24)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def health(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "lightningrl", "health", *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_health_of_a_run_is_told_in_figures_and_in_words(run: Path) -> None:
+    told = json.loads(health(str(run), "--json").stdout)
+    assert told["steps"] == 24
+    signals = {signal["name"]: signal for signal in told["signals"]}
+    reward = signals["reward `final`"]
+    assert (reward["first"], reward["last"]) == (pytest.approx(0.32), pytest.approx(0.51))
+    assert signals["groups that teach nothing"]["last"] == pytest.approx(0.25)
+    assert signals["tokens left out: `stale`"]["kind"] == "share"
+    assert [(found["step"], "not finite" in found["warning"]) for found in told["raised"]] == [(21, True)]
+    assert len(told["warnings"]) == 1
+
+    shown = health(str(run)).stdout
+    assert "Signal health, 24 steps" in shown and "were not" in shown and "hint:" in shown
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    refused = health(str(tmp_path / "nowhere"))
+    assert refused.returncode == 2 and "holds no run" in refused.stderr and "hint:" in refused.stderr
+
+
+def test_figures_of_several_policies_are_told_apart(run: Path) -> None:
+    (run / "recipe.toml").write_text(RECIPE + POLICIES)
+    row = {"kind": "step", "step": 0, "reward/final": 0.5, "solver/policy/entropy": 0.7, "critic/policy/entropy": 0.2}
+    found = checkup([row], load_config(run / "recipe.toml"))
+    assert [(signal.policy, signal.name, signal.last) for signal in found.signals] == [
+        ("", "reward `final`", 0.5),
+        ("solver", "entropy (nats a token)", 0.7),
+        ("critic", "entropy (nats a token)", 0.2),
+    ]
+
+
+def test_a_watcher_warns_when_it_happens_and_not_again_after_a_restart(run: Path) -> None:
+    console = Console(record=True, width=100)
+    config = load_config(run / "config.toml")
+    skipped = HEALTHY | {"optim/skipped": 1.0}
+    watcher = HealthWatcher(console, config)
+    for step, metrics in enumerate([HEALTHY, skipped, skipped]):
+        watcher.stepped(step, metrics)
+    assert console.export_text().count("step 2: warning:") == 1
+
+    HealthWatcher(console, config, before=[{"kind": "step", "step": 1, **skipped}]).stepped(2, skipped)
+    assert console.export_text() == ""
