@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from lightningrl import plugins
 from lightningrl.algorithms import lessons_of
 from lightningrl.algorithms.weights import token_weights
 from lightningrl.config import AlgorithmConfig
@@ -68,3 +69,83 @@ def test_credit_of_the_wrong_shape_is_refused(tmp_path) -> None:
     trajectories = [rollout("a", 1.0, call("a/0", tokens=2), call("a/1", tokens=2))]
     with pytest.raises(UserError, match="own_credit:short"):
         lessons_of(trajectories, AlgorithmConfig(credit="own_credit:short"), root=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message", "hint"),
+    [
+        ({"credit": "uniform", "credit_options": {"discount": 0.9}}, "`uniform` has no option `discount`", "no options"),
+        ({"credit": "tree_loo", "credit_options": {"shrinkag": 1.0}}, "no option `shrinkag`", "`shrinkage`"),
+        ({"credit": "gigpo", "credit_options": {"root": "/"}}, "no option `root`", "`discount`, `step_weight`, `anchor`"),
+        ({"credit": "discounted"}, "needs `discount`", "credit_options.discount"),
+        ({"credit": "discounted", "credit_options": {"discount": "high"}}, "`discount` of credit `discounted` is `high`", "float"),
+        ({"credit": "gigpo", "credit_options": {"anchor": 1.0}}, "`anchor` of credit `gigpo` is `1.0`", "str"),
+        ({"credit": "tre_loo"}, "unknown credit `tre_loo`", "`tree_loo`"),
+        ({"advantage": "grp"}, "unknown advantage `grp`", "`grpo`"),
+    ],
+)
+def test_a_wrong_name_or_option_is_told_what_is_known(algorithm, message: str, hint: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        lessons_of([rollout("a", 1.0, call("a/0"))], AlgorithmConfig.model_validate(algorithm))
+    assert hint in str(caught.value)
+
+
+def test_options_reach_the_credit() -> None:
+    trajectories = [rollout("a", 1.0, call("a/0"), call("a/1")), rollout("b", 0.0, call("b/0"))]
+    made, _ = lessons_of(trajectories, AlgorithmConfig(credit="discounted", credit_options={"discount": 0.5}, advantage="rloo"))
+    np.testing.assert_allclose([le.advantages[0] for le in made], [0.5, 1.0, -0.75])
+
+
+def team(name: str, reward: float, *, planner: float, solver: tuple[float, ...]) -> Trajectory:
+    calls = [call(f"{name}/p", agent="planner", reward=planner), *(call(f"{name}/s{i}", agent="solver", reward=r) for i, r in enumerate(solver))]
+    return rollout(name, reward, *calls)
+
+
+def test_roles_may_be_compared_for_themselves() -> None:
+    trajectories = [
+        team("a", 1.0, planner=0.0, solver=(0.5, 0.0)),
+        team("b", 0.0, planner=0.2, solver=(0.1,)),
+        team("c", 0.5, planner=0.0, solver=()),
+    ]
+    made, metrics = lessons_of(trajectories, AlgorithmConfig(credit="air", advantage="rloo", group_by="role"))
+    # values: a [1.5 | 1.5 1.0], b [0.3 | 0.1], c [0.5]
+    expected = {"a/p": 1.5 - 0.4, "a/s0": 1.5 - 0.1, "a/s1": 1.0 - 0.1, "b/p": 0.3 - 1.0, "b/s0": 0.1 - 1.25, "c/p": 0.5 - 0.9}
+    assert {le.transition.call_id: pytest.approx(float(le.advantages[0]), abs=1e-6) for le in made} == expected
+    assert metrics["advantage/max.planner"] == pytest.approx(1.1, abs=1e-6) and metrics["advantage/mean.solver"] == pytest.approx(0.3833, abs=1e-3)
+
+
+def test_lessons_name_their_rollout_and_what_the_critic_is_to_learn() -> None:
+    trajectories = [rollout("a", 1.0, call("a/0", value=0.5), call("a/1", value=0.8)), rollout("b", 0.0, call("b/0", value=0.1))]
+    made, _ = lessons_of(trajectories, AlgorithmConfig(credit="gae_calls", credit_options={"trace_decay": 0.5}, advantage="rloo"))
+    assert [le.rollout_id for le in made] == ["a", "a", "b"]
+    assert [le.returns for le in made] == [pytest.approx(x) for x in (0.9, 1.0, 0.0)]
+    np.testing.assert_allclose([le.advantages[0] for le in made], [0.4, 0.2, -0.1], atol=1e-6)
+    without, _ = lessons_of([rollout("a", 1.0, call("a/0"))], AlgorithmConfig())
+    assert without[0].returns is None
+
+
+def test_the_share_of_groups_that_teach_nothing_is_told() -> None:
+    rewards = {"a": (1.0, 1.0), "b": (0.0, 1.0), "c": (0.0,), "d": (0.0, 0.0)}
+    trajectories = [rollout(f"{g}{i}", r, call(f"{g}{i}/0"), group=g) for g, rs in rewards.items() for i, r in enumerate(rs)]
+    _, metrics = lessons_of(trajectories, AlgorithmConfig())
+    assert (metrics["groups/count"], metrics["groups/equal_rewards"], metrics["groups/equal_share"]) == (4, 3, 0.75)
+    assert metrics["reward/std_in_group"] == pytest.approx(np.std([0, 1], ddof=1) / 4)
+    assert metrics["advantage/positive_share"] == pytest.approx(1 / 7)
+
+
+@pytest.mark.parametrize("credit", plugins.names("credit"))
+@pytest.mark.parametrize("advantage", plugins.names("advantage"))
+def test_every_credit_goes_with_every_advantage(credit: str, advantage: str) -> None:
+    options = {"discount": 0.9} if credit == "discounted" else {}
+    rewards = {"a": (1.0, 0.0, 0.5), "lone": (1.0,), "equal": (0.1, 0.1)}
+    trajectories = [
+        rollout(f"{g}{i}", r, *(call(f"{g}{i}/{c}", prompt=range(c + 1), value=0.4, reward=-0.1 * c, tokens=c + 1) for c in range(i % 3)), group=g)
+        for g, rs in rewards.items()
+        for i, r in enumerate(rs)
+    ]
+    for by in ("task", "role"):
+        algorithm = AlgorithmConfig.model_validate({"credit": credit, "credit_options": options, "advantage": advantage, "group_by": by})
+        made, metrics = lessons_of(trajectories, algorithm)
+        assert [le.transition.call_id for le in made] == [t.call_id for trajectory in trajectories for t in trajectory.transitions]
+        assert all(np.isfinite(le.advantages).all() for le in made) and all(np.isfinite(value) for value in metrics.values())
+    assert lessons_of([], algorithm)[0] == []

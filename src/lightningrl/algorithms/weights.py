@@ -5,6 +5,11 @@
     token-mean     w = 1 / T                    every token counts the same (DAPO, arXiv 2503.14476, eq. 8)
 
 R, C and T are the rollouts, calls and tokens that are trained, n_… how many trained tokens a rollout or call has. Each sums to 1.
+Two rollouts, one of two calls of one and three tokens, one of one call of two tokens:
+
+    rollout-mean   1/8 1/8   1/4        call-mean   1/3 1/9   1/6        token-mean   1/6 1/6   1/6
+
+Means over varying numbers of tokens are not unbiased (docs/oracles.md): a sum over the batch would be, and would let its length set the step size.
 """
 
 from collections.abc import Sequence
