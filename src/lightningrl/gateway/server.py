@@ -9,7 +9,7 @@ import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -158,11 +158,43 @@ class _Protocol(HttpToolsProtocol):
     the body would be lost; so it does not get to see the offer, which a server is free to ignore (RFC 7230, 6.7).
     """
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(_Gathering(cast(asyncio.Transport, transport), self.loop))
+
     def data_received(self, data: bytes) -> None:
         if b"h2c" in data and data.startswith(b"POST "):
             head, end, body = data.partition(b"\r\n\r\n")
             data = H2C.sub(b"\r\nx-offered:", head) + end + body
         super().data_received(data)
+
+
+class _Gathering(asyncio.Transport):
+    """Sends what was written in one turn of the loop together. Head and body are written apart, and uvloop makes a system call of each write, which
+    wakes the client up: twice for each answer.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._transport, self._loop = transport, loop
+        self._pieces: list[bytes] = []
+        self.get_extra_info = transport.get_extra_info
+        self.is_closing = transport.is_closing
+        self.pause_reading = transport.pause_reading
+        self.resume_reading = transport.resume_reading
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if not self._pieces:
+            self._loop.call_soon(self._send)
+        self._pieces.append(bytes(data))
+
+    def close(self) -> None:
+        self._send()
+        self._transport.close()
+
+    def _send(self) -> None:
+        if self._pieces:
+            self._transport.write(b"".join(self._pieces))
+            self._pieces.clear()
 
 
 class _Server(uvicorn.Server):
