@@ -7,8 +7,9 @@ import anthropic
 import openai
 import pytest
 from google import genai
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-from lightningrl.runner.environment import QUIET, addresses, environment_page, make_codex_home, process_environment
+from lightningrl.runner.environment import COLLECTORS, QUIET, addresses, environment_page, make_codex_home, process_environment, telemetry
 
 PAGE = Path(__file__).parents[2] / "docs" / "gateway.md"
 GATEWAY = "http://127.0.0.1:8000"
@@ -53,6 +54,31 @@ def test_a_recipe_has_the_last_word_on_all_but_the_address() -> None:
     found = process_environment(GATEWAY, wishes={"DO_NOT_TRACK": "0", "OPENAI_BASE_URL": "https://elsewhere", "X": "y"})
     assert found["DO_NOT_TRACK"] == "0" and found["X"] == "y" and found["OPENAI_BASE_URL"] == f"{GATEWAY}/v1"
     assert {variable.name for variable in QUIET} <= found.keys()
+
+
+def test_spans_go_to_the_gateway_with_the_key_of_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*COLLECTORS, "OTEL_EXPORTER_OTLP_TRACES_HEADERS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in process_environment(GATEWAY, key="lrl-secret").items():
+        monkeypatch.setenv(name, value)
+    exporter = OTLPSpanExporter()
+    assert exporter._endpoint == f"{GATEWAY}/v1/traces" and exporter._headers["x-api-key"] == "lrl-secret"
+    exporter.shutdown()
+    shared = process_environment(GATEWAY)
+    assert shared["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] == f"{GATEWAY}/v1/traces"
+    program = telemetry(GATEWAY, key="lrl-secret", environment=shared)
+    assert program["OTEL_EXPORTER_OTLP_TRACES_HEADERS"] == "x-api-key=lrl-secret", "what a worker lays over its own for a program"
+
+
+@pytest.mark.parametrize("name", COLLECTORS)
+def test_whoever_has_a_collector_keeps_it_and_does_not_get_the_key(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for other in (*COLLECTORS, "OTEL_EXPORTER_OTLP_TRACES_HEADERS"):
+        monkeypatch.delenv(other, raising=False)
+    mine = process_environment(GATEWAY, key="lrl-secret", wishes={name: "https://mine.example"})
+    assert mine[name] == "https://mine.example"
+    assert not any("lrl-secret" in value for key, value in mine.items() if key.startswith("OTEL_"))
+    monkeypatch.setenv(name, "https://mine.example")
+    assert telemetry(GATEWAY, key="lrl-secret", environment=process_environment(GATEWAY)) == {}
 
 
 def test_codex_is_given_a_provider_of_its_own(tmp_path: Path) -> None:

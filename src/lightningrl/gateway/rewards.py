@@ -1,6 +1,6 @@
 """`POST /v1/rewards`: an agent rewards one of its own calls, if the recipe allows it (`agent.may_reward`). See `lightningrl.emit_reward`."""
 
-import math
+import sys
 from typing import Any
 
 from lightningrl.errors import StoreError
@@ -50,8 +50,8 @@ class Rewards:
 
 
 def _value(body: dict[str, Any]) -> float:
-    value = body.get("value")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    value = body.get("value")  # JSON has no infinity, but integers of any length
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > sys.float_info.max:
         raise Refused(400, f"`value` is `{value!r:.80}`", code="invalid_request", param="value", hint="a reward is a finite number")
     return float(value)
 
