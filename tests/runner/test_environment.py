@@ -1,5 +1,6 @@
 """What an agent finds in its environment: the gateway wherever an SDK looks, and nobody else."""
 
+import os
 import tomllib
 from pathlib import Path
 
@@ -8,11 +9,13 @@ import openai
 import pytest
 from google import genai
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.util.re import parse_env_headers
 
 from lightningrl.runner.environment import COLLECTORS, QUIET, addresses, environment_page, make_codex_home, process_environment, telemetry
 
 PAGE = Path(__file__).parents[2] / "docs" / "gateway.md"
 GATEWAY = "http://127.0.0.1:8000"
+HEADERS = "OTEL_EXPORTER_OTLP_TRACES_HEADERS"
 
 
 def test_every_sdk_finds_the_gateway_and_the_key_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,22 +60,22 @@ def test_a_recipe_has_the_last_word_on_all_but_the_address() -> None:
 
 
 def test_spans_go_to_the_gateway_with_the_key_of_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*COLLECTORS, "OTEL_EXPORTER_OTLP_TRACES_HEADERS"):
+    for name in (*COLLECTORS, HEADERS):
         monkeypatch.delenv(name, raising=False)
     for name, value in process_environment(GATEWAY, key="lrl-secret").items():
         monkeypatch.setenv(name, value)
     exporter = OTLPSpanExporter()
-    assert exporter._endpoint == f"{GATEWAY}/v1/traces" and exporter._headers["x-api-key"] == "lrl-secret"
+    assert exporter._endpoint == f"{GATEWAY}/v1/traces" and parse_env_headers(os.environ[HEADERS]) == {"x-api-key": "lrl-secret"}
     exporter.shutdown()
     shared = process_environment(GATEWAY)
     assert shared["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] == f"{GATEWAY}/v1/traces"
     program = telemetry(GATEWAY, key="lrl-secret", environment=shared)
-    assert program["OTEL_EXPORTER_OTLP_TRACES_HEADERS"] == "x-api-key=lrl-secret", "what a worker lays over its own for a program"
+    assert program[HEADERS] == "x-api-key=lrl-secret", "what a worker lays over its own for a program"
 
 
 @pytest.mark.parametrize("name", COLLECTORS)
 def test_whoever_has_a_collector_keeps_it_and_does_not_get_the_key(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    for other in (*COLLECTORS, "OTEL_EXPORTER_OTLP_TRACES_HEADERS"):
+    for other in (*COLLECTORS, HEADERS):
         monkeypatch.delenv(other, raising=False)
     mine = process_environment(GATEWAY, key="lrl-secret", wishes={name: "https://mine.example"})
     assert mine[name] == "https://mine.example"
