@@ -71,11 +71,10 @@ class Session:
         """Chance for the next answer to this prompt: it follows from the rollout's seed (or the run's, and its name), the prompt and how
         often the prompt was seen before in this attempt, so neither timing nor a second attempt changes it.
         """
-        ids = prompt_ids.tobytes()
-        prompt = hashlib.blake2b(ids, digest_size=16).digest()
+        prompt = hashlib.blake2b(prompt_ids.tobytes(), digest_size=16).digest()
         occurrence = self._occurrence(prompt)
         source = f"{run_seed}\n{self.rollout.id}" if self.seed is None else str(self.seed)
-        return Draw(hashlib.blake2b(f"{source}\n{occurrence}\n".encode() + ids, digest_size=16).digest(), prompt, occurrence)
+        return Draw(hashlib.blake2b(f"{source}\n{occurrence}\n".encode() + prompt, digest_size=16).digest(), prompt, occurrence)
 
     def give_back(self, draw: Draw) -> None:
         """Nobody has read the answer: who asks again gets the same chance, as if the first time had not been."""
