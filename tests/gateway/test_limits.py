@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import socket
 import zlib
 from typing import Any
 
@@ -111,6 +112,22 @@ async def test_a_client_that_offers_http2_is_answered_in_http1(stage: Stage) -> 
     assert b" 200 " in await reader.readline()
     writer.close()
     await writer.wait_closed()
+
+
+@pytest.mark.parametrize("connection", [b"close", b"keep-alive"])
+async def test_an_answer_comes_in_one_piece_also_where_the_connection_ends_with_it(stage: Stage, connection: bytes) -> None:
+    attempt, loop = await stage.begin(), asyncio.get_running_loop()
+    body = json.dumps({"model": "m", "messages": [USER]}).encode()
+    host, port = stage.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as sock:
+        sock.setblocking(False)
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\nauthorization: Bearer %b\r\nconnection: %b\r\ncontent-length: %d\r\n\r\n"
+        await loop.sock_sendall(sock, head % (attempt.token.encode(), connection, len(body)) + body)
+        async with asyncio.timeout(5.0):
+            answer = await loop.sock_recv(sock, 65536)
+            assert json.loads(answer.partition(b"\r\n\r\n")[2])["choices"][0]["message"]["content"] == "hello"
+            if connection == b"close":
+                assert await loop.sock_recv(sock, 65536) == b""
 
 
 async def test_a_body_may_be_compressed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
