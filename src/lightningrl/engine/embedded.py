@@ -348,7 +348,7 @@ class EmbeddedEngine:
         if self._scheduler.running or not self._paused:
             raise EngineError("weights cannot change while generations run", hint="`pause` the engine first")
         if not self._shared:
-            load_into(self._model, weights.uri)
+            self._model = self._decoder.model = load_into(self._model, weights.uri)
         self._scheduler.cache.clear()
         self.version = weights.version
 

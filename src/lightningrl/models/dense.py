@@ -1,8 +1,8 @@
 """A dense decoder (Qwen3, Qwen2, Llama) that lets its caller do the attention.
 
-The weights are those of the Hugging Face module, not copies: engine and trainer share them, `save_pretrained` exports them, and an
-adapter that wraps a projection is honoured. Tokens come flat, `[N]`, from any number of sequences; only attention knows which
-token may look at which, so the engine brings one over its cache and the trainer one over a forest.
+The weights are those of the Hugging Face module, not copies: engine and trainer share them, and `save_pretrained` exports them. Tokens come
+flat, `[N]`, from any number of sequences; only attention knows which token may look at which, so the engine brings one over its cache and the
+trainer one over a forest.
 
 Legend: N tokens · D hidden size · H query heads · K key/value heads · E head size · V vocabulary.
 """
@@ -18,19 +18,29 @@ from lightningrl.errors import UserError
 
 Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q [N H E], k [N K E], v [N K E]) → [N H E]"""
+Project: TypeAlias = Callable[[Any, Tensor], Tensor]
+"""(projection, x [N in]) → [N out]"""
 
 FAMILIES = ("qwen3", "qwen2", "llama")
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose angles depend on nothing but the position, so that they can be looked up."""
 
 
+def project(module: Any, x: Tensor) -> Tensor:
+    """A plain linear layer without the cost of calling a module, which counts in a tiny model; whatever else it is, is called."""
+    return F.linear(x, module.weight, module.bias) if type(module) is nn.Linear else module(x)
+
+
 class DenseModel:
     """A Hugging Face causal LM, run layer by layer."""
 
-    def __init__(self, hf: Any) -> None:
+    def __init__(self, hf: Any, *, project: Project = project, adapter: Any = None) -> None:
+        """`project` runs the projections of attention and MLP; `adapter` is peft's description of what is there beside them (see `lora`)."""
         config = hf.config
         check_family(config)
         self.hf = hf
+        self.adapter = adapter
+        self._project = project
         self.layers: int = config.num_hidden_layers
         self.heads: int = config.num_attention_heads
         self.kv_heads: int = config.num_key_value_heads
@@ -53,13 +63,13 @@ class DenseModel:
 
     def hidden(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Final hidden states [N D] of tokens [N] at positions [N]."""
-        base = self.hf.model
+        base, project = self.hf.model, self._project
         x = base.embed_tokens(token_ids)
         cos, sin = self._rotary(x, positions)
         for index, layer in enumerate(base.layers):
             x = x + self._attention(index, layer.self_attn, _normalise(layer.input_layernorm, x), cos, sin, attend)
             y, mlp = _normalise(layer.post_attention_layernorm, x), layer.mlp
-            x = x + _project(mlp.down_proj, mlp.act_fn(_project(mlp.gate_proj, y)) * _project(mlp.up_proj, y))
+            x = x + project(mlp.down_proj, mlp.act_fn(project(mlp.gate_proj, y)) * project(mlp.up_proj, y))
         return _normalise(base.norm, x)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -67,16 +77,16 @@ class DenseModel:
         return self.hf.lm_head(hidden)
 
     def _attention(self, index: int, attn: Any, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        N, H, K, E = x.shape[0], self.heads, self.kv_heads, self.head_size
+        N, H, K, E, project = x.shape[0], self.heads, self.kv_heads, self.head_size, self._project
         # q and k go through norm and rotation as one tensor: fewer small operations
-        qk = torch.cat((_project(attn.q_proj, x), _project(attn.k_proj, x)), dim=-1).view(N, H + K, E)
-        v = _project(attn.v_proj, x).view(N, K, E)
+        qk = torch.cat((project(attn.q_proj, x), project(attn.k_proj, x)), dim=-1).view(N, H + K, E)
+        v = project(attn.v_proj, x).view(N, K, E)
         if self.normalises_heads:
             norm = attn.q_norm
             weight = torch.cat((norm.weight.expand(H, E), attn.k_norm.weight.expand(K, E)))
             qk = F.rms_norm(qk, (E,), None, norm.variance_epsilon) * weight
         q, k = rotate(qk, cos, sin).split((H, K), dim=1)
-        return _project(attn.o_proj, attend(index, q, k, v).reshape(N, H * E))
+        return project(attn.o_proj, attend(index, q, k, v).reshape(N, H * E))
 
     def _rotary(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [N 1 E], the sign of the rotation folded into sin (see `rotate`)."""
@@ -115,11 +125,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def _signed(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     a, b = sin.chunk(2, dim=-1)
     return cos, torch.cat((-a, b), dim=-1)
-
-
-def _project(module: Any, x: Tensor) -> Tensor:
-    """A plain linear layer without the cost of calling a module, which counts in a tiny model; adapters are called as modules."""
-    return F.linear(x, module.weight, module.bias) if type(module) is nn.Linear else module(x)
 
 
 def _normalise(module: Any, x: Tensor) -> Tensor:

@@ -1,5 +1,9 @@
-"""Where do weights come from, and where do they go? Hugging Face folders in (or hub ids), Hugging Face folders out."""
+"""Where do weights come from, and where do they go? Hugging Face folders in (or hub ids), Hugging Face folders out.
 
+A folder with an `adapter_config.json` holds an adapter, and says which model it belongs to.
+"""
+
+import json
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -15,6 +19,7 @@ from lightningrl.models.folder import whole_folder
 
 transformers_logging.disable_progress_bar()  # the library never prints
 
+ADAPTER = "adapter_config.json"
 DTypeName: TypeAlias = Literal["float32", "bfloat16", "float64"]
 
 
@@ -37,6 +42,10 @@ def load_model(path: str, *, dtype: DTypeName = "float32") -> DenseModel:
     """The causal LM in a local folder, or behind a hub id. Raises `UserError` for whatever is wrong with it."""
     if _looks_local(path) and not Path(path).is_dir():
         raise UserError(f"no model folder at `{path}`", hint="give a Hugging Face folder or a hub id such as `Qwen/Qwen3-0.6B`")
+    if is_adapter(path):
+        from lightningrl.models.lora import load_adapter  # peft takes 1.5 s to import
+
+        return load_adapter(load_model(_base(Path(path)), dtype=dtype), Path(path))
     try:
         check_family(AutoConfig.from_pretrained(path))
         loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), output_loading_info=True)
@@ -61,9 +70,26 @@ def load_tokenizer(path: str) -> Any:
     return tokenizer
 
 
+def is_adapter(path: str) -> bool:
+    return (Path(path) / ADAPTER).is_file()
+
+
 @torch.no_grad()
-def load_into(model: DenseModel, path: str) -> None:
-    """Copy the weights of a folder into the parameters of `model`, in place: whoever shares them sees the new values."""
+def load_into(model: DenseModel, path: str) -> DenseModel:
+    """Copy the weights of a folder into the parameters of `model`, in place: whoever shares them sees the new values.
+
+    An adapter goes into the adapter of a model that has one. Over a model that has none it makes another, which is returned; the tensors below
+    stay as they are.
+    """
+    if is_adapter(path):
+        from lightningrl.models.lora import load_adapter, load_adapter_into
+
+        if model.adapter is None:
+            return load_adapter(model, Path(path))
+        load_adapter_into(model, Path(path))
+        return model
+    if model.adapter is not None:
+        raise UserError(f"the weights in `{path}` are no adapter", hint="serve weights that were trained from the same model")
     other = load_model(path, dtype=_dtype_name(model.dtype)).hf.state_dict()
     mine = model.hf.state_dict()
     wrong = sorted(k for k in {*mine, *other} if k not in mine or k not in other or mine[k].shape != other[k].shape)
@@ -71,13 +97,35 @@ def load_into(model: DenseModel, path: str) -> None:
         raise UserError(f"the weights in `{path}` do not fit the model: `{wrong[0]}`", hint="serve weights that were trained from the same model")
     for name, value in mine.items():
         value.copy_(other[name])
+    return model
 
 
 def export_folder(model: DenseModel, path: Path, *, tokenizer: Any) -> None:
-    """Write weights, configuration and tokenizer as an ordinary Hugging Face folder. The folder is complete or absent, never half there."""
+    """Write weights, configuration and tokenizer as an ordinary Hugging Face folder. The folder is complete or absent, never half there.
+
+    Of a model with an adapter only the adapter is written.
+    """
     with whole_folder(path) as draft:
-        model.hf.save_pretrained(draft)
+        if model.adapter is None:
+            model.hf.save_pretrained(draft)
+        else:
+            from lightningrl.models.lora import save_adapter
+
+            save_adapter(model, draft)
         tokenizer.save_pretrained(draft)
+
+
+def _base(folder: Path) -> str:
+    """The model below an adapter: a folder (relative to the adapter's), or a hub id."""
+    file = folder / ADAPTER
+    try:
+        named = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"cannot read `{file}`: {_first_line(error)}", hint="give a folder that peft has written") from error
+    if not named:
+        raise UserError(f"`{file}` does not say which model it adapts", hint="put it into `base_model_name_or_path`")
+    beside = folder / named
+    return str(beside) if beside.is_dir() else named
 
 
 def _looks_local(path: str) -> bool:

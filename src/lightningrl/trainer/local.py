@@ -114,10 +114,7 @@ class LocalTrainer:
     @torch.no_grad()
     def _ask_reference(self, forest: Forest) -> Tensor | None:
         """[M] logprobs under the weights that training started from; None without KL."""
-        if self._reference is None:
-            return None
-        with self._reference.model() as model:
-            return forward(model, forest).logprobs
+        return forward(self._reference.model, forest).logprobs if self._reference else None
 
 
 @contextmanager

@@ -1,9 +1,7 @@
 """Which weights did training start from? The same model without its adapter, or else a frozen copy that checkpoints take along."""
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Mapping
 
 from torch import Tensor
 
@@ -14,33 +12,20 @@ class Reference:
     """Of a model as it is at construction. What is copied is saved with every checkpoint: a run that goes on may have been started from others."""
 
     def __init__(self, model: DenseModel) -> None:
-        self._model = model
-        self._adapters = _adapters(model)
-        self._copy = None if self._adapters else DenseModel(copy.deepcopy(model.hf).requires_grad_(False))
-
-    @contextmanager
-    def model(self) -> Iterator[DenseModel]:
-        """The model to ask. Nobody else may use the trained one meanwhile."""
-        if self._copy is not None:
-            yield self._copy
-            return
-        for layer in self._adapters:
-            layer.enable_adapters(False)
-        try:
-            yield self._model
-        finally:
-            for layer in self._adapters:
-                layer.enable_adapters(True)
+        self.model = _frozen_copy(model) if model.adapter is None else _below_adapter(model)
+        """The model to ask."""
+        self._copied = model.adapter is None
 
     def parameters(self) -> Mapping[str, Tensor]:
         """What a checkpoint must hold of it: nothing where the trained model has an adapter, as what is below never changes."""
-        return {} if self._copy is None else dict(self._copy.hf.named_parameters())
+        return dict(self.model.hf.named_parameters()) if self._copied else {}
 
 
-def _adapters(model: DenseModel) -> list[Any]:
-    """The layers of a model whose weights are frozen and that learns by an adapter."""
-    if all(p.requires_grad for p in model.hf.parameters()):
-        return []
-    from peft.tuners.tuners_utils import BaseTunerLayer  # slow to import, and needed only here
+def _frozen_copy(model: DenseModel) -> DenseModel:
+    return DenseModel(copy.deepcopy(model.hf).requires_grad_(False))
 
-    return [module for module in model.hf.modules() if isinstance(module, BaseTunerLayer)]
+
+def _below_adapter(model: DenseModel) -> DenseModel:
+    from lightningrl.models.lora import without_adapter  # slow to import, and needed only here
+
+    return without_adapter(model)

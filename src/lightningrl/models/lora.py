@@ -1,0 +1,141 @@
+"""How do several policies share one model? Each has a small adapter of its own over weights that nobody changes (LoRA, arXiv 2106.09685).
+
+    y = W x + s B A x        W frozen; A random, B zero at first: an adapter begins as the model itself; s = alpha / rank
+
+The layers are peft's, so that its folders go in and out. Their arithmetic is done here: a product that adds into another's result, without
+the checks of a general layer (benchmarks/adapter.py measures it).
+"""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftConfig, inject_adapter_in_model
+from peft.tuners.lora import Linear
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightningrl.errors import UserError
+from lightningrl.models.dense import DenseModel, Project, project
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+NAME = "default"
+"""Of the adapter within peft's layers."""
+
+
+def with_adapter(model: DenseModel, *, rank: int, seed: int = 0) -> DenseModel:
+    """Another model: the tensors of `model`, frozen from now on, and an adapter on every projection (alpha = 2·rank), which alone can learn.
+
+    The same seed gives the same adapter, and torch's own generator is left as it was.
+    """
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(PROJECTIONS), task_type="CAUSAL_LM", inference_mode=False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return _adapted(model, config)
+
+
+def load_adapter(model: DenseModel, folder: Path) -> DenseModel:
+    """Another model: the tensors of `model`, frozen from now on, and the adapter in a folder."""
+    try:
+        config = PeftConfig.from_pretrained(str(folder))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"cannot read `{folder / CONFIG}`: {error}", hint="give a folder that peft or `lightningrl export` has written") from error
+    if not isinstance(config, LoraConfig) or config.modules_to_save:
+        raise UserError(f"`{folder}` is more than a plain LoRA adapter", hint="train one with LoRA on the projections alone, or merge it")
+    config.inference_mode = False  # it may go on learning
+    adapted = _adapted(model, config)
+    load_adapter_into(adapted, folder)
+    return adapted
+
+
+@torch.no_grad()
+def load_adapter_into(model: DenseModel, folder: Path) -> None:
+    """Copy the adapter in a folder into that of `model`, in place: whoever shares it sees the new values."""
+    try:
+        found = load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot read `{folder / WEIGHTS}`: {error}", hint="an adapter's folder holds its configuration and its weights") from error
+    mine = _tensors(model)
+    wrong = sorted(k for k in {*mine, *found} if k not in mine or k not in found or mine[k].shape != found[k].shape)
+    if wrong:
+        raise UserError(f"the adapter in `{folder}` does not fit the model: `{wrong[0]}`", hint="same base, same rank, same projections")
+    for name, tensor in mine.items():
+        tensor.copy_(found[name])
+
+
+def save_adapter(model: DenseModel, folder: Path) -> None:
+    """Write an adapter as peft does, into a folder that exists."""
+    base = model.hf.config.name_or_path
+    settings = model.adapter.to_dict() | {
+        "base_model_name_or_path": (str(Path(base).resolve()) if Path(base).is_dir() else base) or None,
+        "inference_mode": True,
+    }
+    ordered = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.items()}
+    (folder / CONFIG).write_text(json.dumps(ordered, indent=2, sort_keys=True), encoding="utf-8")
+    save_file({name: tensor.detach().contiguous() for name, tensor in _tensors(model).items()}, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def without_adapter(model: DenseModel) -> DenseModel:
+    """The same model with its adapter left out: what the adapter started from. Both may be asked at the same time."""
+    bases = {layer: layer.get_base_layer() for layer in _layers(model.hf).values()}
+    return DenseModel(model.hf, project=lambda module, x: project(bases.get(module, module), x))
+
+
+def _adapted(model: DenseModel, config: LoraConfig) -> DenseModel:
+    if model.adapter is not None:
+        raise UserError("the model has an adapter already", hint="give `lora_rank = 0` to go on with it, or name its base for a new one")
+    tensors = (*model.hf.parameters(), *model.hf.buffers())
+    hf = copy.deepcopy(model.hf, {id(tensor): tensor for tensor in tensors})  # new modules around the same tensors
+    try:
+        inject_adapter_in_model(config, hf, adapter_name=NAME)
+    except ValueError as error:  # there is nothing to adapt
+        raise UserError(f"the adapter does not fit the model: {error}", hint="give the adapter's own base model") from error
+    _check(hf)
+    return DenseModel(hf, project=_projection(hf), adapter=config)
+
+
+def _check(hf: Any) -> None:
+    """Refuse what `_projection` would run wrongly."""
+    layers = _layers(hf)
+    for name, parameter in hf.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        layer = layers.get(name.rsplit(".lora_", 1)[0])
+        if layer is None or name.split(".")[-4] not in PROJECTIONS or layer.lora_variant or layer.lora_bias[NAME] or layer.fan_in_fan_out:
+            raise UserError(f"`{name}` is more than a plain LoRA adapter", hint="train one with LoRA on the projections alone, or merge it")
+
+
+def _projection(hf: Any) -> Project:
+    """A `Project` that finds the numbers of each layer at once."""
+    numbers = {
+        layer: (base.weight, base.bias, layer.lora_A[NAME].weight, layer.lora_B[NAME].weight, layer.scaling[NAME])
+        for layer in _layers(hf).values()
+        for base in [layer.get_base_layer()]
+    }
+
+    def adapted(module: Any, x: Tensor) -> Tensor:
+        known = numbers.get(module)
+        if known is None:
+            return project(module, x)
+        weight, bias, down, up, scale = known
+        return F.linear(x, weight, bias).addmm_(F.linear(x, down), up.t(), alpha=scale)
+
+    return adapted
+
+
+def _layers(hf: Any) -> dict[str, Any]:
+    return {name: module for name, module in hf.named_modules() if type(module) is Linear}
+
+
+def _tensors(model: DenseModel) -> dict[str, Tensor]:
+    """The adapter's own tensors, by peft's names for them in a file."""
+    return {
+        f"base_model.model.{name}.{part}.weight": matrices[NAME].weight
+        for name, layer in _layers(model.hf).items()
+        for part, matrices in (("lora_A", layer.lora_A), ("lora_B", layer.lora_B))
+    }
