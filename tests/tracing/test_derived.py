@@ -1,0 +1,136 @@
+"""Spans from calls, where wires are at their oddest. (Real SDKs of every dialect: tests/gateway/test_spans.py.)"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightningrl.tracing import spans_of
+from lightningrl.tracing.bodies import READERS
+from lightningrl.types import Call, Sampling
+
+NOTHING = np.array([], np.int32)
+
+
+def call(
+    index: int, dialect: str, request: Any, response: Any, *, parent: str | None = None, attempt_id: str = "a", capture: Any = "bridged"
+) -> Call:
+    return Call(
+        id=f"{attempt_id}-{index}",
+        attempt_id=attempt_id,
+        index=index,
+        parent_call_id=parent,
+        agent="",
+        policy="policy",
+        policy_version=0,
+        dialect=dialect,
+        request=request,
+        response=response,
+        prompt_ids=NOTHING,
+        completion_ids=NOTHING,
+        logprobs=NOTHING.astype(np.float32),
+        sampling=Sampling(),
+        finish_reason="stop",
+        capture=capture,
+        started_at=float(index),
+        ended_at=index + 0.5,
+    )
+
+
+def asked(*tools: tuple[str, str, str]) -> dict[str, Any]:
+    calls = [{"id": i, "type": "function", "function": {"name": name, "arguments": arguments}} for i, name, arguments in tools]
+    return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
+def answered(*tools: tuple[str, str, str]) -> dict[str, Any]:
+    return {"choices": [{"message": asked(*tools)}]}
+
+
+def told(tool_id: str, text: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": tool_id, "content": text}
+
+
+def results(*calls: Call) -> list[tuple[str | None, str | None]]:
+    return [(span.call_id, span.output) for span in spans_of(calls) if span.kind == "tool"]
+
+
+def test_a_client_that_gives_calls_ids_of_its_own_is_understood_by_name_and_arguments() -> None:
+    first = call(0, "openai.chat", {}, answered(("call_1", "f", '{"a": 1, "b": 2}'), ("call_2", "g", "{}")))
+    messages = [asked(("x", "f", '{"b":2,"a":1}'), ("y", "g", "{}")), told("x", "of f"), told("y", "of g")]
+    assert results(first, call(1, "openai.chat", {"messages": messages}, {})) == [("a-0", "of f"), ("a-0", "of g")]
+
+
+def test_ids_that_are_used_again_belong_to_the_latest_calls() -> None:
+    """Servers that count their tool calls in each answer: `call_0`, `call_0`, …"""
+    tool = ("call_0", "f", "{}")
+    turns = [asked(tool), told("call_0", "first"), asked(tool), told("call_0", "second")]
+    calls = [
+        call(0, "openai.chat", {}, answered(tool)),
+        call(1, "openai.chat", {"messages": turns[:2]}, answered(tool)),
+        call(2, "openai.chat", {"messages": turns}, {}),
+        call(3, "openai.chat", {"messages": turns[2:]}, {}),  # the beginning was dropped
+    ]
+    assert results(*calls) == [("a-0", "first"), ("a-1", "second")]
+    assert results(calls[0], calls[1], calls[3]) == [("a-0", "first"), ("a-1", "second")]
+
+
+def test_results_that_nobody_asked_for_are_nobodys() -> None:
+    """Examples in a prompt."""
+    messages = [asked(("e", "f", "{}")), told("e", "an example"), told("z", "stray")]
+    assert (
+        results(call(0, "openai.chat", {"messages": messages}, answered(("c", "g", "{}"))), call(1, "openai.chat", {"messages": messages}, {})) == []
+    )
+
+
+def test_gemini_without_ids_goes_by_name_and_place() -> None:
+    parts = [{"functionCall": {"name": "f", "args": {"n": n}}} for n in (1, 2)]
+    first = call(0, "google.gemini", {}, {"candidates": [{"content": {"parts": parts}}]})
+    told = [{"function_response": {"name": "f", "response": {"result": {"got": n}}}} for n in (1, 2)]
+    second = call(1, "google.gemini", {"contents": [{"role": "model", "parts": parts}, {"role": "user", "parts": told}]}, {})
+    assert results(first, second) == [("a-0", '{"got":1}'), ("a-0", '{"got":2}')]
+
+
+def test_attempts_do_not_hear_each_other() -> None:
+    mine, theirs = call(0, "openai.chat", {}, answered(("c", "f", "{}"))), {"messages": [told("c", "x")]}
+    assert results(mine, call(1, "openai.chat", theirs, {}, attempt_id="b")) == []
+
+
+@pytest.mark.parametrize("arguments", ["{", "[1]", "3", "", " "])
+def test_arguments_must_be_an_object(arguments: str) -> None:
+    spans = spans_of([call(0, "openai.chat", {}, answered(("c", "f", arguments)))])
+    broken = [span for span in spans if span.kind == "tool"]
+    assert [span.attributes.get("lightningrl.malformed") for span in broken] == ([True] if arguments.strip() else [])
+
+
+def test_malformed_arguments_are_found_where_the_wire_hides_them() -> None:
+    block = {"type": "tool_use", "id": "t", "name": "f", "input": {"INVALID_JSON": "{oops"}}
+    [tool, _] = spans_of([call(0, "anthropic.messages", {}, {"content": [block]})])
+    assert (tool.input, tool.status) == ("{oops", "error")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                "choices message messages content tool_calls function custom arguments input output type call_id role id name candidates "
+                "parts functionCall functionResponse thoughtSignature args response tool_use_id function_call tools".split()
+            ),
+            inner | st.sampled_from(["tool", "tool_use", "tool_result", "function_call", "function_call_output", "text", "assistant"]),
+            max_size=5,
+        )
+    ),
+    max_leaves=25,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from([*READERS, "openai.completions", "other"]), json_values, json_values)
+def test_no_body_breaks_it(dialect: str, request: Any, response: Any) -> None:
+    """Bodies that were relayed to another server have been read by nobody."""
+    request, response = ({"messages": body, "input": body, "contents": body, "content": body, "choices": body} for body in (request, response))
+    spans = spans_of([call(0, dialect, request, response), call(1, dialect, response, request)])
+    assert [span.kind for span in spans].count("llm") == 2
