@@ -15,6 +15,7 @@ import numpy as np
 
 from lightningrl.algorithms import lessons_of
 from lightningrl.algorithms.air import shaped
+from lightningrl.algorithms.options import discount_of
 from lightningrl.config import LearnerConfig, RouteConfig
 from lightningrl.data.forest import Forest, Lesson, build_forest, unweighted
 from lightningrl.data.packing import minibatches, pack, teaching_under
@@ -86,7 +87,7 @@ class Learner:
             oldest_version=oldest_version,
         )
         if potential:
-            trajectories = [shaped(t, _by_call(air), discount=float(algorithm.credit_options.get("discount", 1.0))) for t in trajectories]
+            trajectories = [shaped(t, _by_call(air), discount=discount_of(algorithm, root=self._root)) for t in trajectories]
         if needs_critic(self.config):
             trajectories = await self._computed(self._with_values, trajectories)
         made, statistics = lessons_of(trajectories, algorithm, root=self._root)

@@ -69,6 +69,20 @@ def test_generalised_advantages_in_branches_are_the_returns_less_the_critic_wher
     np.testing.assert_allclose(credit.values, expected.values, atol=1e-12)
 
 
+def test_generalised_advantages_in_branches_expect_what_they_expect_on_average() -> None:
+    branches = call("x", value=0.3, span=(1, 9)), call("y", value=0.5, span=(1, 2))
+    (credit,) = gae_calls([rollout("r", 1.0, call("plan", value=0.1, reward=0.2, span=(0, 1)), *branches)], trace_decay=0.5)
+    np.testing.assert_allclose(credit.values, [0.1 + (0.2 + 0.4 - 0.1) + 0.5 * (1.0 - 0.4), 1.0, 1.0])
+
+
+def test_baselines_lean_on_the_nearest_state_and_not_on_the_root() -> None:
+    """Two go the same way for three calls, a third for two."""
+    deep = [call("c1", prompt=(0,)), call("c2", prompt=(0, 1)), call("c3", prompt=(0, 1, 2))]
+    group = [rollout("r1", 1.0, *deep), rollout("r2", 0.0, *deep), rollout("r3", 0.6, *deep[:2]), rollout("r4", 0.0, deep[0])]
+    root, second = (0 + 0.6 + 0) / 3, ((0 + 0.6) + 0.2) / 3
+    np.testing.assert_allclose(baselines(tree_loo(group))[0], [root, second, (0 + second) / 2], atol=1e-9)
+
+
 def test_a_call_that_the_critic_was_not_shown_is_part_of_the_world() -> None:
     seen = [call("c1", value=0.5), call("tool", left_out="policy", reward=0.3), call("c2", value=0.8)]
     merged = [call("c1", value=0.5, reward=0.3), call("c2", value=0.8)]

@@ -7,6 +7,7 @@ import pytest
 
 from lightningrl import plugins
 from lightningrl.algorithms import lessons_of
+from lightningrl.algorithms.options import bound_credit, discount_of
 from lightningrl.algorithms.weights import token_weights
 from lightningrl.config import AlgorithmConfig
 from lightningrl.errors import UserError
@@ -88,6 +89,19 @@ def test_a_wrong_name_or_option_is_told_what_is_known(algorithm, message: str, h
     with pytest.raises(UserError, match=message) as caught:
         lessons_of([rollout("a", 1.0, call("a/0"))], AlgorithmConfig.model_validate(algorithm))
     assert hint in str(caught.value)
+
+
+def test_an_option_out_of_range_is_refused_before_any_rollout() -> None:
+    with pytest.raises(UserError, match="`shrinkage` is `-1"):
+        bound_credit(AlgorithmConfig(credit="tree_loo", credit_options={"shrinkage": -1.0}))
+    with pytest.raises(UserError, match="`discount` is `2"):
+        lessons_of([], AlgorithmConfig(credit="gigpo", credit_options={"discount": 2.0}))
+
+
+def test_the_discount_of_a_credit_is_known_whether_it_is_set_or_not() -> None:
+    assert discount_of(AlgorithmConfig(credit="uniform")) == discount_of(AlgorithmConfig(credit="air")) == 1.0
+    assert discount_of(AlgorithmConfig(credit="gigpo")) == 0.95
+    assert discount_of(AlgorithmConfig(credit="discounted", credit_options={"discount": 0.5})) == 0.5
 
 
 def test_options_reach_the_credit() -> None:

@@ -32,9 +32,16 @@ def bound_credit(algorithm: AlgorithmConfig, *, root: Path | None = None) -> Bou
             raise UserError(f"credit `{algorithm.credit}` needs `{name}`", hint=f"set it: `algorithm.credit_options.{name}=…`; {known}")
         if name in given and not _fits(given[name], option.annotation):
             raise UserError(f"`{name}` of credit `{algorithm.credit}` is `{given[name]}`", hint=f"it must be a {option.annotation.__name__}")
-    if any(p.name == ROOT for p in parameters):
-        return partial(credit, **given, root=root)
-    return partial(credit, **given)
+    bound = partial(credit, **given, root=root) if any(p.name == ROOT for p in parameters) else partial(credit, **given)
+    if ":" not in algorithm.credit:
+        bound([])  # says now, and not after the first batch, if a number is out of range
+    return bound
+
+
+def discount_of(algorithm: AlgorithmConfig, *, root: Path | None = None) -> float:
+    """The γ that a recipe's credit works with; 1 if it knows none. What is shaped for a credit must be shaped with the same."""
+    options = inspect.signature(bound_credit(algorithm, root=root)).parameters
+    return float(options["discount"].default) if "discount" in options else 1.0
 
 
 def _fits(value: float | str, wanted: Any) -> bool:
