@@ -115,7 +115,7 @@ async def test_a_client_that_offers_http2_is_answered_in_http1(stage: Stage) -> 
 
 
 @pytest.mark.parametrize("connection", [b"close", b"keep-alive"])
-async def test_an_answer_comes_in_one_piece_also_where_the_connection_ends_with_it(stage: Stage, connection: bytes) -> None:
+async def test_an_answer_is_whole_also_where_the_connection_ends_with_it(stage: Stage, connection: bytes) -> None:
     attempt, loop = await stage.begin(), asyncio.get_running_loop()
     body = json.dumps({"model": "m", "messages": [USER]}).encode()
     host, port = stage.url.removeprefix("http://").split(":")
