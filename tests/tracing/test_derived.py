@@ -14,14 +14,12 @@ from lightningrl.types import Call, Sampling
 NOTHING = np.array([], np.int32)
 
 
-def call(
-    index: int, dialect: str, request: Any, response: Any, *, parent: str | None = None, attempt_id: str = "a", capture: Any = "bridged"
-) -> Call:
+def call(index: int, dialect: str, request: Any, response: Any, *, attempt_id: str = "a") -> Call:
     return Call(
         id=f"{attempt_id}-{index}",
         attempt_id=attempt_id,
         index=index,
-        parent_call_id=parent,
+        parent_call_id=None,
         agent="",
         policy="policy",
         policy_version=0,
@@ -33,7 +31,7 @@ def call(
         logprobs=NOTHING.astype(np.float32),
         sampling=Sampling(),
         finish_reason="stop",
-        capture=capture,
+        capture="rendered",
         started_at=float(index),
         ended_at=index + 0.5,
     )
@@ -110,20 +108,12 @@ def test_malformed_arguments_are_found_where_the_wire_hides_them() -> None:
     assert (tool.input, tool.status) == ("{oops", "error")
 
 
+KEYS = ["choices", "message", "messages", "content", "tool_calls", "function", "custom", "arguments", "input", "output", "type", "call_id", "role"]
+KEYS += ["id", "name", "candidates", "parts", "functionCall", "functionResponse", "thoughtSignature", "args", "response", "tool_use_id", "tools"]
+WORDS = ["tool", "tool_use", "tool_result", "function_call", "function_call_output", "text", "assistant"]
+leaves = st.none() | st.booleans() | st.integers(-3, 3) | st.text(max_size=5) | st.sampled_from(WORDS)
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-3, 3) | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(
-                "choices message messages content tool_calls function custom arguments input output type call_id role id name candidates "
-                "parts functionCall functionResponse thoughtSignature args response tool_use_id function_call tools".split()
-            ),
-            inner | st.sampled_from(["tool", "tool_use", "tool_result", "function_call", "function_call_output", "text", "assistant"]),
-            max_size=5,
-        )
-    ),
-    max_leaves=25,
+    leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5), max_leaves=25
 )
 
 
