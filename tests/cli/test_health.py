@@ -10,7 +10,7 @@ from rich.console import Console
 
 from lightningrl.cli.health import HealthWatcher, checkup
 from lightningrl.config import dump_config, load_config
-from tests.conftest import RECIPE
+from tests.conftest import RECIPE, SmallRecipe
 from tests.test_health import HEALTHY
 
 POLICIES = '[policies.solver]\n[policies.critic]\n[[routes]]\npolicy = "solver"\n'
@@ -73,3 +73,13 @@ def test_a_watcher_warns_when_it_happens_and_not_again_after_a_restart(run: Path
 
     HealthWatcher(console, config, before=[{"kind": "step", "step": 1, **skipped}]).stepped(2, skipped)
     assert console.export_text() == ""
+
+
+def test_a_run_warns_while_it_goes_on_and_shows_its_health_in_the_end(small_recipe: SmallRecipe) -> None:
+    """Its agent asks for six tokens, which cuts off nearly every answer of a model that has learnt nothing."""
+    done = small_recipe.cli("train", str(small_recipe.path), "--run-dir", "run", "loop.steps=6", "tasks.heldout=1", "algorithm.audit=exact")
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "step 1: warning: nobody gives the reward `exact`" in said
+    assert "step 5: warning: `" in said and "of the calls ran into their token limit" in said
+    assert "Signal health, 6 steps" in said and said.count("ran into their token limit") == 2, "once when it happens, once in the end"

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from lightningrl.cli.curve import draw_curve
 from lightningrl.cli.folder import Journal, RunFolder
+from lightningrl.cli.health import HealthWatcher, checkup, health_report
 from lightningrl.cli.live import Progress
 from lightningrl.cli.report import Result, before_after, next_steps, result_of, then_and_now
 from lightningrl.config import Config
@@ -52,12 +53,14 @@ async def _train(config: Config, folder: RunFolder, *, console: Console) -> Resu
     with progress:
         async with lightning(config, folder.path) as server:
             version = await server.version()
-            loop = server.loop(Watchers(Journal(folder, version=version), progress))
+            journal = Journal(folder, version=version)
+            loop = server.loop(Watchers(journal, progress, HealthWatcher(console, config, before=folder.rows())))
             summary = await loop.run()
             server.export(folder.model)
             example = await then_and_now(summary, server.store, decode=server.template.decode)
     draw_curve(folder.rows(), folder.curve, title=config.name)
     result = result_of(summary, seconds=time.monotonic() - began, steps=config.loop.steps, run_dir=str(folder.path))
+    console.print(health_report(checkup(folder.rows(), config)))
     console.print(before_after(summary))
     if example:
         console.print(example)
