@@ -276,7 +276,7 @@ def _census(batch: Sequence[Rollout], calls: Sequence[Call], rewards: Sequence[R
         "tokens/sampled": float(sum(len(call.completion_ids) for call in calls)),
         "tokens/per_call": float(np.mean([len(call.completion_ids) for call in calls])) if calls else 0.0,
         **_rewards_by_name(rewards, attempts=accepted),
-        **{f"calls/{capture}": float(captures[capture]) for capture in ("bridged", "rendered", "forked", "incomplete")},
+        **{f"calls/{capture}": float(captures[capture]) for capture in ("bridged", "rendered", "forked", "upstream", "incomplete")},
     }
 
 
