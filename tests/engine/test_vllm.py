@@ -21,9 +21,9 @@ TEXTS = {i: f"<{i}>" for i in range(60)}
 ABOUT = Conformance(policy="policy", vocab_size=60)
 
 
-def setup_of(*urls: str, folder: Path = Path("."), max_length: int = 64) -> EngineSetup:
+def setup_of(*urls: str, folder: Path = Path("."), max_length: int = 64, policy: str = "policy") -> EngineSetup:
     return EngineSetup(
-        policy="policy",
+        policy=policy,
         config=EngineConfig(name="vllm", urls=list(urls), max_length=max_length),
         folder=folder,
         dtype="float32",
@@ -342,3 +342,83 @@ async def test_weights_that_cannot_be_loaded_are_refused(model_folder: Path, tmp
         await engine.pause()
         with pytest.raises(EngineError, match="prefix cache"):
             await engine.load(weights_of(model_folder))
+
+
+def adapter_of(folder: Path, content: str) -> Path:
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text("{}")
+    (folder / "adapter_model.safetensors").write_text(content)
+    return folder
+
+
+def lora(folder: Path, *, version: int = 1, policy: str = "policy") -> Weights:
+    return Weights(policy=policy, version=version, uri=str(folder), kind="lora")
+
+
+async def answer_of(engine: Engine, policy: str) -> Delta:
+    (delta,) = [d async for d in engine.generate(ABOUT.prompt(20), sampling=Sampling(max_tokens=8, seed=1), policy=policy)]
+    return delta
+
+
+async def take(engine: Engine, weights: Weights) -> None:
+    await engine.pause()
+    await engine.load(weights)
+    await engine.resume()
+
+
+async def test_one_server_holds_an_adapter_for_each_policy_and_no_old_ones(tmp_path: Path) -> None:
+    names = ("planner", "solver", "critic")
+    upstream = Upstream(texts=TEXTS, lora_room=3)
+    async with running(upstream), contextlib.AsyncExitStack() as stack:
+        engines = {name: VLLMEngine(setup_of(upstream.url, policy=name)) for name in names}
+        for engine in engines.values():
+            stack.push_async_callback(engine.close)
+        base = {(await answer_of(engines[name], name)).token_ids for name in names}
+        assert len(base) == 1, "before the first publication everybody speaks as the base"
+        for version in (1, 2):
+            for name, engine in engines.items():
+                await take(engine, lora(adapter_of(tmp_path / f"{name}-{version}", f"{name} {version}"), version=version, policy=name))
+            answers = [await answer_of(engines[name], name) for name in names]
+            assert len({*base, *(a.token_ids for a in answers)}) == 4
+            assert {a.policy_version for a in answers} == {version}
+            assert sorted(held.partition("-")[0] for held in upstream.adapters) == sorted(f"{name}@{version}" for name in names)
+        assert upstream.loaded == [], "the base is left alone"
+
+
+async def test_an_adapters_name_is_of_its_content_so_that_a_run_that_goes_on_finds_it_or_none(tmp_path: Path) -> None:
+    upstream = Upstream(texts=TEXTS, lora_room=8)
+    one, other = adapter_of(tmp_path / "one", "1"), adapter_of(tmp_path / "other", "2")
+    async with running(upstream):
+        for folder in (one, one, other):  # a run; the same again, after it was killed; another run that has come as far
+            engine = VLLMEngine(setup_of(upstream.url))
+            await take(engine, lora(folder))
+            assert upstream.asked[-1]["model"] == "served", "the server was looked at"
+            await answer_of(engine, "policy")
+            assert upstream.adapters[upstream.asked[-1]["model"]]
+            await take(engine, lora(folder))
+            await engine.close()
+        assert len(upstream.adapters) == 2
+
+
+async def test_every_server_takes_the_adapter(tmp_path: Path) -> None:
+    upstreams = [Upstream(texts=TEXTS, lora_room=1) for _ in range(2)]
+    async with serving(*upstreams) as engine:
+        await take(engine, lora(adapter_of(tmp_path / "one", "1")))
+        await take(engine, lora(adapter_of(tmp_path / "two", "2"), version=2))
+        assert [len(upstream.adapters) for upstream in upstreams] == [1, 1]
+        assert upstreams[0].adapters == upstreams[1].adapters
+        assert (await ask(engine))[0].policy_version == 2
+
+
+async def test_adapters_that_cannot_be_loaded_are_refused(tmp_path: Path) -> None:
+    async with serving(Upstream(texts=TEXTS, lora_room=0)) as engine:
+        await engine.pause()
+        with pytest.raises(EngineError, match="no weights"):
+            await engine.load(lora(tmp_path))
+        with pytest.raises(EngineError, match="cannot be loaded"):
+            await engine.load(lora(adapter_of(tmp_path / "one", "1")))
+        assert engine.version == 0
+    async with serving(Upstream(texts=TEXTS)) as engine:
+        await engine.pause()
+        with pytest.raises(EngineError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"):
+            await engine.load(lora(tmp_path / "one"))

@@ -45,6 +45,10 @@ class Upstream:
     """Tokens after which a connection is cut; None: never."""
     reset: bool = True
     """Whether the prefix cache can be emptied."""
+    lora_room: int | None = None
+    """How many adapters it can hold; None: it was not started for adapters."""
+    adapters: dict[str, str] = field(default_factory=dict[str, str])
+    """name → hash of the folder."""
     weights: str = "first"
     loaded: list[dict[str, str]] = field(default_factory=list)
     """Of each folder that was loaded: file name → hash."""
@@ -58,10 +62,28 @@ class Upstream:
         app.add_routes([web.get("/v1/models", self._models), web.post("/v1/completions", self._completions)])
         if self.dev_mode:
             app.add_routes([web.post("/collective_rpc", self._rpc), web.post("/reset_prefix_cache", self._reset_prefix_cache)])
+        if self.lora_room is not None:
+            app.add_routes([web.post("/v1/load_lora_adapter", self._load_lora), web.post("/v1/unload_lora_adapter", self._unload_lora)])
         return app
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": "served", "object": "model", "max_model_len": self.max_model_len}]})
+        base = {"id": "served", "object": "model", "max_model_len": self.max_model_len}
+        adapters = [{"id": name, "object": "model", "parent": "served", "max_model_len": None} for name in self.adapters]
+        return web.json_response({"object": "list", "data": [base, *adapters]})
+
+    async def _load_lora(self, request: web.Request) -> web.Response:
+        asked = await request.json()
+        name, folder = asked["lora_name"], Path(asked["lora_path"])
+        if name in self.adapters or not (folder / "adapter_config.json").is_file() or len(self.adapters) == self.lora_room:
+            return _bad(f"The lora adapter '{name}' cannot be loaded.")
+        self.adapters[name] = hashlib.sha256((folder / "adapter_model.safetensors").read_bytes()).hexdigest()
+        return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
+
+    async def _unload_lora(self, request: web.Request) -> web.Response:
+        name = (await request.json())["lora_name"]
+        if self.adapters.pop(name, None) is None:
+            return _bad(f"The lora adapter '{name}' cannot be found.")
+        return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
 
     async def _rpc(self, request: web.Request) -> web.Response:
         asked = await request.json()
@@ -81,7 +103,7 @@ class Upstream:
             status, headers, body = self.refuse
             return web.Response(status=status, headers=headers, body=body)
         if problem := self._problem(asked):
-            return web.json_response({"error": {"message": problem, "type": "BadRequestError", "param": None, "code": 400}}, status=400)
+            return _bad(problem)
         self.running += 1
         try:
             return await (self._stream(request, asked) if asked.get("stream") else self._whole(request, asked))
@@ -93,7 +115,7 @@ class Upstream:
 
     def _problem(self, asked: dict[str, Any]) -> str | None:
         prompt = asked["prompt"]
-        if asked["model"] != "served":
+        if asked["model"] not in {"served", *self.adapters}:
             return f"The model `{asked['model']}` does not exist."
         if max(prompt) > max(self.texts):
             return f"Token id {max(prompt)} is out of vocabulary"
@@ -150,7 +172,7 @@ class Upstream:
         text = ""
         for count in range(1, asked["max_tokens"] + 1):
             await asyncio.sleep(self.step_s / 2)
-            raw = self._logprobs(ids)
+            raw = self._logprobs(ids, adapter=self.adapters.get(asked["model"], ""))
             row = _shaped(raw, asked)
             draw, token_id = chance.random(), row[-1][0]
             for candidate, logprob in row:
@@ -169,8 +191,8 @@ class Upstream:
             if reason is not None:
                 return
 
-    def _logprobs(self, ids: list[int]) -> Row:
-        digest = hashlib.sha256(json.dumps([self.weights, ids[-32:]]).encode()).digest()
+    def _logprobs(self, ids: list[int], *, adapter: str) -> Row:
+        digest = hashlib.sha256(json.dumps([self.weights + adapter, ids[-32:]]).encode()).digest()
         chance = random.Random(digest)
         return _normed([(token_id, chance.gauss(0.0, 2.0)) for token_id in self.texts])
 
@@ -219,6 +241,10 @@ async def running(upstream: Upstream) -> AsyncIterator[Upstream]:
         yield upstream
     finally:
         await runner.cleanup()
+
+
+def _bad(problem: str) -> web.Response:
+    return web.json_response({"error": {"message": problem, "type": "BadRequestError", "param": None, "code": 400}}, status=400)
 
 
 def _shaped(raw: Row, asked: dict[str, Any]) -> Row:

@@ -138,6 +138,10 @@ class Completions:
                 if server.url not in self._models:
                     self._models[server.url] = await self._kind.greet(self.pool, server)
 
+    def ask_for(self, server: Server, model: str) -> None:
+        """From now on, in place of what `greet` has found."""
+        self._models[server.url] = model
+
     async def close(self) -> None:
         """Generations that still run or wait end with an `EngineError`."""
         self.gate.close()

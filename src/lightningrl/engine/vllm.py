@@ -6,6 +6,7 @@ from, and that prompts fit. Weights are loaded by each server from a folder that
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,10 @@ from lightningrl.types import Sampling, Weights
 
 FLAG = "--logprobs-mode processed_logprobs"
 DEV_MODE = "start vLLM with the environment variable `VLLM_SERVER_DEV_MODE=1`: only then can weights be loaded"
+LORA_MODE = "start vLLM with `--enable-lora`, a `--max-lora-rank` to fit, and the environment variable `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`"
+ROOM = "start vLLM with a `--max-loras` of at least the number of policies"
+NEEDED = {"full": "config.json", "lora": "adapter_config.json"}
+"""What a folder of each kind of weights has."""
 LARK = "grammars need `--structured-outputs-config.backend guidance` on the server"
 TOKEN_ID = "token_id:"
 """What vLLM writes before an id where a token's text would stand."""
@@ -100,6 +105,7 @@ class VLLMEngine:
             refused=lambda sampling: LARK if sampling.grammar else None,
         )
         self._completions = Completions(setup, kind=kind)
+        self._adapters: dict[str, str] = {}  # of each server: the name of the one that this policy has there
 
     @property
     def version(self) -> int:
@@ -109,7 +115,10 @@ class VLLMEngine:
         return self._completions.generate(prompt_ids, sampling=sampling, policy=policy, stream=stream)
 
     async def load(self, weights: Weights) -> None:
-        """Have every server read the folder `weights.uri`, and forget keys and values of earlier weights."""
+        """Have every server read the folder `weights.uri`, and forget keys and values of earlier weights.
+
+        A server holds the adapters of several policies, under names that are never used for two: keys and values go by the name.
+        """
         completions = self._completions
         completions.gate.refuse_if_closed()
         if weights.policy != completions.policy:
@@ -117,11 +126,15 @@ class VLLMEngine:
         if not completions.gate.drained:
             raise EngineError("weights cannot change while generations run", hint="`pause` the engine first")
         folder = Path(weights.uri).resolve()
-        if weights.kind != "full" or not (folder / "config.json").is_file():
-            raise EngineError(f"no weights that vLLM could load at `{folder}`", hint="publish a whole model as a Hugging Face folder")
+        if not (folder / NEEDED[weights.kind]).is_file():
+            raise EngineError(f"no weights that vLLM could load at `{folder}`", hint="publish a Hugging Face folder, or an adapter's")
         await completions.greet()
-        async with with_output_head(folder) as whole:
-            await asyncio.gather(*(self._load(server, whole) for server in completions.pool.servers))
+        if weights.kind == "lora":
+            name = f"{weights.policy}@{weights.version}-{await asyncio.to_thread(_digest, folder)}"
+            await asyncio.gather(*(self._load_adapter(server, folder, name) for server in completions.pool.servers))
+        else:
+            async with with_output_head(folder) as whole:
+                await asyncio.gather(*(self._load(server, whole) for server in completions.pool.servers))
         completions.version = weights.version
 
     async def pause(self, *, timeout_s: float = 60.0) -> None:
@@ -139,6 +152,21 @@ class VLLMEngine:
         await pool.post(server, "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}, hint=hint)
         if not msgspec.json.decode(await pool.post(server, "/reset_prefix_cache", hint=hint), type=_Reset).success:
             raise EngineError(f"`{server.url}` keeps its prefix cache, which belongs to other weights", hint="does somebody else use the server?")
+
+    async def _load_adapter(self, server: Server, folder: Path, name: str) -> None:
+        """The old one goes first: a server has room for one of each policy."""
+        pool, old = self._completions.pool, self._adapters.get(server.url)
+        if old == name:
+            return
+        if old is not None:
+            await pool.post(server, "/v1/unload_lora_adapter", {"lora_name": old}, hint=ROOM)
+            del self._adapters[server.url]
+        served = msgspec.json.decode(await pool.get(server, "/v1/models"), type=_Models).data
+        if name not in {model.id for model in served}:  # it may, from a run that was killed
+            payload = {"lora_name": name, "lora_path": str(folder)}
+            await pool.post(server, "/v1/load_lora_adapter", payload, hint=f"{LORA_MODE}; it must see the folder under the same path")
+        self._adapters[server.url] = name
+        self._completions.ask_for(server, name)
 
     async def _greet(self, pool: Pool, server: Server) -> str:
         """Its model's name. Long enough prompts must fit, and logprobs must be of the distribution that is sampled from."""
@@ -164,6 +192,11 @@ class VLLMEngine:
         if not logprobs:
             raise EngineError(f"`{server.url}` reports no logprobs", hint="does it answer `logprobs` on `/v1/completions`?")
         return logprobs[0]
+
+
+def _digest(folder: Path) -> str:
+    """Of an adapter: the same name for another one would bring back its keys and values."""
+    return blake2b(b"".join(file.read_bytes() for file in sorted(folder.glob("adapter_*"))), digest_size=6).hexdigest()
 
 
 def _request(question: Question) -> _Request:

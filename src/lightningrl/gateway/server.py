@@ -86,7 +86,9 @@ def make_engine_for(config: Config, policy: str, *, folder: Path, template: Chat
     """The engine that answers for `policy`. `model` is what a trainer in this process updates; `root` is where `engine.name` is imported from,
     the recipe's folder unless it is given.
     """
-    if config.engine.urls and policy != next(iter(config.learners())):
+    learners = config.learners()
+    shared = policy in learners and all(learner.model.lora_rank for learner in learners.values())  # one server holds many adapters
+    if config.engine.urls and policy != next(iter(learners)) and not shared:
         hint = 'start a server for it, name it in `[upstreams.NAME]`, and let the route say `policy = "upstreams.NAME"`'
         raise UserError(f"engine `{config.engine.name}` serves one model, a route asks for `{policy}` as well", hint=hint)
     setup = EngineSetup(
