@@ -73,6 +73,8 @@ def traced(task):
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         trace.set_tracer_provider(provider)
     tracer = trace.get_tracer("agent")
+    with tracer.start_as_current_span("look up", attributes={"openinference.span.kind": "TOOL", "tool.name": "look"}):
+        pass
     with tracer.start_as_current_span("invoke_agent"):
         with tracer.start_as_current_span("chat", attributes={"gen_ai.operation.name": "chat"}) as span:
             span.set_attribute("gen_ai.response.id", OpenAI().chat.completions.create(**ASK).id)
@@ -145,8 +147,9 @@ async def test_spans_are_there_when_an_attempt_has_ended(opened: Opened, tmp_pat
     async with opened(shared=not program) as stage:
         for attempt, _ in await run(stage, tmp_path, "traced", program=program, count=1 if program else 4):
             found = await stage.store.spans([attempt.id])
-            assert [(s.kind, s.name) for s in found] == [("other", "invoke_agent"), ("llm", "chat"), ("retrieval", "search")]
-            assert found[1].call_id == (await stage.calls(attempt))[0].id
+            kinds = [(s.kind, s.name) for s in found]
+            assert kinds == [("tool", "look"), ("other", "invoke_agent"), ("llm", "chat"), ("retrieval", "search")]
+            assert found[2].call_id == (await stage.calls(attempt))[0].id
 
 
 async def ask(stage: Stage, attempt: Attempt) -> str:

@@ -173,6 +173,10 @@ class Sessions:
             found = await self._store.attempt_by_token(await self._visitors.token(caller.session))
         return found
 
+    def attempts(self) -> list[Attempt]:
+        """Those that are remembered."""
+        return [session.attempt for session in self._sessions.values()]
+
     def asked_for(self, tool_call_id: str) -> str | None:
         """The attempt in which a model has asked for this tool call, of those that are remembered."""
         return next((attempt_id for attempt_id, session in self._sessions.items() if session.tree.asked_for(tool_call_id)), None)

@@ -1,7 +1,7 @@
 """`POST /v1/traces`: what an agent's own telemetry tells, over OTLP/HTTP (https://opentelemetry.io/docs/specs/otlp/#otlphttp).
 
 Whose span is it? The attempt whose token came with it. Where attempts share a process they share its exporter, too, which has no token: then the
-answers say it that spans name (`gen_ai.response.id`), the tool calls they name, or other spans of their trace.
+span's own mark says it (`attach` puts it there), the answer or the tool call that it names, or other spans of its trace.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from lightningrl.gateway.sessions import Sessions
 from lightningrl.store import Store
 from lightningrl.tracing import otlp
 from lightningrl.tracing.derived import TOOL_CALL_ID
+from lightningrl.tracing.mark import MARK, mark_of
 from lightningrl.types import Span
 
 PROTOBUF, JSON = b"application/x-protobuf", b"application/json"
@@ -73,14 +74,19 @@ class Traces:
         if not self._shared:
             own = own or ""
             return [replace(span, attempt_id=own, call_id=call_id if self._attempt_of(call_id := _answer(span)) == own else None) for span in spans]
-        joined = [replace(span, attempt_id=self._attempt_of(_answer(span)) or "") for span in spans]
-        joined = [replace(span, call_id=_answer(span)) if span.attempt_id else span for span in joined]
+        marks = self._marks({span.attributes[MARK] for span in spans if MARK in span.attributes})
+        joined = [replace(span, attempt_id=marks.get(span.attributes.get(MARK), "") or self._attempt_of(_answer(span)) or "") for span in spans]
+        joined = [replace(span, call_id=_answer(span)) if span.attempt_id == self._attempt_of(_answer(span)) else span for span in joined]
         self._remember(joined)
         return [span if span.attempt_id else replace(span, attempt_id=self._neighbours(span) or own or "") for span in joined]
 
     def _attempt_of(self, call_id: str | None) -> str | None:
         found = self._call_id.fullmatch(call_id or "")
         return found["attempt"] if found else None
+
+    def _marks(self, asked: set[str]) -> dict[str | None, str]:
+        """Mark → attempt. Looked up once for all: a mark cannot be read backwards."""
+        return {mark: attempt.id for attempt in self._sessions.attempts() if (mark := mark_of(attempt.token)) in asked} if asked else {}
 
     def _remember(self, spans: Iterable[Span]) -> None:
         for span in spans:

@@ -1,9 +1,9 @@
 """How do calls of attempts that share one process stay apart? By a context variable that the HTTP client is made to read.
 
 The agent's own client sends its requests as ever; on the way out, those to the gateway (and only those) get the header
-`baggage: lightningrl.token=<token>`. Contexts follow asyncio tasks, `asyncio.to_thread`, and the thread pools of LangChain and LangGraph
-by themselves; `ThreadPoolExecutor` is taught to hand the identity on. A bare `threading.Thread` is not: it may outlive the attempt
-and serve another, and a request refused by the gateway is better than one that is credited to the wrong attempt.
+`baggage: lightningrl.token=<token>`. Spans of OpenTelemetry get a mark as they begin. Contexts follow asyncio tasks, `asyncio.to_thread`, and the
+thread pools of LangChain and LangGraph by themselves; `ThreadPoolExecutor` is taught to hand the identity on. A bare `threading.Thread` is not: it
+may outlive the attempt and serve another, and a request refused by the gateway is better than one that is credited to the wrong attempt.
 """
 
 import functools
@@ -21,6 +21,7 @@ from typing import Any
 from urllib.parse import SplitResult, quote, urlsplit
 
 from lightningrl.errors import UserError
+from lightningrl.tracing.mark import MARK, mark_of
 
 BAGGAGE_KEY = "lightningrl.token"
 PORTS = {"http": 80, "https": 443}
@@ -114,11 +115,16 @@ def _teach_requests(module: ModuleType) -> None:
     _wrap(module.Session, "send", _tagging)
 
 
+def _teach_opentelemetry(module: ModuleType) -> None:
+    _wrap(module.Tracer, "start_span", _marking)
+
+
 CLIENTS: Mapping[str, Callable[[ModuleType], None]] = {
     "httpx": _teach_httpx,
     "httpx2": _teach_httpx,
     "aiohttp": _teach_aiohttp,
     "requests": _teach_requests,
+    "opentelemetry.sdk.trace": _teach_opentelemetry,
 }
 
 
@@ -174,6 +180,18 @@ def _tagging_aiohttp(send: Callable[..., Any]) -> Callable[..., Any]:
         return send(self, method, url, **options)  # a coroutine
 
     return tagged
+
+
+def _marking(start_span: Callable[..., Any]) -> Callable[..., Any]:
+    """Of OpenTelemetry: exporters send spans of many attempts together, from a thread of their own."""
+
+    def marked(self: Any, *args: Any, **options: Any) -> Any:
+        span, who = start_span(self, *args, **options), identity.get()
+        if who is not None:
+            span.set_attribute(MARK, mark_of(who.token))
+        return span
+
+    return marked
 
 
 def _baggage(there: str | None, token: str) -> str:
