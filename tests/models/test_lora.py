@@ -110,8 +110,8 @@ def test_the_base_can_be_asked_past_the_adapter() -> None:
 def test_an_exported_adapter_is_an_ordinary_peft_folder(model_folder: Path, tmp_path: Path) -> None:
     model = learnt(with_adapter(load_model(str(model_folder)), rank=4))
     export(model, tmp_path / "adapter", base=model_folder)
-    names = {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
-    assert set(os.listdir(tmp_path / "adapter")) == names
+    of_the_base = {"generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+    assert set(os.listdir(tmp_path / "adapter")) == {"adapter_config.json", "adapter_model.safetensors", *of_the_base}
     assert os.listdir(tmp_path) == ["adapter"]
     by_peft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_folder), str(tmp_path / "adapter"))
     by_transformers = AutoModelForCausalLM.from_pretrained(tmp_path / "adapter")

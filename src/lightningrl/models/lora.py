@@ -69,7 +69,7 @@ def load_adapter_into(model: DenseModel, folder: Path) -> None:
 
 
 def save_adapter(model: DenseModel, folder: Path) -> None:
-    """Write an adapter as peft does, into a folder that exists."""
+    """Write an adapter as peft does, into a folder that exists; and what ends a completion, so that nobody needs the base to know that."""
     base = model.hf.config.name_or_path
     settings = model.adapter.to_dict() | {
         "base_model_name_or_path": (str(Path(base).resolve()) if Path(base).is_dir() else base) or None,
@@ -78,6 +78,8 @@ def save_adapter(model: DenseModel, folder: Path) -> None:
     ordered = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.items()}
     (folder / CONFIG).write_text(json.dumps(ordered, indent=2, sort_keys=True), encoding="utf-8")
     save_file({name: tensor.detach().contiguous() for name, tensor in _tensors(model).items()}, folder / WEIGHTS, metadata={"format": "pt"})
+    if model.hf.generation_config is not None:
+        model.hf.generation_config.save_pretrained(folder)
 
 
 def without_adapter(model: DenseModel) -> DenseModel:
