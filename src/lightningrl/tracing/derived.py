@@ -110,8 +110,9 @@ class _Attempt:
                 yield _tool(asked, result, at=call.started_at)
 
     def _key(self, result: Told) -> Hashable | None:
-        keys = [*([result.id] if result.id else []), *(_keys(result.asked) if result.asked else [])]
-        return next((key for key in keys if key in self._asked), None)
+        if result.id and result.id in self._asked:
+            return result.id
+        return next((key for key in _keys(result.asked) if key in self._asked), None) if result.asked else None
 
     def _candidates(self, call: Call, key: Hashable) -> list[_Asked]:
         """Tool calls that the result may belong to; where there are several, those of this very conversation if it has any."""
