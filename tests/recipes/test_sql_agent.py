@@ -1,12 +1,8 @@
 """The agent follows write → execute → check → rewrite against any OpenAI-compatible server, here a scripted one on a real socket."""
 
 import json
-import os
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -16,57 +12,7 @@ SETUP = "CREATE TABLE t(a INTEGER, b TEXT); INSERT INTO t VALUES (7,'RED'),(8,'B
 TASK = {"question": "the a of t where b is 'red'", "schema": "table t: a b", "setup": SETUP}
 
 
-class Scripted(ThreadingHTTPServer):
-    """Answers in the order it is told to, and remembers what it was asked."""
-
-    daemon_threads = True
-    answers: list[str]
-    asked: list[dict[str, Any]]
-    keys: list[str]
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Scripted
-
-    def do_POST(self) -> None:
-        self.server.asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-        self.server.keys.append(self.headers["authorization"])
-        message = {"role": "assistant", "content": self.server.answers.pop(0)}
-        answer = {
-            "id": "x",
-            "object": "chat.completion",
-            "created": 0,
-            "model": "m",
-            "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
-        }
-        body = json.dumps(answer).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripted]:
-    with Scripted(("127.0.0.1", 0), Handler) as server:
-        server.answers, server.asked, server.keys = [], [], []
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{server.server_port}/v1")
-        monkeypatch.setenv("OPENAI_API_KEY", "attempt-token")
-        for name in [name for name in os.environ if name.startswith("SQL_")]:
-            monkeypatch.delenv(name)
-        yield server
-        server.shutdown()
-        thread.join(timeout=5)
-
-
-def test_a_good_query_is_the_answer_at_once(sql: Any, server: Scripted) -> None:
+def test_a_good_query_is_the_answer_at_once(sql: Any, server: Any) -> None:
     server.answers = [f" {GOOD}\n"]
     assert sql.agent.run(TASK) == {"sql": GOOD, "queries": [GOOD]}
     (request,) = server.asked
@@ -76,7 +22,7 @@ def test_a_good_query_is_the_answer_at_once(sql: Any, server: Scripted) -> None:
     assert "temperature" not in request
 
 
-def test_an_error_and_an_empty_result_are_read_and_rewritten_in_one_growing_conversation(sql: Any, server: Scripted) -> None:
+def test_an_error_and_an_empty_result_are_read_and_rewritten_in_one_growing_conversation(sql: Any, server: Any) -> None:
     server.answers = [BROKEN, EMPTY, GOOD]
     assert sql.agent.run(TASK) == {"sql": GOOD, "queries": [BROKEN, EMPTY, GOOD]}
     assert [request["model"] for request in server.asked] == ["sql-writer", "sql-rewriter", "sql-rewriter"]
@@ -85,19 +31,19 @@ def test_an_error_and_an_empty_result_are_read_and_rewritten_in_one_growing_conv
     assert third == [*second, {"role": "assistant", "content": EMPTY}, {"role": "user", "content": "nothing found\nvalues of b: 'RED' 'BLUE'"}]
 
 
-def test_the_third_query_is_the_last(sql: Any, server: Scripted) -> None:
+def test_the_third_query_is_the_last(sql: Any, server: Any) -> None:
     server.answers = [BROKEN] * 4
     assert sql.agent.run(TASK)["queries"] == [BROKEN] * 3
     assert len(server.answers) == 1
 
 
-def test_rewriting_can_be_switched_off(sql: Any, server: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rewriting_can_be_switched_off(sql: Any, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQL_MAX_TURNS", "1")
     server.answers = [BROKEN, GOOD]
     assert sql.agent.run(TASK) == {"sql": BROKEN, "queries": [BROKEN]}
 
 
-def test_a_model_may_check_in_place_of_the_rule(sql: Any, server: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_may_check_in_place_of_the_rule(sql: Any, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQL_CHECKER", "model")
     server.answers = ["SELECT a FROM t", "no", GOOD, "Yes"]
     assert sql.agent.run(TASK) == {"sql": GOOD, "queries": ["SELECT a FROM t", GOOD]}
@@ -105,14 +51,14 @@ def test_a_model_may_check_in_place_of_the_rule(sql: Any, server: Scripted, monk
     assert server.asked[1]["messages"][-1]["content"] == "7\n8\nis this right ? yes or no"
 
 
-def test_model_names_come_from_the_environment(sql: Any, server: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_names_come_from_the_environment(sql: Any, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQL_WRITER_MODEL", "other")
     server.answers = [GOOD]
     sql.agent.run(TASK)
     assert server.asked[0]["model"] == "other"
 
 
-def test_a_key_that_changes_is_used_from_the_next_run_on(sql: Any, server: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_changes_is_used_from_the_next_run_on(sql: Any, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     server.answers = [GOOD, GOOD]
     sql.agent.run(TASK)
     monkeypatch.setenv("OPENAI_API_KEY", "another-token")
@@ -120,7 +66,7 @@ def test_a_key_that_changes_is_used_from_the_next_run_on(sql: Any, server: Scrip
     assert server.keys == ["Bearer attempt-token", "Bearer another-token"]
 
 
-def test_the_agent_is_also_a_program(sql: Any, server: Scripted) -> None:
+def test_the_agent_is_also_a_program(sql: Any, server: Any) -> None:
     server.answers = [GOOD]
     done = subprocess.run(
         [sys.executable, "agent.py"], cwd=sql.folder, input=json.dumps(TASK), capture_output=True, text=True, timeout=60, check=True

@@ -1,0 +1,69 @@
+"""What is in the house, and what do the tools do in it? One object for each attempt.
+
+Tools answer in a line of text. What cannot be done is answered with `error: …` and changes nothing; what can be done but was not asked for
+(the wrong lamp, the wrong person) is done without a word.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+ROOMS = ("attic", "cellar", "garage", "kitchen", "pantry", "study")
+THINGS = ("book", "clock", "cup", "lamp", "rope", "vase")
+COLOURS = ("blue", "green", "red", "white")
+PEOPLE = ("anna", "ben", "cleo", "dan")
+
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "function": {"name": name, "parameters": {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]}},
+    }
+    for name, argument in (("go", "room"), ("take", "thing"), ("send", "person"))
+]
+
+
+class House:
+    """Somebody who walks through it with two hands for one thing, and what was sent so far."""
+
+    def __init__(self, rooms: Mapping[str, Sequence[str]]) -> None:
+        self._rooms = {room: list(things) for room, things in rooms.items()}
+        self._room = ""
+        self._hands = ""
+        self.sent: list[list[str]] = []
+        """[person, thing] in the order of sending."""
+
+    def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        """What the tool answers."""
+        match tool, dict(arguments):
+            case "go", {"room": str(room)}:
+                return self._go(room)
+            case "take", {"thing": str(thing)}:
+                return self._take(thing)
+            case "send", {"person": str(person)}:
+                return self._send(person)
+        return "error: there is no such tool"
+
+    def _go(self, room: str) -> str:
+        if room not in self._rooms:
+            return f"error: there is no {room}"
+        if room == self._room:
+            return f"error: you are in the {room}"
+        self._room = room
+        return "you see " + ", ".join(f'"{thing}"' for thing in self._rooms[room])
+
+    def _take(self, thing: str) -> str:
+        if self._hands:
+            return f'error: you hold "{self._hands}"'
+        if thing not in self._rooms.get(self._room, ()):
+            return f'error: there is no "{thing}" here'
+        self._rooms[self._room].remove(thing)
+        self._hands = thing
+        return f'you hold "{thing}"'
+
+    def _send(self, person: str) -> str:
+        if person not in PEOPLE:
+            return f"error: there is no {person}"
+        if not self._hands:
+            return "error: you hold nothing"
+        self.sent.append([person, self._hands])
+        self._hands = ""
+        return "sent"

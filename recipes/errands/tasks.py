@@ -1,0 +1,89 @@
+"""Which errands are there, and what is it worth to have run them? Everything follows from (split, seed) alone."""
+
+import random
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from house import COLOURS, PEOPLE, ROOMS, THINGS
+
+HELDOUT_SHARE = 5
+"""One structure in this many is held out."""
+KINDS = 3
+"""Kinds of things in a house, each in a room of its own; two of them are asked for."""
+CHOICE = 3
+"""Colours that each kind comes in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errand:
+    thing: str
+    colour: str
+    room: str
+    person: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.colour} {self.thing}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    errands: tuple[Errand, ...]
+    rooms: Mapping[str, tuple[str, ...]]
+    """What lies in each."""
+    request: str
+    """What the agent reads."""
+
+
+def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
+    """`count` tasks of `train` or `heldout`. What lies where and who asks for what in one split never occurs in the other."""
+    return [as_task(problem, f"{split}-{seed}-{index}") for index, problem in enumerate(problems(split, seed=seed, count=count))]
+
+
+def problems(split: str, *, seed: int, count: int) -> list[Problem]:
+    """The same tasks, as the generator knows them."""
+    return [random_problem(random.Random(f"{split}-{seed}-{index}"), heldout=split != "train") for index in range(count)]
+
+
+def as_task(problem: Problem, task_id: str) -> dict[str, Any]:
+    """The agent reads `request` and walks through `rooms`; the rest is for the grader."""
+    wanted = [[errand.person, errand.name] for errand in problem.errands]
+    rooms = {room: list(things) for room, things in problem.rooms.items()}
+    return {"id": task_id, "input": {"request": problem.request, "rooms": rooms, "wanted": wanted}}
+
+
+def reward(task_input: Mapping[str, Any], output: object) -> float:
+    """1 if everybody got what they asked for, and nobody anything else; else 0."""
+    sent = output.get("sent") if isinstance(output, Mapping) else None
+    return float(isinstance(sent, list) and sorted(map(str, sent)) == sorted(map(str, task_input["wanted"])))
+
+
+def random_problem(rng: random.Random, *, heldout: bool) -> Problem:
+    while True:
+        problem = _draw(rng)
+        if is_heldout(structure(problem)) == heldout:
+            return problem
+
+
+def structure(problem: Problem) -> str:
+    """What is asked for, where it lies and who asks for it, but for the colours."""
+    return " ".join(f"{errand.thing} {errand.room} {errand.person}" for errand in problem.errands)
+
+
+def is_heldout(structure: str) -> bool:
+    return zlib.crc32(structure.encode()) % HELDOUT_SHARE == 0
+
+
+def _draw(rng: random.Random) -> Problem:
+    kinds, rooms, people = rng.sample(THINGS, KINDS), rng.sample(ROOMS, KINDS), rng.sample(PEOPLE, 2)
+    there = {room: tuple(f"{colour} {kind}" for colour in rng.sample(COLOURS, CHOICE)) for room, kind in zip(rooms, kinds, strict=True)}
+    errands = tuple(
+        Errand(thing=kind, colour=rng.choice(there[room]).split()[0], room=room, person=person)
+        for kind, room, person in zip(kinds, rooms, people, strict=False)
+    )
+    places = [f'the {kind} is in the "{room}"' for kind, room in zip(kinds, rooms, strict=True)]
+    rng.shuffle(places)
+    wishes = [f'send "{errand.name}" to "{errand.person}"' for errand in errands]
+    return Problem(errands=errands, rooms=there, request="\n".join([*wishes, *places]))
