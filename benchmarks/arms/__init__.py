@@ -1,0 +1,101 @@
+"""How do ways of training compare? Arms that differ in settings alone, each run with several seeds: figures, means, and how sure these are."""
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+
+T95 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Student's t for a 95 % interval, by degrees of freedom."""
+
+Run = Mapping[str, Any]
+"""Figures of `lightningrl train`, and `curve`: [step, mean reward] of each held-out exam at T = 1."""
+
+
+def train(recipe: Path, overrides: Sequence[str], folder: Path) -> dict[str, Any]:
+    """The figures of one run, made if its folder is not there. Where files lie is nobody's business: numbers only."""
+    result = folder / "result.json"
+    if not result.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "lightningrl", "train", str(recipe), *overrides, "--run-dir", str(folder), "--json"]
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+    figures = {name: value for name, value in json.loads(result.read_text(encoding="utf-8")).items() if not isinstance(value, str)}
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    curve = [[row["step"], row["reward/mean"]] for row in rows if row["kind"] == "exam" and row["mode"] == "sampled"]
+    return {**figures, "curve": curve}
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean, and half the width of its 95 % interval; one value alone has none."""
+    if len(values) < 2:
+        return mean(values), 0.0
+    return mean(values), T95[len(values) - 1] * stdev(values) / math.sqrt(len(values))
+
+
+def area(run: Run) -> float:
+    """Mean reward over all exams but the first: how fast it was learnt counts, and one exam's luck hardly does."""
+    return mean(reward for _, reward in run["curve"][1:])
+
+
+COLUMNS = ("over training", "at the end", "greedy at the end")
+
+
+def table(arms: Mapping[str, Sequence[Run]]) -> str:
+    """Mean and 95 % interval of each arm."""
+    lines = [f"{'held-out reward':<26}" + "".join(f"{column:>20}" for column in COLUMNS) + f"{'seconds':>9}{'runs':>6}"]
+    for name, runs in arms.items():
+        columns = [[area(run) for run in runs], *([run[key] for run in runs] for key in ("heldout_after", "heldout_greedy_after"))]
+        cells = "".join("{:>20}".format("{:.3f} ± {:.3f}".format(*interval(values))) for values in columns)
+        lines.append(f"{name:<26}{cells}{mean(run['seconds'] for run in runs):>9.0f}{len(runs):>6}")
+    return "\n".join(lines)
+
+
+def draw_curves(axes: Any, arms: Mapping[str, Sequence[Run]], colours: Mapping[str, str]) -> None:
+    """Mean and 95 % band of each arm, with its name where it ends."""
+    ends: list[tuple[float, str]] = []
+    last = 1.0
+    for name, runs in arms.items():
+        steps = [step for step, _ in runs[0]["curve"]]
+        columns = np.array([[reward for _, reward in run["curve"]] for run in runs]).T
+        middle, half = np.array([interval(column.tolist()) for column in columns]).T
+        axes.plot(steps, middle, color=colours[name], lw=2.2, zorder=3)
+        axes.fill_between(steps, middle - half, middle + half, color=colours[name], alpha=0.14, lw=0)
+        ends.append((float(middle[-1]), name))
+        last = max(last, steps[-1])
+    for place, name in _apart(sorted(ends), 0.05):
+        axes.annotate(name, (1.015, place), xycoords=("axes fraction", "data"), color=colours[name], va="center", fontsize=9.5, annotation_clip=False)
+    axes.set(xlabel="step", ylabel="reward on held-out tasks (T = 1)", ylim=(0, 1), xlim=(0, last))
+    tidy(axes, grid="y")
+
+
+def draw_rows(axes: Any, rows: Mapping[str, Sequence[float]], colours: Mapping[str, str], *, order: Sequence[str]) -> None:
+    """A mean, its 95 % interval and the single runs in each row; the first of `order` is at the bottom."""
+    for place, name in enumerate(order):
+        middle, half = interval(rows[name])
+        axes.errorbar(middle, place, xerr=half, color=colours[name], marker="o", ms=6, lw=2, capsize=3, zorder=3)
+        axes.scatter(rows[name], [place - 0.24] * len(rows[name]), color=colours[name], alpha=0.4, s=10, lw=0)
+    axes.set_yticks(range(len(order)), order)
+    axes.set(ylim=(-0.6, len(order) - 0.4))
+    axes.tick_params(axis="y", length=0)
+    tidy(axes, grid="x")
+    axes.spines["left"].set_visible(False)
+
+
+def tidy(axes: Any, *, grid: str) -> None:
+    axes.grid(axis=grid, color="#e4e7eb")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _apart(labels: Sequence[tuple[float, str]], gap: float) -> list[tuple[float, str]]:
+    """Moved just so far up that none lies upon another."""
+    placed: list[tuple[float, str]] = []
+    for place, name in labels:
+        placed.append((max(place, placed[-1][0] + gap) if placed else place, name))
+    return placed
