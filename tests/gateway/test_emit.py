@@ -2,6 +2,8 @@
 
 import asyncio
 import sys
+import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -9,13 +11,15 @@ from typing import Any, TypeAlias
 
 import httpx
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 
 import lightningrl
 from lightningrl.chat import ChatTemplate
 from lightningrl.config import AgentConfig
 from lightningrl.errors import UserError
 from lightningrl.gateway import create_app
-from lightningrl.runner import Outcome
+from lightningrl.runner import Outcome, flush
 from lightningrl.runner.environment import addresses
 from lightningrl.runner.pool import WorkerPool
 from lightningrl.store.sqlite import SQLiteStore
@@ -222,3 +226,20 @@ async def test_what_the_gateway_says_reaches_the_agent(opened: Opened) -> None:
                 await asyncio.to_thread(lightningrl.emit_reward, 1.0, name="final")
     with lightningrl.attach(attempt.token, base_url="http://127.0.0.1:9/v1"), pytest.raises(UserError, match="did not take"):
         lightningrl.emit_reward(1.0)
+
+
+async def test_a_collector_that_hangs_does_not_keep_an_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = threading.Event()
+
+    class Hangs(SpanProcessor):
+        def force_flush(self, timeout_millis: int = 30000) -> bool:
+            return free.wait(10)
+
+    provider = TracerProvider()
+    provider.add_span_processor(Hangs())
+    monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
+    monkeypatch.setattr(flush, "FLUSH_S", 0.1)
+    started = time.monotonic()
+    await flush.flush_spans()
+    assert time.monotonic() - started < 5.0
+    free.set()
