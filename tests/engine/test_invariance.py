@@ -102,14 +102,14 @@ def test_a_row_of_a_linear_layer_does_not_depend_on_the_other_rows(hidden: int, 
 @pytest.mark.parametrize("heads,kv_heads,size", [(4, 2, 24), (4, 4, 16), (2, 1, 64), (8, 2, 128)])
 def test_attention_of_a_token_is_the_same_decoded_or_prefilled_and_padded_to_any_length(heads: int, kv_heads: int, size: int) -> None:
     torch.manual_seed(0)
-    length = 3 * SUM_BLOCK - 10
+    length = 6 * SUM_BLOCK - 10
     T = rounded(length)
     keys, values = torch.randn(2, 5, kv_heads, T + 4 * BLOCK, size)
     q = torch.randn(length, heads, size)
     whole = torch.empty_like(q)
     mask = causal_mask(torch.arange(length), T, dtype=torch.float32)
     attend_prompt(q, keys[2, :, :T], values[2, :, :T], mask, whole)
-    for position in [0, 1, 30, 31, 32, 33, 255, 256, 257, 300, 511, 512, 513, length - 1]:
+    for position in [0, 1, 30, 31, 32, 33, 127, 128, 129, 255, 256, 257, 300, 511, 512, 513, length - 1]:
         for reach in (rounded(position + 1), rounded(position + 1) + BLOCK, T + 4 * BLOCK):
             positions = torch.tensor([reach - 1, 5, position])
             row_mask = causal_mask(positions, reach, dtype=torch.float32).expand(3, kv_heads, reach).reshape(-1, 1, reach)
