@@ -195,7 +195,11 @@ class LossConfig(Section):
     """Clip around the weights that the batch is first learnt by, not around those that sampled it (decoupled PPO, arXiv 2110.00641)."""
 
     @model_validator(mode="after")
-    def _corrected_once(self) -> "LossConfig":
+    def _sound(self) -> "LossConfig":
+        if 0 < self.clip_dual <= 1:
+            raise ValueError(
+                f"`clip_dual` is `{self.clip_dual:g}`: up to 1 it would leave nothing to learn where advantages are negative; 3 is usual"
+            )
         if self.importance != "none" and self.name != "pg" and not self.proximal:
             raise ValueError(f"`{self.name}` already has a ratio to the weights that sampled: `importance` needs `proximal = true` beside it")
         return self

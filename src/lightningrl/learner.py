@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -55,10 +55,11 @@ class Learner:
         compute: Executor,
         folder: Path,
         checkpoints: str,
+        kind: Literal["full", "lora"],
         routes: Sequence[RouteConfig],
         root: Path,
     ) -> None:
-        """`checkpoints`: where a version goes in the run's `folder`, e.g. `checkpoints/step-{:05d}`."""
+        """`checkpoints`: where a version goes in the run's `folder`, e.g. `checkpoints/step-{:05d}`; `kind`: what it is there."""
         self.name = name
         self.config = config
         self.engine = engine
@@ -66,6 +67,7 @@ class Learner:
         self._compute = compute
         self._folder = folder
         self._checkpoints = checkpoints
+        self._kind: Literal["full", "lora"] = kind
         self._routes = routes
         self._root = root
 

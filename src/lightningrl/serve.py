@@ -98,7 +98,7 @@ def _models(config: Config) -> dict[str, DenseModel]:
         if model.lora_rank == 0:
             models[name] = load_model(path, dtype=model.dtype)
             continue
-        from lightningrl.models.lora import with_adapter
+        from lightningrl.models.lora import with_adapter  # peft takes longer to import than everything else
 
         if (path, model.dtype) not in bases:
             bases[path, model.dtype] = load_model(path, dtype=model.dtype)
@@ -122,6 +122,7 @@ def _learners(
             compute=compute,
             folder=folder,
             checkpoints="checkpoints/step-{:05d}" + (f"/{name}" if len(models) > 1 else ""),
+            kind="full" if models[name].adapter is None else "lora",
             routes=config.routes,
             root=config.root,
         )

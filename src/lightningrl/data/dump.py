@@ -9,14 +9,16 @@ from lightningrl.data.forest import Lesson
 
 
 def dump_lessons(path: Path, lessons: Sequence[Lesson]) -> None:
-    """`call_ids` and `group_ids` [L]; tokens, one lesson after the other: those of lesson i are `prompt_ids[prompt_starts[i]:prompt_starts[i + 1]]`,
-    and likewise `starts` for `completion_ids`, `logprobs`, `advantages` and `weights`.
+    """`call_ids`, `rollout_ids`, `group_ids` and `returns` (NaN without a critic) [L]; tokens, one lesson after the other: those of lesson i are
+    `prompt_ids[prompt_starts[i]:prompt_starts[i + 1]]`, and likewise `starts` for `completion_ids`, `logprobs`, `advantages` and `weights`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     calls = [lesson.transition for lesson in lessons]
     np.savez_compressed(
         path,
         call_ids=np.array([call.call_id for call in calls], np.str_),
+        rollout_ids=np.array([lesson.rollout_id for lesson in lessons], np.str_),
+        returns=np.array([np.nan if lesson.returns is None else lesson.returns for lesson in lessons]),
         group_ids=np.array([lesson.group_id for lesson in lessons], np.str_),
         prompt_starts=_starts([len(call.prompt_ids) for call in calls]),
         prompt_ids=np.concatenate([call.prompt_ids for call in calls]),
