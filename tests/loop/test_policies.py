@@ -185,7 +185,6 @@ async def test_every_kind_of_algorithm_runs_from_the_recipe_alone(recipe: SmallR
 
 
 RULE = """
-
 def brief(span):
     return -len(span.output or "") / 10 if span.kind == "llm" else None
 """
@@ -194,9 +193,10 @@ def brief(span):
 @pytest.mark.parametrize("shaping", ["additive", "potential"])
 async def test_intermediate_rewards_teach_where_the_final_one_says_nothing(recipe: SmallRecipe, shaping: str) -> None:
     """Every rollout gets the same in the end; a rule of the recipe's own tells its calls apart."""
-    recipe.rewrite_agent(lambda text: text.replace("return len(answer) % 5 / 4", "return 1.0") + RULE)
+    recipe.rewrite_agent(lambda text: text.replace("return len(answer) % 5 / 4", "return 1.0"))
+    (recipe.folder / "brevity.py").write_text(RULE)
     (recipe.folder / "run").mkdir()
-    overrides = ['air=[{rule="agent:brief"}]', "preset=rloo", "algorithm.credit=air", "algorithm.group_by=role", f"algorithm.shaping={shaping}"]
+    overrides = ['air=[{rule="brevity:brief"}]', "preset=rloo", "algorithm.credit=air", "algorithm.group_by=role", f"algorithm.shaping={shaping}"]
     async with lightning(load_config(recipe.path, overrides), recipe.folder / "run") as server:
         loop = server.loop(Nobody())
         await loop.restore()
@@ -205,7 +205,7 @@ async def test_intermediate_rewards_teach_where_the_final_one_says_nothing(recip
         lessons, metrics = await loop.credit(0, batch)
     earned = {call.id: -len(str(call.response["choices"][0]["message"]["content"])) / 10 for call in calls}
     assert len(set(earned.values())) > 2
-    assert metrics["reward/mean"] == 1.0 and metrics["reward/air.agent:brief"] == pytest.approx(sum(earned.values()) / len(batch))
+    assert metrics["reward/mean"] == 1.0 and metrics["reward/air.brevity:brief"] == pytest.approx(sum(earned.values()) / len(batch))
     for group in {rollout.group_id for rollout in batch}:
         second = [lesson for lesson in lessons["picker"] if lesson.group_id == group and lesson.weights.any()]
         first = {lesson.rollout_id: lesson.transition.call_id for lesson in lessons["picker"] if lesson.transition.agent == "asker"}
