@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent import MAX_CALLS, SYSTEM
-from house import PEOPLE, House
+from house import PEOPLE, ROOMS, House
 from tasks import Errand, Problem, random_problem
 
-SLIPS: Mapping[str, float] = {"room": 0.2, "hasty": 0.15, "colour": 0.35, "again": 0.15, "person": 0.3}
+SLIPS: Mapping[str, float] = {"room": 0.2, "hasty": 0.15, "colour": 0.35, "again": 0.15, "person": 0.2}
 """Share of the decisions of a kind that are wrong: to go elsewhere first; to take a thing before being where it is; to take one of another colour;
 to take it once more; to send it to somebody else."""
 DONE = "done"
@@ -52,7 +52,7 @@ def _wishes(problem: Problem, errand: Errand, slips: Mapping[str, float], rng: r
     def slipped(kind: str) -> bool:
         return rng.random() < slips.get(kind, 0.0)
 
-    elsewhere = [room for room in problem.rooms if room != errand.room]
+    elsewhere = [room for room in ROOMS if room != errand.room]
     others = [name for name in problem.rooms[errand.room] if name != errand.name]
     thing = rng.choice(others) if slipped("colour") else errand.name
     person = rng.choice([name for name in PEOPLE if name != errand.person]) if slipped("person") else errand.person

@@ -22,10 +22,10 @@ TOOLS: list[Any] = [
 
 
 class House:
-    """Somebody who walks through it with two hands for one thing, and what was sent so far."""
+    """Six rooms, somebody who walks through it with two hands for one thing, and what was sent so far."""
 
     def __init__(self, rooms: Mapping[str, Sequence[str]]) -> None:
-        self._rooms = {room: list(things) for room, things in rooms.items()}
+        self._rooms = {room: list(rooms.get(room, ())) for room in ROOMS}
         self._room = ""
         self._hands = ""
         self.sent: list[list[str]] = []
@@ -48,7 +48,7 @@ class House:
         if room == self._room:
             return f"error: you are in the {room}"
         self._room = room
-        return "you see " + ", ".join(f'"{thing}"' for thing in self._rooms[room])
+        return "you see " + (", ".join(f'"{thing}"' for thing in self._rooms[room]) or "nothing")
 
     def _take(self, thing: str) -> str:
         if self._hands:

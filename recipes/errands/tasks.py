@@ -10,8 +10,7 @@ from house import COLOURS, PEOPLE, ROOMS, THINGS
 
 HELDOUT_SHARE = 5
 """One structure in this many is held out."""
-KINDS = 3
-"""Kinds of things in a house, each in a room of its own; two of them are asked for."""
+ERRANDS = 2
 CHOICE = 3
 """Colours that each kind comes in."""
 
@@ -32,7 +31,7 @@ class Errand:
 class Problem:
     errands: tuple[Errand, ...]
     rooms: Mapping[str, tuple[str, ...]]
-    """What lies in each."""
+    """What lies in those that are not empty."""
     request: str
     """What the agent reads."""
 
@@ -77,13 +76,11 @@ def is_heldout(structure: str) -> bool:
 
 
 def _draw(rng: random.Random) -> Problem:
-    kinds, rooms, people = rng.sample(THINGS, KINDS), rng.sample(ROOMS, KINDS), rng.sample(PEOPLE, 2)
+    kinds, rooms, people = rng.sample(THINGS, ERRANDS), rng.sample(ROOMS, ERRANDS), rng.sample(PEOPLE, ERRANDS)
     there = {room: tuple(f"{colour} {kind}" for colour in rng.sample(COLOURS, CHOICE)) for room, kind in zip(rooms, kinds, strict=True)}
     errands = tuple(
         Errand(thing=kind, colour=rng.choice(there[room]).split()[0], room=room, person=person)
-        for kind, room, person in zip(kinds, rooms, people, strict=False)
+        for kind, room, person in zip(kinds, rooms, people, strict=True)
     )
-    places = [f'the {kind} is in the "{room}"' for kind, room in zip(kinds, rooms, strict=True)]
-    rng.shuffle(places)
-    wishes = [f'send "{errand.name}" to "{errand.person}"' for errand in errands]
-    return Problem(errands=errands, rooms=there, request="\n".join([*wishes, *places]))
+    wishes = [f'send "{errand.name}" from "{errand.room}" to "{errand.person}"' for errand in errands]
+    return Problem(errands=errands, rooms=there, request="\n".join(wishes))

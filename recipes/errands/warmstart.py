@@ -30,7 +30,7 @@ PHRASES = (
     '<tool_call>\n{"name": "',
     '", "arguments": {"',
     '": "',
-    '"}}\n</tool_call>',
+    "}}\n</tool_call>",
     "<|im_start|>user\n<tool_response>\n",
     "\n</tool_response>",
 )
@@ -82,8 +82,8 @@ def main() -> None:
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--steps", type=int, default=800)
-    made.add_argument("--batch", type=int, default=32, help="conversations in a step")
+    made.add_argument("--steps", type=int, default=450)
+    made.add_argument("--batch", type=int, default=24, help="conversations in a step")
     made.add_argument("--peak", type=float, default=3e-3, help="the highest learning rate")
     made.add_argument("--demonstrations", type=int, default=4000)
     made.add_argument("--perfect", action="store_true", help="leave the slips out: what the model could learn at best")

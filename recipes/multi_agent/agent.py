@@ -22,7 +22,7 @@ from langchain_core.messages import AnyMessage, HumanMessage, SystemMessage
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
 
-LOOKS = 2
+LOOKS = 1
 MAX_TOKENS = 12
 AGAIN = "again"
 

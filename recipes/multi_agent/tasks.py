@@ -100,5 +100,4 @@ def _draw(rng: random.Random) -> Problem:
     first = rng.choice(FIRST)
     told = [f"{people[0]} has {first}"]
     told += [f"{people[i + 1]} has {step.number} {WORDS[step.operation]} {people[i]}" for i, step in enumerate(steps)]
-    rng.shuffle(told)
     return Problem(people=people, first=first, steps=tuple(steps), riddle="\n".join([*told, f"what has {people[-1]}"]))

@@ -65,10 +65,10 @@ def main() -> None:
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--steps", type=int, default=1000)
+    made.add_argument("--steps", type=int, default=800)
     made.add_argument("--batch", type=int, default=48, help="conversations in a step")
-    made.add_argument("--peak", type=float, default=3e-3, help="the highest learning rate")
-    made.add_argument("--riddles", type=int, default=8000)
+    made.add_argument("--peak", type=float, default=4e-3, help="the highest learning rate")
+    made.add_argument("--riddles", type=int, default=6000)
     made.add_argument("--perfect", action="store_true", help="leave the slips out: what the model could learn at best")
     made.add_argument("--threads", type=int, default=1, help="with 1, weights are the same bit for bit on any number of cores")
     made.add_argument("--out", type=Path, default=Path(__file__).parent / "warmstart")

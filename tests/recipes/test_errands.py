@@ -9,8 +9,8 @@ import pytest
 
 COUNT = 300
 TASK = {
-    "request": "\n".join(['send "red lamp" to "anna"', 'send "blue cup" to "ben"', 'the lamp is in the "attic"', 'the cup is in the "study"']),
-    "rooms": {"attic": ["blue lamp", "red lamp"], "study": ["blue cup", "green cup"], "garage": ["red rope"]},
+    "request": 'send "red lamp" from "attic" to "anna"\nsend "blue cup" from "study" to "ben"',
+    "rooms": {"attic": ["blue lamp", "red lamp"], "study": ["blue cup", "green cup"]},
     "wanted": [["anna", "red lamp"], ["ben", "blue cup"]],
 }
 ERRANDS = [("go", "room", "attic"), ("take", "thing", "red lamp"), ("send", "person", "anna")]
@@ -55,6 +55,7 @@ def test_what_cannot_be_done_is_an_error_and_what_was_not_asked_for_is_not(erran
     assert house.call("take", {"thing": "red lamp"}) == 'error: there is no "red lamp" here'
     assert house.call("send", {"person": "anna"}) == "error: you hold nothing"
     assert house.call("go", {"room": "moon"}) == "error: there is no moon"
+    assert house.call("go", {"room": "cellar"}) == "you see nothing"
     assert house.call("go", {"room": "attic"}) == 'you see "blue lamp", "red lamp"'
     assert house.call("go", {"room": "attic"}) == "error: you are in the attic"
     assert house.call("take", {"thing": "blue lamp"}) == 'you hold "blue lamp"'

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 COUNT = 300
-RIDDLE = "ben has 2 more than ann\ndan has 2 times ben\nann has 3\nwhat has dan"
+RIDDLE = "ann has 3\nben has 2 more than ann\ndan has 2 times ben\nwhat has dan"
 TASK = {"riddle": RIDDLE, "answer": "10"}
 
 
@@ -37,7 +37,8 @@ def test_what_the_critic_finds_good_is_the_answer(team: Any, server: Any) -> Non
     assert server.asked[2]["messages"][-1]["content"] == f"{RIDDLE}\nplan 3 + 2 * 2\nsums 5 10"
 
 
-def test_wrong_sums_go_back_to_the_solver_and_a_wrong_plan_to_the_planner(team: Any, server: Any) -> None:
+def test_wrong_sums_go_back_to_the_solver_and_a_wrong_plan_to_the_planner(team: Any, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEAM_LOOKS", "2")
     server.answers = ["3 - 2 * 2", "1 2", "plan", "3 + 2 * 2", "5 11", "sums", "5 10"]
     assert team.agent.run(TASK)["answer"] == "10"
     assert roles(server) == ["planner", "solver", "critic", "planner", "solver", "critic", "solver"]
@@ -46,10 +47,10 @@ def test_wrong_sums_go_back_to_the_solver_and_a_wrong_plan_to_the_planner(team: 
     assert [m["content"] for m in solved] == ["solve", "3 + 2 * 2", "5 11", "again"]
 
 
-def test_the_critic_looks_twice_at_most_or_as_often_as_it_may(team: Any, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.answers = ["3 + 2", "5", "sums", "6", "sums", "7"]
-    assert team.agent.run(TASK)["answer"] == "7"
-    assert roles(server).count("critic") == 2
+def test_the_critic_looks_once_or_as_often_as_it_may(team: Any, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.answers = ["3 + 2", "5", "sums", "6"]
+    assert team.agent.run(TASK)["answer"] == "6"
+    assert roles(server) == ["planner", "solver", "critic", "solver"]
     monkeypatch.setenv("TEAM_LOOKS", "0")
     server.answers, server.asked = ["3 + 2", "5"], []
     assert team.agent.run(TASK)["answer"] == "5"
@@ -79,7 +80,7 @@ def test_every_role_slips_often_and_no_perfect_one_does(team: Any) -> None:
     problems = [team.demonstrations.random_problem(team.demonstrations.random.Random(f"demonstration-0-{i}"), heldout=False) for i in range(COUNT)]
     plans = [d.messages[2]["content"] for d in shown if d.role == "plan"]
     wrong = sum(plan != team.tasks.plan_of(problem) for plan, problem in zip(plans, problems, strict=True)) / COUNT
-    assert 0.3 < wrong < 0.6
+    assert 0.35 < wrong < 0.65
     assert [d.messages[2]["content"] for d in perfect if d.role == "plan"] == [team.tasks.plan_of(problem) for problem in problems]
 
 
