@@ -59,16 +59,16 @@ def draw(recipe: str, arms: Mapping[str, Sequence[Run]]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.5), dpi=150, width_ratios=(1.6, 1))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.5), dpi=150, width_ratios=(1.45, 1))
     draw_curves(left, {name: runs for name, runs in arms.items() if name in COLOURS}, COLOURS)
     scores = {name: [area(run) for run in runs] for name, runs in arms.items()}
     draw_rows(right, scores, COLOURS | CONTROLS, order=sorted(scores, key=lambda name: mean(scores[name])))
     left.set_title("on the way: mean and 95 % interval", fontsize=10, loc="left", color="#57606a")
-    right.set_title("mean over training, 95 % interval, single runs", fontsize=10, loc="left", color="#57606a")
+    right.set_title("mean over training", fontsize=10, loc="left", color="#57606a")
     first = next(iter(arms.values()))
     title = f"{recipe}: which call earned the reward?   {len(first)} seeds each, {first[0]['rollouts']:,} rollouts a run"
     figure.suptitle(title, x=0.012, ha="left", weight="bold", fontsize=11.5)
-    figure.tight_layout(w_pad=5)
+    figure.tight_layout(w_pad=3.5)
     figure.savefig(PICTURES[recipe])
 
 

@@ -94,8 +94,9 @@ def tidy(axes: Any, *, grid: str) -> None:
 
 
 def _apart(labels: Sequence[tuple[float, str]], gap: float) -> list[tuple[float, str]]:
-    """Moved just so far up that none lies upon another."""
+    """Moved so far that none lies upon another, as many up as down."""
     placed: list[tuple[float, str]] = []
     for place, name in labels:
         placed.append((max(place, placed[-1][0] + gap) if placed else place, name))
-    return placed
+    shift = mean(moved - place for (moved, _), (place, _) in zip(placed, labels, strict=True))
+    return [(place - shift, name) for place, name in placed]
