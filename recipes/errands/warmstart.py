@@ -34,7 +34,7 @@ PHRASES = (
     "<|im_start|>user\n<tool_response>\n",
     "\n</tool_response>",
 )
-"""What every conversation has, one token each: so an answer is eight tokens long, and a conversation a hundred and fifty."""
+"""What every conversation has, one token each: so an answer is some nine tokens long."""
 
 
 def tokenizer_for(texts: list[str]) -> Any:
