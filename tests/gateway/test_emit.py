@@ -79,6 +79,7 @@ def traced(task):
     tracer = trace.get_tracer("agent")
     with tracer.start_as_current_span("look up", attributes={"openinference.span.kind": "TOOL", "tool.name": "look"}):
         pass
+    trace.get_tracer_provider().force_flush()  # exporters send when they like, be it before the first call
     with tracer.start_as_current_span("invoke_agent"):
         with tracer.start_as_current_span("chat", attributes={"gen_ai.operation.name": "chat"}) as span:
             span.set_attribute("gen_ai.response.id", OpenAI().chat.completions.create(**ASK).id)

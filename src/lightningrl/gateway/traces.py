@@ -19,7 +19,7 @@ from lightningrl.gateway.sessions import Sessions
 from lightningrl.store import Store
 from lightningrl.tracing import otlp
 from lightningrl.tracing.derived import TOOL_CALL_ID
-from lightningrl.tracing.mark import MARK, mark_of
+from lightningrl.tracing.mark import MARK, mark_of, named
 from lightningrl.types import Span
 
 PROTOBUF, JSON = b"application/x-protobuf", b"application/json"
@@ -50,7 +50,7 @@ class Traces:
             body = await http.read(scope, receive)
             spans = await asyncio.to_thread(otlp.decode, body, encoding)
             own = await self._own(scope, path_token=path_token, query=query)
-            rejected, why = await self._take(self._attributed(spans, own))
+            rejected, why = await self._take(await self._attributed(spans, own))
             status, answer = 200, otlp.answer(encoding, rejected=rejected, message=why)
         except (otlp.BadTelemetry, Refused) as error:
             status, message = (error.status, error.message) if isinstance(error, Refused) else (400, str(error))
@@ -67,15 +67,15 @@ class Traces:
             raise Refused(401, "no such token", code="invalid_api_key", hint=hint)
         return None if found is None else found[1].id
 
-    def _attributed(self, spans: Sequence[Span], own: str | None) -> list[Span]:
+    async def _attributed(self, spans: Sequence[Span], own: str | None) -> list[Span]:
         """With attempts and calls as far as they are known; `attempt_id` stays "" where it is not. Where attempts share an exporter, what a span
         says goes before the token: whoever has it sent may have sent what others had left in the queue.
         """
         if not self._shared:
             own = own or ""
             return [replace(span, attempt_id=own, call_id=call_id if self._attempt_of(call_id := _answer(span)) == own else None) for span in spans]
-        marks = self._marks({span.attributes[MARK] for span in spans if MARK in span.attributes})
-        joined = [replace(span, attempt_id=marks.get(span.attributes.get(MARK), "") or self._attempt_of(_answer(span)) or "") for span in spans]
+        marks = await self._marks({_mark(span) for span in spans} - {""})
+        joined = [replace(span, attempt_id=marks.get(_mark(span)) or self._attempt_of(_answer(span)) or "") for span in spans]
         joined = [replace(span, call_id=_answer(span)) if span.attempt_id == self._attempt_of(_answer(span)) else span for span in joined]
         self._remember(joined)
         return [span if span.attempt_id else replace(span, attempt_id=self._neighbours(span) or own or "") for span in joined]
@@ -84,9 +84,13 @@ class Traces:
         found = self._call_id.fullmatch(call_id or "")
         return found["attempt"] if found else None
 
-    def _marks(self, asked: set[str]) -> dict[str | None, str]:
-        """Mark → attempt. Looked up once for all: a mark cannot be read backwards."""
-        return {mark: attempt.id for attempt in self._sessions.attempts() if (mark := mark_of(attempt.token)) in asked} if asked else {}
+    async def _marks(self, asked: set[str]) -> dict[str, str]:
+        """Mark → attempt. One that names no attempt cannot be read backwards: then it is looked for among those that have called."""
+        attempts = await self._store.attempts(sorted({named(mark).rpartition(".")[0] for mark in asked if named(mark)}))
+        found = {mark_of(attempt.token, attempt_id=attempt.id): attempt.id for attempt in attempts}
+        if any(not named(mark) for mark in asked):
+            found |= {mark_of(attempt.token): attempt.id for attempt in self._sessions.attempts()}
+        return found
 
     def _remember(self, spans: Iterable[Span]) -> None:
         for span in spans:
@@ -119,6 +123,11 @@ class Traces:
                 return [error.message]
             return [message for span in spans for message in await self._append([span])]
         return []
+
+
+def _mark(span: Span) -> str:
+    mark = span.attributes.get(MARK)
+    return mark if isinstance(mark, str) else ""
 
 
 def _answer(span: Span) -> str | None:

@@ -35,6 +35,8 @@ class Identity:
     """Of the attempt."""
     gateway: SplitResult
     """The token may be sent to what lies below this URL; it has no `/v1`."""
+    attempt_id: str = ""
+    """"" where only the token is known."""
 
 
 identity: ContextVar[Identity | None] = ContextVar("lightningrl_identity", default=None)
@@ -55,11 +57,11 @@ class Attached:
         identity.set(self._before)
 
 
-def attach(token: str | None = None, *, base_url: str | None = None) -> Attached:
+def attach(token: str | None = None, *, base_url: str | None = None, attempt_id: str = "") -> Attached:
     """From here on, in this asyncio task or thread, every call to the gateway belongs to the attempt of `token`.
 
     For rollouts that run at the same time in one process, through clients they may share: httpx, httpx2, aiohttp and requests, and all SDKs
-    on top of them. Defaults are OPENAI_API_KEY and OPENAI_BASE_URL.
+    on top of them. Defaults are OPENAI_API_KEY and OPENAI_BASE_URL. With its `attempt_id`, spans find their attempt before its first call, too.
 
         with lightningrl.attach(token):
             await agent.run(task)
@@ -71,7 +73,7 @@ def attach(token: str | None = None, *, base_url: str | None = None) -> Attached
     if not urlsplit(base_url).hostname:
         raise UserError(f"`{base_url}` is no URL of a gateway", hint="give `base_url`, or set OPENAI_BASE_URL")
     install()
-    return Attached(Identity(token=token, gateway=gateway_of(base_url)))
+    return Attached(Identity(token=token, gateway=gateway_of(base_url), attempt_id=attempt_id))
 
 
 def gateway_of(base_url: str) -> SplitResult:
@@ -188,7 +190,7 @@ def _marking(start_span: Callable[..., Any]) -> Callable[..., Any]:
     def marked(self: Any, *args: Any, **options: Any) -> Any:
         span, who = start_span(self, *args, **options), identity.get()
         if who is not None:
-            span.set_attribute(MARK, mark_of(who.token))
+            span.set_attribute(MARK, mark_of(who.token, attempt_id=who.attempt_id))
         return span
 
     return marked

@@ -121,7 +121,7 @@ class Worker:
                 env = job.env | telemetry(gateway, key=job.token, environment=os.environ)
                 return await run_command(self._command, bytes(job.input), env, started=lambda group: self._send(wire.Started(id=job.id, group=group)))
             os.environ.update({name: value for name, value in job.env.items() if job.token not in value})
-            attach.attach(job.token, base_url=job.env["OPENAI_BASE_URL"])
+            attach.attach(job.token, base_url=job.env["OPENAI_BASE_URL"], attempt_id=job.id)
             return await call(self._agent, msgspec.json.decode(job.input), threads=progress.threads)
 
 
