@@ -48,7 +48,7 @@ def test_the_table_of_presets_says_what_they_fill_in() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_has_an_equation_a_source_code_and_settings_that_load(page: Path) -> None:
     text = page.read_text()
-    assert re.findall(r"^## (.*)", text, re.MULTILINE) == ["Equation", "Settings", "What differs", "Curve"]
+    assert re.findall(r"^## (.*)", text, re.MULTILINE) == ["Equation", "Settings", "What differs"]
     assert f"](algorithms/{page.name})" in OVERVIEW.read_text()
     assert "Source: " in text and re.search(r"Code:\s.*\]\(\.\./\.\./src/lightningrl/", text, re.DOTALL)
     for number, address in re.findall(r"\[arXiv ([\d.]+)\]\(([^)]+)\)", text):
