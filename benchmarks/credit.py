@@ -1,6 +1,6 @@
 """Which credit assignment learns fastest from the same number of rollouts? Held-out reward by method, several seeds, with 95 % intervals.
 
-    python benchmarks/credit.py                                     errands: seven tool calls, one reward at the end
+    python benchmarks/credit.py                                     errands: ten tool calls, one reward at the end
     python benchmarks/credit.py --recipe sql                        the text-to-SQL recipe: minutes for each run
     python benchmarks/credit.py --seeds 0 --methods uniform air     less
     python benchmarks/credit.py --draw                              the picture and the table again, from the results file
@@ -32,7 +32,7 @@ def methods(air: str) -> dict[str, list[str]]:
     return {
         "uniform": ["algorithm.credit=uniform"],
         "discounted": ["algorithm.credit=discounted", "algorithm.credit_options={discount=0.9}"],
-        "air": ["algorithm.credit=air", f"air=[{air}]"],
+        "air": ["algorithm.credit=air", "algorithm.credit_options={discount=0.5}", f"air=[{air}]"],
         "gigpo": ["algorithm.credit=gigpo"],
         "tree_loo": ["algorithm.credit=tree_loo"],
         "uniform, token-mean": ["algorithm.credit=uniform", "algorithm.aggregation=token-mean"],
@@ -46,7 +46,7 @@ def only(role: str) -> list[str]:
 
 
 ARMS: Mapping[str, Mapping[str, list[str]]] = {
-    "errands": methods('{rule="tool_failed",value=-0.2},{rule="repeated_call",value=-0.1}'),
+    "errands": methods('{rule="tool_ok",tool="send",value=0.3}'),
     "sql": methods('{rule="air:unreadable",value=-0.2}') | {f"uniform, {role} only": only(role) for role in SQL_ROLES},
 }
 COLOURS = {"uniform": "#1b1f24", "discounted": "#b08d3c", "air": "#c2501c", "gigpo": "#2c5fa8", "tree_loo": "#0a7d4b"}

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent import MAX_CALLS, SYSTEM
-from house import PEOPLE, ROOMS, House
+from house import ROOMS, House
 from tasks import Errand, Problem, random_problem
 
-SLIPS: Mapping[str, float] = {"room": 0.2, "hasty": 0.15, "colour": 0.35, "again": 0.15, "person": 0.2}
-"""Share of the decisions of a kind that are wrong: to go elsewhere first; to take a thing before being where it is; to take one of another colour;
-to take it once more; to send it to somebody else."""
+SLIPS: Mapping[str, float] = {"room": 0.2, "hasty": 0.15, "first": 0.6, "again": 0.15, "next": 0.55}
+"""Share of the decisions of a kind that are taken for a wrong reason: to go elsewhere first; to take a thing before being where it is; to take the
+first thing in sight; to take it once more; to send it to whom the next errand is for. More than half of the time is a habit: greedy has it, too."""
 DONE = "done"
 
 
@@ -35,9 +35,10 @@ def demonstrations(*, seed: int, count: int, perfect: bool = False) -> list[Demo
 
 def _demonstrate(rng: random.Random, *, perfect: bool) -> Demonstration:
     problem = random_problem(rng, heldout=False)
-    house = House(problem.rooms)
+    house = House(problem.rooms, [[errand.person, errand.name] for errand in problem.errands])
     messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": problem.request}]
-    wishes = [wish for errand in problem.errands for wish in _wishes(problem, errand, {} if perfect else SLIPS, rng)]
+    slips, following = {} if perfect else SLIPS, (*problem.errands[1:], problem.errands[0])
+    wishes = [wish for errand, after in zip(problem.errands, following, strict=True) for wish in _wishes(problem, errand, after, slips, rng)]
     for place, (tool, arguments) in enumerate(wishes[: MAX_CALLS - 1]):
         function = {"name": tool, "arguments": json.dumps(arguments)}
         messages.append({"role": "assistant", "tool_calls": [{"id": f"call_{place}", "type": "function", "function": function}]})
@@ -46,16 +47,15 @@ def _demonstrate(rng: random.Random, *, perfect: bool) -> Demonstration:
     return Demonstration(problem=problem, messages=tuple(messages), sent=tuple((person, thing) for person, thing in house.sent))
 
 
-def _wishes(problem: Problem, errand: Errand, slips: Mapping[str, float], rng: random.Random) -> list[tuple[str, dict[str, str]]]:
+def _wishes(problem: Problem, errand: Errand, after: Errand, slips: Mapping[str, float], rng: random.Random) -> list[tuple[str, dict[str, str]]]:
     """What the demonstrator does for one errand."""
 
     def slipped(kind: str) -> bool:
         return rng.random() < slips.get(kind, 0.0)
 
     elsewhere = [room for room in ROOMS if room != errand.room]
-    others = [name for name in problem.rooms[errand.room] if name != errand.name]
-    thing = rng.choice(others) if slipped("colour") else errand.name
-    person = rng.choice([name for name in PEOPLE if name != errand.person]) if slipped("person") else errand.person
+    thing = problem.rooms[errand.room][0] if slipped("first") else errand.name
+    person = after.person if slipped("next") else errand.person
     wishes = [("take", {"thing": thing})] if slipped("hasty") else []
     wishes += [("go", {"room": rng.choice(elsewhere)})] if slipped("room") else []
     wishes += [("go", {"room": errand.room}), ("take", {"thing": thing})]

@@ -1,7 +1,7 @@
 """What is in the house, and what do the tools do in it? One object for each attempt.
 
-Tools answer in a line of text. What cannot be done is answered with `error: …` and changes nothing; what can be done but was not asked for
-(the wrong lamp, the wrong person) is done without a word.
+Tools answer in a line of text. What cannot be done is answered with `error: …` and changes nothing; what somebody did not ask for is thrown away,
+and they say so.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,10 +24,12 @@ TOOLS: list[Any] = [
 class House:
     """Six rooms, somebody who walks through it with two hands for one thing, and what was sent so far."""
 
-    def __init__(self, rooms: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, rooms: Mapping[str, Sequence[str]], wanted: Sequence[Sequence[str]]) -> None:
+        """`wanted`: [person, thing] of each errand."""
         self._rooms = {room: list(rooms.get(room, ())) for room in ROOMS}
         self._room = ""
         self._hands = ""
+        self._wanted = [list(wish) for wish in wanted]
         self.sent: list[list[str]] = []
         """[person, thing] in the order of sending."""
 
@@ -64,6 +66,8 @@ class House:
             return f"error: there is no {person}"
         if not self._hands:
             return "error: you hold nothing"
-        self.sent.append([person, self._hands])
-        self._hands = ""
+        parcel, self._hands = [person, self._hands], ""
+        if parcel not in self._wanted:
+            return f"error: {person} did not ask for it"
+        self.sent.append(parcel)
         return "sent"

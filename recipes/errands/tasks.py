@@ -10,7 +10,7 @@ from house import COLOURS, PEOPLE, ROOMS, THINGS
 
 HELDOUT_SHARE = 5
 """One structure in this many is held out."""
-ERRANDS = 2
+ERRANDS = 3
 CHOICE = 3
 """Colours that each kind comes in."""
 
@@ -54,9 +54,10 @@ def as_task(problem: Problem, task_id: str) -> dict[str, Any]:
 
 
 def reward(task_input: Mapping[str, Any], output: object) -> float:
-    """1 if everybody got what they asked for, and nobody anything else; else 0."""
+    """The share of errands that were run: of the wishes, how many were met."""
     sent = output.get("sent") if isinstance(output, Mapping) else None
-    return float(isinstance(sent, list) and sorted(map(str, sent)) == sorted(map(str, task_input["wanted"])))
+    wanted = task_input["wanted"]
+    return sum(wish in sent for wish in wanted) / len(wanted) if isinstance(sent, list) else 0.0
 
 
 def random_problem(rng: random.Random, *, heldout: bool) -> Problem:

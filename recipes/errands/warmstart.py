@@ -82,7 +82,7 @@ def main() -> None:
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--steps", type=int, default=450)
+    made.add_argument("--steps", type=int, default=1000)
     made.add_argument("--batch", type=int, default=24, help="conversations in a step")
     made.add_argument("--peak", type=float, default=3e-3, help="the highest learning rate")
     made.add_argument("--demonstrations", type=int, default=4000)

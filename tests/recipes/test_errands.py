@@ -1,4 +1,4 @@
-"""Errands are a pure function of (split, seed); the agent is a plain loop over tool calls; only the end is rewarded, and only for the whole of it."""
+"""Errands are a pure function of (split, seed); the agent is a plain loop over tool calls; only the end is rewarded."""
 
 import json
 import subprocess
@@ -37,7 +37,7 @@ def test_no_structure_is_in_both_splits_and_no_heldout_word_is_new(errands: Any)
     assert {word for p in heldout for word in p.request.split()} <= {word for p in train for word in p.request.split()}
 
 
-def test_two_errands_take_seven_calls_and_earn_one(errands: Any, server: Any) -> None:
+def test_errands_take_three_calls_each_and_earn_one(errands: Any, server: Any) -> None:
     server.answers = [*(wish(*errand) for errand in ERRANDS), "done"]
     output = errands.agent.run(TASK)
     assert output == {"sent": [["anna", "red lamp"], ["ben", "blue cup"]]}
@@ -50,8 +50,8 @@ def test_two_errands_take_seven_calls_and_earn_one(errands: Any, server: Any) ->
         assert after["messages"][: len(before["messages"])] == before["messages"]
 
 
-def test_what_cannot_be_done_is_an_error_and_what_was_not_asked_for_is_not(errands: Any) -> None:
-    house = errands.house.House(TASK["rooms"])
+def test_what_cannot_be_done_is_an_error_and_so_is_what_nobody_asked_for(errands: Any) -> None:
+    house = errands.house.House(TASK["rooms"], TASK["wanted"])
     assert house.call("take", {"thing": "red lamp"}) == 'error: there is no "red lamp" here'
     assert house.call("send", {"person": "anna"}) == "error: you hold nothing"
     assert house.call("go", {"room": "moon"}) == "error: there is no moon"
@@ -61,15 +61,18 @@ def test_what_cannot_be_done_is_an_error_and_what_was_not_asked_for_is_not(erran
     assert house.call("take", {"thing": "blue lamp"}) == 'you hold "blue lamp"'
     assert house.call("take", {"thing": "red lamp"}) == 'error: you hold "blue lamp"'
     assert house.call("send", {"person": "nobody"}) == "error: there is no nobody"
-    assert house.call("send", {"person": "ben"}) == "sent"
+    assert house.call("send", {"person": "anna"}) == "error: anna did not ask for it"
+    assert house.call("send", {"person": "anna"}) == "error: you hold nothing", "what nobody wants is gone"
+    assert house.call("take", {"thing": "red lamp"}) == 'you hold "red lamp"'
+    assert house.call("send", {"person": "anna"}) == "sent"
     assert house.call("fly", {}) == house.call("go", {"thing": 1}) == "error: there is no such tool"
-    assert house.sent == [["ben", "blue lamp"]]
+    assert house.sent == [["anna", "red lamp"]]
 
 
-def test_the_agent_gives_up_after_its_ninth_call_or_when_no_tool_is_called(errands: Any, server: Any) -> None:
-    server.answers = [wish("go", "room", "attic")] * 12
+def test_the_agent_gives_up_after_its_twelfth_call_or_when_no_tool_is_called(errands: Any, server: Any) -> None:
+    server.answers = [wish("go", "room", "attic")] * 15
     assert errands.agent.run(TASK) == {"sent": []}
-    assert len(server.asked) == 9
+    assert len(server.asked) == 12
     server.answers, server.asked = ["done"], []
     assert errands.agent.run(TASK) == {"sent": []}
     assert len(server.asked) == 1
@@ -83,33 +86,36 @@ def test_arguments_that_are_no_json_are_answered_with_an_error(errands: Any, ser
 
 
 @pytest.mark.parametrize(
-    "sent",
+    ("sent", "expected"),
     [
-        [],
-        [["anna", "red lamp"]],
-        [["anna", "blue lamp"], ["ben", "blue cup"]],
-        [["ben", "red lamp"], ["anna", "blue cup"]],
-        [["anna", "red lamp"], ["ben", "blue cup"], ["dan", "red rope"]],
-        None,
-        "all",
-        [None],
+        ([], 0.0),
+        ([["anna", "red lamp"]], 0.5),
+        ([["anna", "red lamp"], ["anna", "red lamp"]], 0.5),
+        ([["anna", "blue lamp"], ["ben", "blue cup"]], 0.5),
+        ([["ben", "red lamp"], ["anna", "blue cup"]], 0.0),
+        ([["anna", "red lamp"], ["ben", "blue cup"], ["dan", "red rope"]], 1.0),
+        ([None], 0.0),
     ],
 )
-def test_anything_but_what_was_asked_for_earns_nothing(errands: Any, sent: object) -> None:
-    assert errands.tasks.reward(TASK, {"sent": sent}) == 0.0
-    assert errands.tasks.reward(TASK, sent) == 0.0
+def test_the_reward_is_the_share_of_wishes_that_were_met(errands: Any, sent: object, expected: float) -> None:
+    assert errands.tasks.reward(TASK, {"sent": sent}) == expected
+
+
+@pytest.mark.parametrize("output", [None, "all", [], {"sent": None}, {}])
+def test_what_is_no_answer_earns_nothing(errands: Any, output: object) -> None:
+    assert errands.tasks.reward(TASK, output) == 0.0
 
 
 def test_the_order_of_errands_does_not_matter(errands: Any) -> None:
     assert errands.tasks.reward(TASK, {"sent": [["ben", "blue cup"], ["anna", "red lamp"]]}) == 1.0
 
 
-def test_about_a_fifth_of_the_demonstrations_succeeds_and_all_perfect_ones_do(errands: Any) -> None:
+def test_demonstrations_run_about_a_quarter_of_their_errands_and_perfect_ones_all(errands: Any) -> None:
     def rewards(*, perfect: bool) -> list[float]:
         shown = errands.demonstrations.demonstrations(seed=0, count=COUNT, perfect=perfect)
         return [errands.tasks.reward(errands.tasks.as_task(d.problem, "x")["input"], {"sent": [list(s) for s in d.sent]}) for d in shown]
 
-    assert 0.12 < sum(rewards(perfect=False)) / COUNT < 0.3
+    assert 0.2 < sum(rewards(perfect=False)) / COUNT < 0.33
     assert set(rewards(perfect=True)) == {1.0}
 
 
