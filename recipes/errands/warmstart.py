@@ -6,7 +6,6 @@ python warmstart.py --seed 1 --out other   makes another one
 
 import argparse
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,9 @@ from demonstrations import Demonstration, demonstrations
 from house import TOOLS
 from tokenizers import AddedToken
 
-from lightningrl.config import LossConfig, TrainerConfig
-from lightningrl.models.load import export_folder
 from lightningrl.models.memory import keep_freed_memory
 from lightningrl.models.tiny import build_model, build_tokenizer
-from lightningrl.trainer.imitation import Example, imitate
-from lightningrl.trainer.local import LocalTrainer
+from lightningrl.trainer.imitation import Example, answers, imitate, imitator
 
 VOCABULARY = 420
 BEGIN = "<|im_start|>assistant\n"
@@ -49,9 +45,7 @@ def tokenizer_for(texts: list[str]) -> Any:
 def examples(demonstration: Demonstration, tokenizer: Any) -> list[Example]:
     """One for each answer of the conversation, given all that came before it."""
     ids: list[int] = tokenizer.apply_chat_template(list(demonstration.messages), tools=TOOLS, return_dict=False)
-    begin, end = tokenizer.convert_tokens_to_ids(BEGIN), tokenizer.eos_token_id
-    begins = [place + 1 for place, token in enumerate(ids) if token == begin]
-    return [Example(prompt_ids=ids[:place], completion_ids=ids[place : ids.index(end, place) + 1]) for place in begins]
+    return answers(ids, begin=tokenizer.convert_tokens_to_ids(BEGIN), end=tokenizer.eos_token_id)
 
 
 def text_of(message: dict[str, Any]) -> str:
@@ -70,10 +64,9 @@ def main() -> None:
     words = [message.get("content") or text_of(message) for d in shown[:2000] for message in d.messages]
     tokenizer = tokenizer_for([*words, *(json.dumps(tool) for tool in TOOLS), "system user assistant"])
     model = build_model(len(tokenizer), seed=arguments.seed, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
-    config = TrainerConfig.model_validate({"threads": arguments.threads})
-    trainer = LocalTrainer(model, config=config, loss=LossConfig.model_validate({"name": "pg"}), export=partial(export_folder, tokenizer=tokenizer))
+    trainer = imitator(model, tokenizer=tokenizer, threads=arguments.threads)
     conversations = [examples(demonstration, tokenizer) for demonstration in shown]
-    for loss in imitate(trainer, conversations, peak=arguments.peak, steps=arguments.steps, size=arguments.batch, seed=arguments.seed):
+    for _, loss in imitate(trainer, conversations, peak=arguments.peak, steps=arguments.steps, size=arguments.batch, seed=arguments.seed):
         print(f"loss {loss:.3f}", flush=True)
     trainer.publish(arguments.out)
     print(f"{sum(p.numel() for p in model.hf.parameters()):,} parameters, {len(tokenizer)} tokens, in {arguments.out}")

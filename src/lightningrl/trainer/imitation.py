@@ -3,14 +3,22 @@
 Supervised learning is the policy gradient with an advantage of 1 on every token, so it goes through the same forest and the same trainer.
 """
 
+import math
 import random
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 
+from lightningrl.config import LossConfig, TrainerConfig
 from lightningrl.data.forest import Lesson, build_forest
+from lightningrl.models.dense import DenseModel
+from lightningrl.models.load import export_folder
 from lightningrl.trainer.base import Trainer
+from lightningrl.trainer.local import LocalTrainer
 from lightningrl.types import Transition
 
 WARMUP = 50
@@ -28,17 +36,35 @@ class Example:
     """Its end token included."""
 
 
-def imitate(trainer: Trainer, conversations: Sequence[Sequence[Example]], *, peak: float, steps: int, size: int, seed: int) -> Iterator[float]:
-    """Learn from `size` conversations a step, each token of a step alike, and yield a loss now and then. The learning rate rises to `peak`, then
-    falls linearly to zero. Made for a trainer whose loss is `pg`.
+def imitator(model: DenseModel, *, tokenizer: Any, threads: int) -> LocalTrainer:
+    """A trainer whose advantages of 1 are supervised learning."""
+    config, loss = TrainerConfig.model_validate({"threads": threads}), LossConfig.model_validate({"name": "pg"})
+    return LocalTrainer(model, config=config, loss=loss, export=partial(export_folder, tokenizer=tokenizer))
+
+
+def answers(ids: Sequence[int], *, begin: int, end: int) -> list[Example]:
+    """One for each answer of a conversation, given all that came before it. An answer follows a token `begin` and lasts to the next `end`."""
+    begins = [place + 1 for place, token in enumerate(ids) if token == begin]
+    return [Example(prompt_ids=ids[:place], completion_ids=ids[place : ids.index(end, place) + 1]) for place in begins]
+
+
+def imitate(
+    trainer: Trainer, conversations: Sequence[Sequence[Example]], *, peak: float, steps: int, size: int, seed: int, seconds: float = math.inf
+) -> Iterator[tuple[int, float]]:
+    """Learn from `size` conversations a step, each token of a step alike, and yield (step, mean loss of late) now and then. The learning rate rises
+    to `peak`, then falls linearly to zero, which it reaches after `steps` or `seconds`, whichever is over first. For an `imitator`.
     """
     lessons = [_lessons(examples, f"demonstration-{index}") for index, examples in enumerate(conversations)]
     losses: list[float] = []
-    for step, batch in zip(range(steps), _batches(lessons, size, random.Random(seed)), strict=False):
+    began = time.perf_counter()
+    for step, batch in enumerate(_batches(lessons, size, random.Random(seed))):
+        left = min(1 - step / steps, 1 - (time.perf_counter() - began) / seconds)
+        if left <= 0:
+            break
         losses.append(trainer.forward_backward(build_forest(batch)).metrics["loss/value"])
-        trainer.optim_step(learning_rate=peak * min((step + 1) / WARMUP, 1 - step / steps))
+        trainer.optim_step(learning_rate=peak * min((step + 1) / WARMUP, left))
         if (step + 1) % REPORT_EVERY == 0:
-            yield float(np.mean(losses[-REPORT_EVERY:]))
+            yield step + 1, float(np.mean(losses[-REPORT_EVERY:]))
 
 
 def _lessons(examples: Sequence[Example], name: str) -> list[Lesson]:
