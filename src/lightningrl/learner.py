@@ -19,7 +19,7 @@ from lightningrl.algorithms.options import discount_of
 from lightningrl.config import LearnerConfig, RouteConfig
 from lightningrl.data.forest import Forest, Lesson, build_forest, unweighted
 from lightningrl.data.packing import minibatches, pack, teaching_under
-from lightningrl.data.transitions import trajectories_of
+from lightningrl.data.transitions import step_rewards, trajectories_of
 from lightningrl.engine import Engine
 from lightningrl.errors import EngineError
 from lightningrl.trainer import Trainer
@@ -89,7 +89,8 @@ class Learner:
             oldest_version=oldest_version,
         )
         if potential:
-            trajectories = [shaped(t, _by_call(air), discount=discount_of(algorithm, root=self._root)) for t in trajectories]
+            earned, discount = step_rewards(air), discount_of(algorithm, root=self._root)
+            trajectories = [shaped(t, earned, discount=discount) for t in trajectories]
         if needs_critic(self.config):
             trajectories = await self._computed(self._with_values, trajectories)
         made, statistics = lessons_of(trajectories, algorithm, root=self._root)
@@ -190,15 +191,6 @@ class Learner:
         deltas = [delta async for delta in self.engine.generate(prompt, sampling=sampling, policy=self.name)]
         token_ids = np.array([token_id for delta in deltas for token_id in delta.token_ids], np.int32)
         return token_ids, np.array([logprob for delta in deltas for logprob in delta.logprobs])
-
-
-def _by_call(rewards: Sequence[Reward]) -> dict[str, float]:
-    """Call id → the sum of its rewards."""
-    sums: dict[str, float] = {}
-    for reward in rewards:
-        if reward.call_id is not None:
-            sums[reward.call_id] = sums.get(reward.call_id, 0.0) + reward.value
-    return sums
 
 
 def needs_critic(config: LearnerConfig) -> bool:

@@ -65,7 +65,7 @@ def trajectories_of(
         if rollout.status != "succeeded" or attempt_id is None:
             continue
         given = rewards_of.get(attempt_id, [])
-        steps = _step_rewards(given)
+        steps = step_rewards(given)
         ordered = sorted(calls_of.get(attempt_id, []), key=lambda call: call.index)
         reasons = [why_left_out(call, policy=policy, trains=trains, oldest_version=oldest_version) for call in ordered]
         made.append(
@@ -126,7 +126,8 @@ def _by_attempt(records: Iterable[Record]) -> dict[str, list[Record]]:
     return found
 
 
-def _step_rewards(rewards: Sequence[Reward]) -> dict[str, float]:
+def step_rewards(rewards: Sequence[Reward]) -> dict[str, float]:
+    """Call id → the sum of the rewards given to this very call."""
     sums: dict[str, float] = {}
     for reward in rewards:
         if reward.call_id is not None:
