@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lightningrl import plugins
 from lightningrl.chat import ChatTemplate
-from lightningrl.config import Config, ModelConfig
+from lightningrl.config import Config
 from lightningrl.data.tasks import derived_seed
 from lightningrl.engine.base import Engine
 from lightningrl.gateway.server import FROZEN, bound, frozen, make_engine_for, serving
@@ -58,21 +58,21 @@ async def lightning(config: Config, folder: Path) -> AsyncIterator[LightningServ
     async with AsyncExitStack() as stack:
         sock = stack.enter_context(bound(config.gateway))
         keep_freed_memory()
-        template = ChatTemplate.load(_folder(config.model, root=config.root))
-        models = _models(config)
+        folders = {path: Path(local_folder(path, root=config.root)) for path in _paths(config)}
+        template = ChatTemplate.load(folders[config.model.path])
+        models = _models(config, folders)
         store = await open_store(f"sqlite://{folder.resolve() / 'store.sqlite'}", exclusive=True)
         stack.push_async_callback(store.close)
 
         engines: dict[str, Engine] = {}
-        for name, model in models.items():
-            home = _folder(config.learners()[name].model, root=config.root)
-            engines[name] = make_engine_for(config, name, folder=home, template=template, model=model)
+        for name, learner in config.learners().items():
+            engines[name] = make_engine_for(config, name, folder=folders[learner.model.path], template=template, model=models[name])
         for weights in sorted({route.weights for route in config.routes if route.policy == FROZEN}):
-            frozen_folder = Path(local_folder(weights or config.model.path, root=config.root))
-            engines[frozen(weights)] = make_engine_for(config, frozen(weights), folder=frozen_folder, template=template)
+            engines[frozen(weights)] = make_engine_for(config, frozen(weights), folder=folders[weights or config.model.path], template=template)
         for engine in engines.values():
             stack.push_async_callback(engine.close)
-        learners = _learners(config, models, engines, compute=stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="trainer")), folder=folder)
+        compute = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="trainer"))
+        learners = _learners(config, models, engines, folders, compute=compute, folder=folder)
 
         base_url = await stack.enter_async_context(serving(config, sock, store=store, template=template, engines=engines))
         runner = WorkerPool(config.agent, root=config.root, env={"OPENAI_BASE_URL": f"{base_url}/v1"}, log_path=folder / "agents.log")
@@ -84,17 +84,19 @@ async def lightning(config: Config, folder: Path) -> AsyncIterator[LightningServ
         yield LightningServer(config=config, folder=folder, store=store, template=template, learners=learners)
 
 
-def _folder(model: ModelConfig, *, root: Path) -> Path:
-    return Path(local_folder(model.path, root=root))
+def _paths(config: Config) -> list[str]:
+    """The models that are needed, each once, as the recipe names them: a hub id is looked up over the network."""
+    frozen_paths = sorted(route.weights for route in config.routes if route.policy == FROZEN and route.weights)
+    return list(dict.fromkeys([config.model.path, *(learner.model.path for learner in config.learners().values()), *frozen_paths]))
 
 
-def _models(config: Config) -> dict[str, DenseModel]:
+def _models(config: Config, folders: Mapping[str, Path]) -> dict[str, DenseModel]:
     """A model for each policy that learns. Adapters of one model share its weights, which nobody changes."""
     bases: dict[tuple[str, str], DenseModel] = {}
     models: dict[str, DenseModel] = {}
     for index, (name, learner) in enumerate(config.learners().items()):
         model = learner.model
-        path = str(_folder(model, root=config.root))
+        path = str(folders[model.path])
         if model.lora_rank == 0:
             models[name] = load_model(path, dtype=model.dtype)
             continue
@@ -107,12 +109,18 @@ def _models(config: Config) -> dict[str, DenseModel]:
 
 
 def _learners(
-    config: Config, models: Mapping[str, DenseModel], engines: Mapping[str, Engine], *, compute: Executor, folder: Path
+    config: Config,
+    models: Mapping[str, DenseModel],
+    engines: Mapping[str, Engine],
+    folders: Mapping[str, Path],
+    *,
+    compute: Executor,
+    folder: Path,
 ) -> tuple[Learner, ...]:
     made: list[Learner] = []
     for name, settings in config.learners().items():
         make_trainer = plugins.load(settings.trainer.name, kind="trainer", root=config.root)
-        tokenizer = load_tokenizer(str(_folder(settings.model, root=config.root)))
+        tokenizer = load_tokenizer(str(folders[settings.model.path]))
         export = partial(export_folder, tokenizer=tokenizer)
         learner = Learner(
             name,
