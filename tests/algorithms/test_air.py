@@ -86,12 +86,13 @@ def test_a_recipe_has_rules_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "my_air_rules.py").write_text(
         "def rows(span):\n    return None if span.kind != 'tool' else span.output.count('1')\n"
         "def nan(span):\n    return float('nan')\n"
+        "def huge(span):\n    return 10**400\n"
         "def raises(span):\n    return span.output['rows']\n"
         "def text(span):\n    return 'good'\n"
     )
     [reward] = air_rewards([OK, LLM], [AirConfig(rule="my_air_rules:rows", value=0.5)], root=tmp_path)
     assert (reward.value, reward.name, reward.call_id) == (0.5, "my_air_rules:rows", "c1")
-    for broken in ("nan", "raises", "text"):
+    for broken in ("nan", "huge", "raises", "text"):
         with pytest.raises(GraderError, match=f"my_air_rules:{broken}.*span `search`"):
             air_rewards([OK], [AirConfig(rule=f"my_air_rules:{broken}")], root=tmp_path)
 

@@ -213,8 +213,9 @@ def test_outside_of_an_attempt_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) 
     assert lightningrl.emit_reward(1.0) is False
     monkeypatch.setenv("OPENAI_BASE_URL", "https://api.example.com/v1")
     assert lightningrl.emit_reward(1.0) is False
-    with pytest.raises(UserError, match="finite"):
-        lightningrl.emit_reward(float("nan"))
+    for value in (float("nan"), float("-inf"), 10**400):
+        with pytest.raises(UserError, match="finite"):
+            lightningrl.emit_reward(value)
 
 
 async def test_what_the_gateway_says_reaches_the_agent(opened: Opened) -> None:

@@ -4,6 +4,7 @@ spans → rules, each with a cap for one attempt → `Reward(source="air")` of t
 """
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -147,7 +148,7 @@ def _own(name: str, function: Callable[[Span], object]) -> Rule:
             raise GraderError(f"air rule `{name}` raised `{type(error).__name__}: {error}` for span `{span.name}`") from error
         if value is None:
             return None
-        if not isinstance(value, int | float | np.number) or not math.isfinite(value):
+        if not isinstance(value, int | float | np.integer | np.floating) or not abs(value) <= sys.float_info.max:
             raise GraderError(f"air rule `{name}` returned `{value!r:.80}` for span `{span.name}`", hint="return a finite number, or None")
         return float(value)
 

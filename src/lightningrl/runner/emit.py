@@ -2,8 +2,8 @@
 
 import http.client
 import json
-import math
 import os
+import sys
 from urllib.parse import SplitResult
 
 from lightningrl.errors import UserError
@@ -25,8 +25,8 @@ def emit_reward(value: float, *, name: str = "step", call: str | None = None) ->
     it was recorded; False outside of any attempt, e.g. in production, where nothing is sent. It blocks for some milliseconds, also in a coroutine.
     Raises `UserError` for a value that is not finite, and whatever else the gateway refuses.
     """
-    if not math.isfinite(value):
-        raise UserError(f"reward `{name}` is `{value}`", hint="a reward is a finite number")
+    if not abs(value) <= sys.float_info.max:  # also an integer may be too large
+        raise UserError(f"reward `{name}` is `{value!r:.80}`", hint="a reward is a finite number")
     who = _who()
     if who is None:
         return False
