@@ -13,6 +13,7 @@ import argparse
 import json
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -46,7 +47,7 @@ def only(role: str) -> list[str]:
 
 
 ARMS: Mapping[str, Mapping[str, list[str]]] = {
-    "errands": methods('{rule="tool_ok",tool="send",value=0.3}'),
+    "errands": methods('{rule="tool_ok",tool="send",value=1.0}'),
     "sql": methods('{rule="air:unreadable",value=-0.2}') | {f"uniform, {role} only": only(role) for role in SQL_ROLES},
 }
 COLOURS = {"uniform": "#1b1f24", "discounted": "#b08d3c", "air": "#c2501c", "gigpo": "#2c5fa8", "tree_loo": "#0a7d4b"}
@@ -79,6 +80,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", help="some of the arms; default: all")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings for all arms")
     parser.add_argument("--runs", type=Path, default=Path("runs/credit"))
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time; their figures are the same, but for the seconds")
     parser.add_argument("--draw", action="store_true", help="run nothing")
     arguments = parser.parse_args()
     recipe, known = arguments.recipe, ARMS[arguments.recipe]
@@ -86,12 +88,19 @@ def main() -> None:
         parser.error(f"unknown methods {sorted(unknown)}; known: {', '.join(known)}")
     results: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     if not arguments.draw:
-        arms: dict[str, list[dict[str, Any]]] = {name: [] for name in arguments.methods or known}
-        for seed in arguments.seeds:  # seed by seed: should it be stopped, what is there compares
-            for name, runs in arms.items():
-                folder = arguments.runs / recipe / f"{name.replace(', ', '-').replace(' ', '-')}-seed{seed}"
-                runs.append({"seed": seed, **train(RECIPES[recipe], [*known[name], *arguments.set, f"seed={seed}"], folder)})
-                print(f"{name}, seed {seed}: {runs[-1]['heldout_before']:.3f} → {runs[-1]['heldout_after']:.3f}", flush=True)
+        names = list(arguments.methods or known)
+        wanted = [(name, seed) for seed in arguments.seeds for name in names]  # seed by seed: should it be stopped, what is there compares
+
+        def figures(arm: tuple[str, int]) -> dict[str, Any]:
+            name, seed = arm
+            folder = arguments.runs / recipe / f"{name.replace(', ', '-').replace(' ', '-')}-seed{seed}"
+            run = {"seed": seed, **train(RECIPES[recipe], [*known[name], *arguments.set, f"seed={seed}"], folder)}
+            print(f"{name}, seed {seed}: {run['heldout_before']:.3f} → {run['heldout_after']:.3f}", flush=True)
+            return run
+
+        with ThreadPoolExecutor(arguments.jobs) as pool:
+            runs = list(zip(wanted, pool.map(figures, wanted), strict=True))
+        arms = {name: [run for (of, _), run in runs if of == name] for name in names}
         results[recipe] = {"date": time.strftime("%Y-%m-%d"), "arms": arms}
         RESULTS.parent.mkdir(parents=True, exist_ok=True)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

@@ -14,6 +14,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -45,24 +46,29 @@ def hashes(run: Path) -> dict[str, str]:
     return {role: hashlib.sha256(file.read_bytes()).hexdigest()[:16] for role, file in found.items()}
 
 
-def measure(kind: str, seeds: Sequence[int], runs: Path, settings: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    arms: dict[str, list[dict[str, Any]]] = {name: [] for name in ARMS}
-    for seed in seeds:
-        start = runs / kind / f"start-seed{seed}"
-        train(KINDS[kind], [*settings, "loop.steps=0", "tasks.heldout=1", f"seed={seed}"], start)
-        for name, roles in ARMS.items():
-            folder = runs / kind / f"{name.replace(' ', '-')}-seed{seed}"
-            figures = train(KINDS[kind], [*learning(roles), *settings, f"seed={seed}"], folder)
-            weights = {"before": hashes(start), "after": hashes(folder)}
-            arms[name].append({"seed": seed, **figures, "weights": weights})
-            moved = [role for role in ROLES if weights["before"][role] != weights["after"][role]]
-            print(
-                f"{kind}, {name}, seed {seed}: {figures['heldout_before']:.3f} → {figures['heldout_after']:.3f}, changed: {' '.join(moved)}",
-                flush=True,
-            )
-            if sorted(moved) != sorted(roles):
-                sys.exit(f"error: `{' '.join(roles)}` should have changed, and nothing else")
-    return arms
+def measure(kind: str, seeds: Sequence[int], runs: Path, settings: Sequence[str], *, jobs: int) -> dict[str, list[dict[str, Any]]]:
+    def start(seed: int) -> dict[str, str]:
+        folder = runs / kind / f"start-seed{seed}"
+        train(KINDS[kind], [*settings, "loop.steps=0", "tasks.heldout=1", f"seed={seed}"], folder)
+        return hashes(folder)
+
+    def one(arm: tuple[str, int]) -> dict[str, Any]:
+        name, seed = arm
+        roles, folder = ARMS[name], runs / kind / f"{name.replace(' ', '-')}-seed{seed}"
+        figures = train(KINDS[kind], [*learning(roles), *settings, f"seed={seed}"], folder)
+        weights = {"before": before[seed], "after": hashes(folder)}
+        moved = [role for role in ROLES if weights["before"][role] != weights["after"][role]]
+        said = f"{figures['heldout_before']:.3f} → {figures['heldout_after']:.3f}, changed: {' '.join(moved)}"
+        print(f"{kind}, {name}, seed {seed}: {said}", flush=True)
+        if sorted(moved) != sorted(roles):
+            sys.exit(f"error: `{' '.join(roles)}` should have changed, and nothing else")
+        return {"seed": seed, **figures, "weights": weights}
+
+    wanted = [(name, seed) for seed in seeds for name in ARMS]
+    with ThreadPoolExecutor(jobs) as pool:
+        before = dict(zip(seeds, pool.map(start, seeds), strict=True))
+        found = list(zip(wanted, pool.map(one, wanted), strict=True))
+    return {name: [run for (of, _), run in found if of == name] for name in ARMS}
 
 
 def with_nobody(arms: Mapping[str, Sequence[Run]]) -> dict[str, list[float]]:
@@ -98,12 +104,13 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings for all arms")
     parser.add_argument("--runs", type=Path, default=Path("runs/joint"))
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time; their figures are the same, but for the seconds")
     parser.add_argument("--draw", action="store_true", help="run nothing")
     arguments = parser.parse_args()
     results: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"kinds": {}}
     if not arguments.draw:
         for kind in arguments.kinds:
-            results["kinds"][kind] = measure(kind, arguments.seeds, arguments.runs, arguments.set)
+            results["kinds"][kind] = measure(kind, arguments.seeds, arguments.runs, arguments.set, jobs=arguments.jobs)
         results["date"] = time.strftime("%Y-%m-%d")
         RESULTS.parent.mkdir(parents=True, exist_ok=True)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from agent import AGAIN
 from tasks import Problem, Step, plan_of, random_problem, sums_of
 
-SLIPS: Mapping[str, float] = {"sign": 0.3, "order": 0.35, "sum": 0.3, "verdict": 0.4}
-"""Planner: plus for minus, or minus for plus, and the steps the wrong way round. Solver: one off, in each sum. Critic: another verdict."""
+SLIPS: Mapping[str, float] = {"sign": 0.3, "order": 0.35, "sum": 0.15, "last": 0.55, "verdict": 0.1, "good": 0.5}
+"""Planner: plus for minus, or minus for plus; the steps the wrong way round. Solver: one off, in each sum; one too many in the last.
+Critic: another verdict; `good`, whatever there is. More than half of the time is a habit: greedy has it, too."""
 VERDICTS = ("good", "plan", "sums")
 
 
@@ -69,11 +70,15 @@ def summed(plan: str, rng: random.Random, slips: Mapping[str, float]) -> str:
         if rng.random() < slips.get("sum", 0):
             value += rng.choice((-1, 1))
         found.append(str(value))
+    if rng.random() < slips.get("last", 0):
+        found[-1] = str(value + 1)
     return " ".join(found)
 
 
 def judged(problem: Problem, plan: str, sums: str, rng: random.Random, slips: Mapping[str, float]) -> str:
     """The right verdict, or another."""
+    if rng.random() < slips.get("good", 0):
+        return "good"
     leads_there = sums_of(plan).split()[-1] == sums_of(plan_of(problem)).split()[-1]
     right = "plan" if not leads_there else "sums" if sums != sums_of(plan) else "good"
     return rng.choice([verdict for verdict in VERDICTS if verdict != right]) if rng.random() < slips.get("verdict", 0) else right
