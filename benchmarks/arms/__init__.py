@@ -74,6 +74,14 @@ def draw_curves(axes: Any, arms: Mapping[str, Sequence[Run]], colours: Mapping[s
     tidy(axes, grid="y")
 
 
+def draw_alone(axes: Any, name: str, arms: Mapping[str, Sequence[Run]], *, colour: str = "#0a7d4b") -> None:
+    """One arm, with the band of its seeds, before the means of the others."""
+    steps = [step for step, _ in arms[name][0]["curve"]]
+    for runs in arms.values():
+        axes.plot(steps, np.mean([[reward for _, reward in run["curve"]] for run in runs], axis=0), color="#d0d7de", lw=1.2)
+    draw_curves(axes, {name: arms[name]}, {name: colour})
+
+
 def draw_rows(axes: Any, rows: Mapping[str, Sequence[float]], colours: Mapping[str, str], *, order: Sequence[str]) -> None:
     """A mean, its 95 % interval and the single runs in each row; the first of `order` is at the bottom."""
     for place, name in enumerate(order):

@@ -57,10 +57,6 @@ class _Tool(msgspec.Struct):
     custom: _Signature | None = None
 
 
-class _StreamOptions(msgspec.Struct):
-    include_usage: bool | None = None
-
-
 class _Schema(msgspec.Struct):
     schema: dict[str, Any] = {}
 
@@ -70,8 +66,7 @@ class _Format(msgspec.Struct):
     json_schema: _Schema | None = None
 
 
-class _Body(msgspec.Struct):
-    model: str
+class _Body(wire.Asked, kw_only=True):
     messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]
     continue_final_message: bool | None = None
     """vLLM's way to say the same."""
@@ -81,18 +76,10 @@ class _Body(msgspec.Struct):
     function_call: Any = None
     parallel_tool_calls: bool | None = None
     response_format: _Format | None = None
-    n: Annotated[int, msgspec.Meta(ge=1, le=wire.MOST_CHOICES)] | None = None
-    stream: bool | None = None
-    stream_options: _StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=wire.MOST_TOP_LOGPROBS)] | None = None
-    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
-    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
-    stop: str | list[str] | None = None
-    seed: int | None = None
 
 
 class OpenAIChat:
@@ -107,28 +94,19 @@ class OpenAIChat:
     def parse(self, body: Mapping[str, Any], past: Past) -> ChatRequest:
         asked = wire.convert(body, _Body)
         tools, choice, name = wire.choose_tools(*_tools(body, asked))
-        stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or ()
         messages = tuple(_message(message) for message in asked.messages)
         return ChatRequest(
             body=body,
-            model=asked.model,
+            **asked.common(),
             messages=messages if asked.continue_final_message or asked.messages[-1].prefix else wire.ended(messages),
             tools=tools,
             tool_choice=choice,
             tool_name=name,
             parallel_tool_calls=asked.parallel_tool_calls is not False and not asked.functions,
             json_schema=_json_schema(asked.response_format),
-            n=asked.n or 1,
-            stream=bool(asked.stream),
-            include_usage=asked.stream_options is not None and bool(asked.stream_options.include_usage),
             logprobs=bool(asked.logprobs or asked.top_logprobs),
             top_logprobs=asked.top_logprobs or 0,
-            temperature=asked.temperature,
-            top_p=asked.top_p,
-            top_k=None if asked.top_k is None else max(0, asked.top_k),  # -1 is how vLLM's clients say: all
             max_tokens=asked.max_completion_tokens or asked.max_tokens,
-            stop=tuple(stop for stop in stops if stop),
-            seed=asked.seed,
         )
 
     def respond(self, reply: Reply) -> dict[str, Any]:
@@ -138,7 +116,7 @@ class OpenAIChat:
             "created": reply.created,
             "model": reply.request.model,
             "choices": [_choice(choice, reply.request) for choice in reply.choices],
-            "usage": usage(reply),
+            "usage": wire.usage(reply),
             "system_fingerprint": None,
         }
 
@@ -192,7 +170,7 @@ class _Stream:
         return events + self._chunk(choice.index, {}, finish_reason=_finish_reason(choice, self._request))
 
     def close(self, reply: Reply) -> bytes:
-        counts = self._head + b',"choices":[],"usage":' + encode(usage(reply)) + b"}\n\n" if self._request.include_usage else b""
+        counts = self._head + b',"choices":[],"usage":' + encode(wire.usage(reply)) + b"}\n\n" if self._request.include_usage else b""
         return counts + b"data: [DONE]\n\n"
 
     def error(self, refused: Refused) -> bytes:
@@ -207,22 +185,6 @@ class _Stream:
     def _chunk(self, index: int, delta: dict[str, Any], *, finish_reason: str | None = None, tokens: Sequence[TokenLogprob] | None = None) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": _logprobs(tokens), "finish_reason": finish_reason}
         return self._head + b',"choices":[' + encode(choice) + b"]" + self._tail
-
-
-def usage(reply: Reply) -> dict[str, Any]:
-    completion = sum(choice.completion_tokens for choice in reply.choices)
-    return {
-        "prompt_tokens": reply.prompt_tokens,
-        "completion_tokens": completion,
-        "total_tokens": reply.prompt_tokens + completion,
-        "prompt_tokens_details": {"cached_tokens": reply.reused_tokens, "audio_tokens": 0},
-        "completion_tokens_details": {
-            "reasoning_tokens": sum(choice.reasoning_tokens for choice in reply.choices),
-            "audio_tokens": 0,
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
-        },
-    }
 
 
 def _tools(body: Mapping[str, Any], asked: _Body) -> tuple[Any, list[Mapping[str, Any]]]:

@@ -11,7 +11,6 @@ import msgspec
 from lightningrl.chat import Message
 from lightningrl.gateway.dialects import openai_wire as wire
 from lightningrl.gateway.dialects.base import ChatRequest, Choice, EventStream, MediaType, Past, Refused, Reply, TokenLogprob
-from lightningrl.gateway.dialects.openai_chat import usage
 from lightningrl.gateway.dialects.openai_wire import encode
 
 MOST_PROMPTS = 2048
@@ -23,26 +22,13 @@ MAX_TOKENS = 16
 Id = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
-class _StreamOptions(msgspec.Struct):
-    include_usage: bool | None = None
-
-
-class _Body(msgspec.Struct):
-    model: str
+class _Body(wire.Asked, kw_only=True):
     prompt: str | Annotated[list[str | Id | list[Id]], msgspec.Meta(min_length=1, max_length=10_000_000)]
-    n: Annotated[int, msgspec.Meta(ge=1, le=wire.MOST_CHOICES)] | None = None
     best_of: int | None = None
     echo: bool | None = None
     suffix: str | None = None
-    stream: bool | None = None
-    stream_options: _StreamOptions | None = None
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=wire.MOST_TOP_LOGPROBS)] | None = None
-    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
-    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
     max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    stop: str | list[str] | None = None
-    seed: int | None = None
 
 
 class OpenAICompletions:
@@ -58,22 +44,13 @@ class OpenAICompletions:
         asked = wire.convert(body, _Body)
         prompts = _prompts(asked.prompt)
         _check(asked, prompts)
-        stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop or ()
         return ChatRequest(
             body=body,
-            model=asked.model,
+            **asked.common(),
             prompts=prompts,
-            n=asked.n or 1,
-            stream=bool(asked.stream),
-            include_usage=asked.stream_options is not None and bool(asked.stream_options.include_usage),
             logprobs=asked.logprobs is not None,
             top_logprobs=asked.logprobs or 0,
-            temperature=asked.temperature,
-            top_p=asked.top_p,
-            top_k=None if asked.top_k is None else max(0, asked.top_k),  # -1 is how vLLM's clients say: all
             max_tokens=MAX_TOKENS if asked.max_tokens is None else asked.max_tokens,
-            stop=tuple(stop for stop in stops if stop),
-            seed=asked.seed,
         )
 
     def respond(self, reply: Reply) -> dict[str, Any]:
@@ -84,7 +61,7 @@ class OpenAICompletions:
             "created": reply.created,
             "model": reply.request.model,
             "choices": [_choice(choice, echoed) for choice in reply.choices],
-            "usage": usage(reply),
+            "usage": wire.usage(reply),
             "system_fingerprint": None,
         }
 
@@ -132,7 +109,7 @@ class _Stream:
         return self._open(choice.index) + self._chunk(choice.index, "", finish_reason=choice.finish_reason)
 
     def close(self, reply: Reply) -> bytes:
-        counts = self._head + b',"choices":[],"usage":' + encode(usage(reply)) + b"}\n\n" if self._request.include_usage else b""
+        counts = self._head + b',"choices":[],"usage":' + encode(wire.usage(reply)) + b"}\n\n" if self._request.include_usage else b""
         return counts + b"data: [DONE]\n\n"
 
     def error(self, refused: Refused) -> bytes:

@@ -3,12 +3,12 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from lightningrl.chat import Message
-from lightningrl.gateway.dialects.base import Refused, TokenLogprob, ToolChoice
+from lightningrl.gateway.dialects.base import Refused, Reply, TokenLogprob, ToolChoice
 
 T = TypeVar("T")
 
@@ -31,6 +31,39 @@ class Part(msgspec.Struct):
     type: str
     text: str | None = None
     refusal: str | None = None
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class Asked(msgspec.Struct, kw_only=True):
+    """What chat and completions have in common."""
+
+    model: str
+    n: Annotated[int, msgspec.Meta(ge=1, le=MOST_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+
+    def common(self) -> dict[str, Any]:
+        """The fields of a `ChatRequest` that say the same."""
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or ()
+        return {
+            "model": self.model,
+            "n": self.n or 1,
+            "stream": bool(self.stream),
+            "include_usage": self.stream_options is not None and bool(self.stream_options.include_usage),
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": None if self.top_k is None else max(0, self.top_k),  # -1 is how vLLM's clients say: all
+            "stop": tuple(stop for stop in stops if stop),
+            "seed": self.seed,
+        }
 
 
 def matched(path: str, endpoint: str) -> Mapping[str, Any] | None:
@@ -115,6 +148,22 @@ def choose_tools(choice: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[tuple
     if wish.get("mode") == "required":
         return _required(left, None)
     return tuple(left), "auto", None
+
+
+def usage(reply: Reply) -> dict[str, Any]:
+    completion = sum(choice.completion_tokens for choice in reply.choices)
+    return {
+        "prompt_tokens": reply.prompt_tokens,
+        "completion_tokens": completion,
+        "total_tokens": reply.prompt_tokens + completion,
+        "prompt_tokens_details": {"cached_tokens": reply.reused_tokens, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": sum(choice.reasoning_tokens for choice in reply.choices),
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    }
 
 
 def shown(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:

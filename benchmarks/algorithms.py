@@ -1,0 +1,163 @@
+"""Which algorithm learns fastest from the same number of rollouts? Held-out reward of each, several seeds, with 95 % intervals.
+
+    python benchmarks/algorithms.py                                       all studies: hours
+    python benchmarks/algorithms.py --studies credit --jobs 2             one of them
+    python benchmarks/algorithms.py --studies credit --seeds 0 --arms uniform air
+    python benchmarks/algorithms.py --draw                                the pictures and tables again, from the results file
+
+Everything but the algorithm is the same in all arms of a study: warm start, tasks, rollouts, learning rate. Each run's folder is kept; one that is
+there already is not run again. What came out is in results/algorithms.json, docs/credit.png, docs/credit-sql.png and docs/algorithms/curves.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from arms import Run, area, draw_alone, draw_curves, draw_rows, table, train
+
+from lightningrl.presets import PRESETS
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+RESULTS = HERE / "results" / "algorithms.json"
+PAGES = ROOT / "docs" / "algorithms"
+
+SQL_ROLES = {"writer": "sql-writer", "rewriter": "sql-rewriter"}
+COLOURS = {"uniform": "#1b1f24", "discounted": "#b08d3c", "air": "#c2501c", "gigpo": "#2c5fa8", "tree_loo": "#0a7d4b"}
+"""Arms with a curve of their own; the others are grey rows."""
+GREY = "#8b949e"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """Arms over one recipe: name → settings."""
+
+    recipe: Path
+    arms: Mapping[str, Sequence[str]]
+    settings: Sequence[str] = ()
+    """Of all arms."""
+    picture: Path | None = None
+    title: str = ""
+    pages: bool = False
+    """Whether each arm's curve is on the page of its algorithm."""
+
+
+def credits(air: str) -> dict[str, list[str]]:
+    """`air`: the rule that sees something in the recipe."""
+    return {
+        "uniform": ["algorithm.credit=uniform"],
+        "discounted": ["algorithm.credit=discounted", "algorithm.credit_options={discount=0.9}"],
+        "air": ["algorithm.credit=air", "algorithm.credit_options={discount=0.5}", f"air=[{air}]"],
+        "gigpo": ["algorithm.credit=gigpo"],
+        "tree_loo": ["algorithm.credit=tree_loo"],
+        "uniform, token-mean": ["algorithm.credit=uniform", "algorithm.aggregation=token-mean"],
+    }
+
+
+def only(role: str) -> list[str]:
+    """The other role of the SQL recipe is answered by the same policy, but does not teach it."""
+    routes = (f'{{model="{model}",agent="{name}",train={str(name == role).lower()}}}' for name, model in SQL_ROLES.items())
+    return [f"routes=[{','.join(routes)}]"]
+
+
+ERRANDS = ROOT / "recipes" / "errands" / "recipe.toml"
+SQL = ROOT / "recipes" / "sql_langgraph" / "recipe.toml"
+STUDIES: Mapping[str, Study] = {
+    "credit": Study(
+        recipe=ERRANDS,
+        arms=credits('{rule="tool_ok",tool="send",value=1.0}'),
+        picture=ROOT / "docs" / "credit.png",
+        title="errands: which of ten calls earned the reward?",
+        pages=True,
+    ),
+    "sql": Study(
+        recipe=SQL,
+        arms=credits('{rule="air:unreadable",value=-0.2}') | {f"uniform, {role} only": only(role) for role in SQL_ROLES},
+        settings=["loop.steps=16", "loop.eval_every=4", "loop.eval_tasks=100"],
+        picture=ROOT / "docs" / "credit-sql.png",
+        title="text-to-SQL: which call earned the reward?",
+    ),
+    "presets": Study(
+        recipe=ERRANDS,
+        arms={name: [f"preset={name}"] for name in PRESETS} | {"opo": ["algorithm.advantage=opo"]},
+        settings=["loop.eval_tasks=50"],
+        pages=True,
+    ),
+}
+
+
+def measure(study: Study, *, names: Sequence[str], seeds: Sequence[int], runs: Path, jobs: int) -> dict[str, list[dict[str, Any]]]:
+    wanted = [(name, seed) for seed in seeds for name in names]  # seed by seed: should it be stopped, what is there compares
+
+    def figures(arm: tuple[str, int]) -> dict[str, Any]:
+        name, seed = arm
+        folder = runs / f"{name.replace(', ', '-').replace(' ', '-')}-seed{seed}"
+        run = {"seed": seed, **train(study.recipe, [*study.arms[name], *study.settings, f"seed={seed}"], folder)}
+        print(f"{name}, seed {seed}: {run['heldout_before']:.3f} → {run['heldout_after']:.3f}", flush=True)
+        return run
+
+    with ThreadPoolExecutor(jobs) as pool:
+        found = list(zip(wanted, pool.map(figures, wanted), strict=True))
+    return {name: [run for (of, _), run in found if of == name] for name in names}
+
+
+def draw(study: Study, arms: Mapping[str, Sequence[Run]]) -> None:
+    import matplotlib  # slow to load
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    if study.picture is not None:
+        figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.5), dpi=150, width_ratios=(1.45, 1))
+        draw_curves(left, {name: runs for name, runs in arms.items() if name in COLOURS}, COLOURS)
+        scores = {name: [area(run) for run in runs] for name, runs in arms.items()}
+        draw_rows(right, scores, dict.fromkeys(arms, GREY) | COLOURS, order=sorted(scores, key=lambda name: mean(scores[name])))
+        left.set_title("on the way: mean and 95 % interval", fontsize=10, loc="left", color="#57606a")
+        right.set_title("mean over training", fontsize=10, loc="left", color="#57606a")
+        first = next(iter(arms.values()))
+        figure.suptitle(
+            f"{study.title}   {len(first)} seeds each, {first[0]['rollouts']:,} rollouts a run", x=0.012, ha="left", weight="bold", fontsize=11.5
+        )
+        figure.tight_layout(w_pad=3.5)
+        figure.savefig(study.picture)
+        plt.close(figure)
+    for name in arms if study.pages else ():
+        if (PAGES / f"{name}.md").exists():
+            figure, axes = plt.subplots(figsize=(6.4, 3.2), dpi=120)
+            draw_alone(axes, name, arms)
+            figure.tight_layout()
+            figure.savefig(PAGES / "curves" / f"{name}.png")
+            plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--studies", choices=list(STUDIES), nargs="+", default=list(STUDIES))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--arms", nargs="+", help="some of the arms of each study; default: all")
+    parser.add_argument("--runs", type=Path, default=Path("runs/algorithms"))
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time; their figures are the same, but for the seconds")
+    parser.add_argument("--draw", action="store_true", help="run nothing")
+    arguments = parser.parse_args()
+    results: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    for name in arguments.studies:
+        study = STUDIES[name]
+        if unknown := set(arguments.arms or ()) - set(study.arms):
+            parser.error(f"unknown arms {sorted(unknown)}; known: {', '.join(study.arms)}")
+        if not arguments.draw:
+            wanted = arguments.arms or list(study.arms)
+            arms = measure(study, names=wanted, seeds=arguments.seeds, runs=arguments.runs / name, jobs=arguments.jobs)
+            results[name] = {"date": time.strftime("%Y-%m-%d"), "settings": list(study.settings), "arms": arms}
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        print(f"{name}\n{table(results[name]['arms'])}\n")
+        draw(study, results[name]["arms"])
+
+
+if __name__ == "__main__":
+    main()
