@@ -22,6 +22,7 @@ START_S = 240.0
 """Importing vLLM on a busy machine takes a minute."""
 ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
@@ -33,6 +34,9 @@ FLAGS = (
     *("--structured-outputs-config.backend", "guidance"),
     *("--max-model-len", "256"),
     *("--max-num-seqs", "32"),
+    *("--max-loras", "2"),
+    *("--max-lora-rank", "8"),
+    "--enable-lora",
     "--enforce-eager",
 )
 HEAD_SIZE = 32

@@ -7,11 +7,12 @@ import re
 import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
@@ -20,6 +21,8 @@ from lightningrl.engine.base import Delta, EngineSetup
 from lightningrl.engine.conformance import CHECKS, GRAMMAR_CHECKS, Conformance
 from lightningrl.engine.vllm import VLLMEngine
 from lightningrl.errors import EngineError
+from lightningrl.models.load import export_folder, load_model, load_tokenizer
+from lightningrl.models.lora import with_adapter
 from lightningrl.serve import lightning
 from lightningrl.types import Sampling, Weights
 from tests.conftest import SmallRecipe
@@ -31,10 +34,10 @@ SAME = 1e-3
 
 
 @contextlib.asynccontextmanager
-async def engine_of(models: Models, url: str) -> AsyncIterator[VLLMEngine]:
+async def engine_of(models: Models, url: str, policy: str = "policy") -> AsyncIterator[VLLMEngine]:
     tokenizer = Tokenizer.from_file(str(models.first / "tokenizer.json"))
     config = EngineConfig(name="vllm", urls=[url], max_length=128)
-    engine = VLLMEngine(EngineSetup(policy="policy", config=config, folder=models.first, dtype="float32", decode=tokenizer.decode, turn_end_id=2))
+    engine = VLLMEngine(EngineSetup(policy=policy, config=config, folder=models.first, dtype="float32", decode=tokenizer.decode, turn_end_id=2))
     try:
         yield engine
     finally:
@@ -50,15 +53,16 @@ def prompts(models: Models) -> list[list[int]]:
     return [about(models).prompt(5 + 9 * i, salt=i) for i in range(6)]
 
 
-async def ask(engine: VLLMEngine, prompt: list[int], **sampling: Any) -> Delta:
+async def ask(engine: VLLMEngine, prompt: list[int], *, policy: str = "policy", **sampling: Any) -> Delta:
     wanted = Sampling(**{"max_tokens": 16, "seed": 1, **sampling})
-    (delta,) = [delta async for delta in engine.generate(prompt, sampling=wanted, policy="policy")]
+    (delta,) = [delta async for delta in engine.generate(prompt, sampling=wanted, policy=policy)]
     return delta
 
 
-def forward(folder: Path, prompt: list[int], delta: Delta, *, temperature: float = 1.0, kept: int | None = None) -> np.ndarray:
+def forward(model: Path | torch.nn.Module, prompt: list[int], delta: Delta, *, temperature: float = 1.0, kept: int | None = None) -> np.ndarray:
     """Logprobs of the same tokens by an independent hand. `kept`: among how many of the likeliest."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    if isinstance(model, Path):
+        model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     ids = torch.tensor([*prompt, *delta.token_ids])
     with torch.no_grad():
         logits = model(ids[None]).logits[0, len(prompt) - 1 : -1] / temperature
@@ -67,15 +71,15 @@ def forward(folder: Path, prompt: list[int], delta: Delta, *, temperature: float
     return logits.log_softmax(-1).gather(-1, ids[len(prompt) :, None])[:, 0].numpy()
 
 
-async def gap(engine: VLLMEngine, models: Models, folder: Path) -> float:
-    """How far what is served is from the weights of `folder`."""
-    answers = [(prompt, await ask(engine, prompt)) for prompt in prompts(models)]
-    return max(float(np.abs(forward(folder, prompt, delta) - delta.logprobs).max()) for prompt, delta in answers)
+async def gap(engine: VLLMEngine, models: Models, model: Path | torch.nn.Module, *, policy: str = "policy") -> float:
+    """How far what is served is from a model, or from the one of a folder."""
+    answers = [(prompt, await ask(engine, prompt, policy=policy)) for prompt in prompts(models)]
+    return max(float(np.abs(forward(model, prompt, delta) - delta.logprobs).max()) for prompt, delta in answers)
 
 
-async def load(engine: VLLMEngine, folder: Path, *, version: int) -> None:
+async def load(engine: VLLMEngine, folder: Path, *, version: int, policy: str = "policy", kind: Literal["full", "lora"] = "full") -> None:
     await engine.pause()
-    await engine.load(Weights(policy="policy", version=version, uri=str(folder)))
+    await engine.load(Weights(policy=policy, version=version, uri=str(folder), kind=kind))
     await engine.resume()
 
 
@@ -168,6 +172,34 @@ async def test_a_run_learns_from_what_vllm_sampled(small_recipe: SmallRecipe, mo
     finally:
         async with engine_of(models, url) as engine:
             await load(engine, models.first, version=0)
+
+
+def adapter(base: Path, folder: Path, *, seed: int) -> torch.nn.Module:
+    """Writes an adapter that changes what the base says; what peft makes of it."""
+    model = with_adapter(load_model(str(base)), rank=8, seed=seed)
+    chance = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.hf.parameters():
+            if parameter.requires_grad:
+                parameter += 0.05 * torch.randn(parameter.shape, generator=chance)
+    export_folder(model, folder, tokenizer=load_tokenizer(str(base)))
+    return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), str(folder))
+
+
+async def test_each_policy_is_answered_by_its_own_adapter_over_one_base(models: Models, url: str, tmp_path: Path) -> None:
+    expected = {name: adapter(models.first, tmp_path / name, seed=seed) for seed, name in enumerate(("one", "two"))}
+    async with engine_of(models, url, "one") as one, engine_of(models, url, "two") as two:
+        for engine, name in ((one, "one"), (two, "two")):
+            await load(engine, tmp_path / name, version=1, policy=name, kind="lora")
+        for engine, own, other in ((one, "one", "two"), (two, "two", "one")):
+            assert await gap(engine, models, expected[own], policy=own) < SAME < 0.1 < await gap(engine, models, expected[other], policy=own)
+    async with engine_of(models, url) as engine:
+        assert await gap(engine, models, models.first) < SAME, "the base is as it was"
+
+
+async def test_a_run_learns_an_adapter_from_what_vllm_sampled(small_recipe: SmallRecipe, url: str) -> None:
+    watcher = await learn(small_recipe, url, "engine.name=vllm", "model.lora_rank=8", "trainer.learning_rate=1e-2")
+    assert len(watcher.gaps) == 2 and max(watcher.gaps) < SAME
 
 
 NAIVE = '''
