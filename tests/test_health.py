@@ -14,7 +14,7 @@ HEALTHY = {
     "rollouts/succeeded": 190.0,
     "rollouts/excluded": 2.0,
     "groups/count": 24.0,
-    "groups/equal_rewards": 6.0,
+    "groups/silent": 6.0,
     "calls/bridged": 200.0,
     "calls/rendered": 190.0,
     "calls/forked": 5.0,
@@ -52,7 +52,7 @@ def test_a_healthy_run_says_nothing() -> None:
 @pytest.mark.parametrize(
     ("change", "figure", "hint"),
     [
-        ({"groups/equal_rewards": 20.0}, "`83%` of the groups", "dynamic_sampling"),
+        ({"groups/silent": 20.0}, "`83%` of the groups", "dynamic_sampling"),
         ({"rollouts/excluded": 48.0, "rollouts/succeeded": 144.0}, "`25%` of the rollouts failed", "agents.log"),
         ({"calls/truncated": 79.0}, "`20%` of the calls ran into their token limit", "engine.max_length"),
         ({"calls/forked": 195.0}, "`33%` of the calls do not continue", "docs/token-exact.md"),
@@ -77,9 +77,9 @@ def test_what_goes_wrong_is_said_once_with_its_figure_and_what_to_do(change: dic
     assert figure in warning and hint in warning.partition("; hint: ")[2]
 
 
-@pytest.mark.parametrize("name", ["loss/clip_fraction", "loss/ratio_max", "groups/equal_rewards", "policy/kl_engine"])
+@pytest.mark.parametrize("name", ["loss/clip_fraction", "loss/ratio_max", "groups/silent", "policy/kl_engine"])
 def test_one_noisy_step_is_no_reason_to_warn(name: str) -> None:
-    noisy = HEALTHY | {name: {"groups/equal_rewards": 24.0, "loss/ratio_max": 300.0}.get(name, 0.4)}
+    noisy = HEALTHY | {name: {"groups/silent": 24.0, "loss/ratio_max": 300.0}.get(name, 0.4)}
     assert raised([HEALTHY] * 20 + [noisy] + [HEALTHY] * 20) == []
 
 

@@ -59,7 +59,7 @@ def table(arms: Mapping[str, Sequence[Run]]) -> str:
 def draw_curves(axes: Any, arms: Mapping[str, Sequence[Run]], colours: Mapping[str, str]) -> None:
     """Mean and 95 % band of each arm, with its name where it ends."""
     ends: list[tuple[float, str]] = []
-    last = 1.0
+    last, top = 1.0, 0.0
     for name, runs in arms.items():
         steps = [step for step, _ in runs[0]["curve"]]
         columns = np.array([[reward for _, reward in run["curve"]] for run in runs]).T
@@ -67,10 +67,11 @@ def draw_curves(axes: Any, arms: Mapping[str, Sequence[Run]], colours: Mapping[s
         axes.plot(steps, middle, color=colours[name], lw=2.2, zorder=3)
         axes.fill_between(steps, middle - half, middle + half, color=colours[name], alpha=0.14, lw=0)
         ends.append((float(middle[-1]), name))
-        last = max(last, steps[-1])
-    for place, name in _apart(sorted(ends), 0.05):
+        last, top = max(last, steps[-1]), max(top, float((middle + half).max()))
+    top = min(1.0, math.ceil(10 * top + 0.5) / 10)
+    for place, name in _apart(sorted(ends), 0.05 * top):
         axes.annotate(name, (1.015, place), xycoords=("axes fraction", "data"), color=colours[name], va="center", fontsize=9.5, annotation_clip=False)
-    axes.set(xlabel="step", ylabel="reward on held-out tasks (T = 1)", ylim=(0, 1), xlim=(0, last))
+    axes.set(xlabel="step", ylabel="reward on held-out tasks (T = 1)", ylim=(0, top), xlim=(0, last))
     tidy(axes, grid="y")
 
 

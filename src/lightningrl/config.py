@@ -18,7 +18,7 @@ from lightningrl.presets import PRESETS
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class AgentConfig(Section):
@@ -140,7 +140,7 @@ class AirConfig(Section):
     """Only spans of tools with this name; `*` and `?` are wildcards."""
     over: float = Field(default=0.0, ge=0)
     """The budget of `slow` (seconds) and `costly` (tokens)."""
-    cap: float = Field(default=math.inf, gt=0)
+    cap: float = Field(default=math.inf, gt=0, allow_inf_nan=True)
     """One attempt gets at most this much from the rule, in absolute value, so that it does not pay to farm it."""
 
 

@@ -22,7 +22,7 @@ RECENT = 5
 """Steps that are looked at together: the mean of five is noisy by less than half of what one is."""
 QUIET = 10
 """Steps for which a warning has to be gone before it is raised once more."""
-EQUAL_GROUPS = 0.5
+SILENT_GROUPS = 0.5
 """Share of groups: more than half of all rollouts are then run for nothing."""
 TRUNCATED = 0.1
 """Share of calls: a policy that is cut off learns where the limit is, not what the answer is."""
@@ -144,13 +144,13 @@ def forked(rows: Sequence[Row], config: LearnerConfig) -> str | None:
 # of one policy
 
 
-def equal_groups(rows: Sequence[Row], config: LearnerConfig) -> str | None:
-    share = _share(rows, ["groups/equal_rewards"], ["groups/count"])
-    if share is None or share <= EQUAL_GROUPS:
+def silent_groups(rows: Sequence[Row], config: LearnerConfig) -> str | None:
+    share = _share(rows, ["groups/silent"], ["groups/count"])
+    if share is None or share <= SILENT_GROUPS:
         return None
     reward = _recent(rows, "reward/mean") or 0.0
     return (
-        f"in `{share:.0%}` of the groups all rollouts got the same reward, so that they teach nothing (`{reward:.3g}` on average over all groups); "
+        f"in `{share:.0%}` of the groups all rollouts were worth the same, so that they teach nothing (`{reward:.3g}` on average over all groups); "
         "hint: take tasks that are neither too hard nor too easy, a finer reward, a larger `loop.group_size`, or `algorithm.dynamic_sampling`"
     )
 
@@ -276,7 +276,7 @@ OF_A_POLICY: tuple[Check, ...] = (
     engine_gap,
     reward_hacking,
     audit_missing,
-    equal_groups,
+    silent_groups,
     left_out,
     ratio_explodes,
     clipped,

@@ -1,6 +1,7 @@
 """The Lightning Server: gateway + store + engines (+ trainer), put together from a configuration and taken apart again."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -13,6 +14,7 @@ from lightningrl.chat import ChatTemplate
 from lightningrl.config import Config
 from lightningrl.data.tasks import derived_seed
 from lightningrl.engine.base import Engine
+from lightningrl.gateway.scripted import PLAIN
 from lightningrl.gateway.server import FROZEN, bound, frozen, make_engine_for, serving
 from lightningrl.learner import Learner, needs_critic
 from lightningrl.loop import Loop, Watcher
@@ -73,15 +75,36 @@ async def lightning(config: Config, folder: Path) -> AsyncIterator[LightningServ
             stack.push_async_callback(engine.close)
         compute = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="trainer"))
         learners = _learners(config, models, engines, folders, compute=compute, folder=folder)
+        for learner in learners:
+            await learner.engine.pause()  # until the loop has restored its weights: attempts of an earlier run may be queued
+        await stack.enter_async_context(_agents(config, sock, folder, store=store, template=template, engines=engines))
+        yield LightningServer(config=config, folder=folder, store=store, template=template, learners=learners)
 
+
+@asynccontextmanager
+async def relaying(config: Config, folder: Path) -> AsyncIterator[LightningServer]:
+    """The same where every route leads to another server: nobody learns, and no model is needed."""
+    async with AsyncExitStack() as stack:
+        sock = stack.enter_context(bound(config.gateway))
+        template = ChatTemplate.load(PLAIN)
+        store = await open_store(f"sqlite://{folder.resolve() / 'store.sqlite'}", exclusive=True)
+        stack.push_async_callback(store.close)
+        await stack.enter_async_context(_agents(config, sock, folder, store=store, template=template, engines={}))
+        yield LightningServer(config=config, folder=folder, store=store, template=template, learners=())
+
+
+@asynccontextmanager
+async def _agents(
+    config: Config, sock: socket.socket, folder: Path, *, store: Store, template: ChatTemplate, engines: Mapping[str, Engine]
+) -> AsyncIterator[None]:
+    """Serve them, and run what is queued."""
+    async with AsyncExitStack() as stack:
         base_url = await stack.enter_async_context(serving(config, sock, store=store, template=template, engines=engines))
         runner = WorkerPool(config.agent, root=config.root, env={"OPENAI_BASE_URL": f"{base_url}/v1"}, log_path=folder / "agents.log")
         await runner.start()
         stack.push_async_callback(runner.close)
-        for learner in learners:
-            await learner.engine.pause()  # until the loop has restored its weights: attempts of an earlier run may be queued
         await stack.enter_async_context(_dispatching(config, store, runner, base_url))
-        yield LightningServer(config=config, folder=folder, store=store, template=template, learners=learners)
+        yield
 
 
 def _paths(config: Config) -> list[str]:

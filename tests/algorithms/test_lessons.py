@@ -1,6 +1,7 @@
 """From trajectories to lessons; above all invariant 6: a group is compared before anything is filtered."""
 
 import dataclasses
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -143,8 +144,39 @@ def test_the_share_of_groups_that_teach_nothing_is_told() -> None:
     trajectories = [rollout(f"{g}{i}", r, call(f"{g}{i}/0"), group=g) for g, rs in rewards.items() for i, r in enumerate(rs)]
     _, metrics = lessons_of(trajectories, AlgorithmConfig())
     assert (metrics["groups/count"], metrics["groups/equal_rewards"], metrics["groups/equal_share"]) == (4, 3, 0.75)
+    assert metrics["groups/silent"] == 3
     assert metrics["reward/std_in_group"] == pytest.approx(np.std([0, 1], ddof=1) / 4)
     assert metrics["advantage/positive_share"] == pytest.approx(1 / 7)
+
+
+def test_equal_groups_are_not_silent_where_the_whole_batch_or_step_rewards_tell_them_apart() -> None:
+    lone = [rollout(f"r{i}", float(i), call(f"r{i}/0"), group=f"g{i}") for i in range(3)]
+    _, metrics = lessons_of(lone, AlgorithmConfig(advantage="reinforce++"))
+    assert (metrics["groups/equal_rewards"], metrics["groups/silent"]) == (3, 1), "the middle one is the mean of the batch"
+    stepped = [rollout(f"r{i}", 1.0, call(f"r{i}/0", reward=float(i))) for i in range(2)]
+    _, metrics = lessons_of(stepped, AlgorithmConfig(credit="air"))
+    assert (metrics["groups/equal_rewards"], metrics["groups/silent"]) == (1, 0)
+
+
+@pytest.mark.parametrize("advantage", plugins.names("advantage"))
+@pytest.mark.parametrize("by", ["task", "role"])
+def test_calls_that_the_critic_did_not_see_change_nobodys_advantage(advantage: str, by: Literal["task", "role"]) -> None:
+    def made_of(unseen: int) -> dict[str, float]:
+        rollouts = [
+            rollout(
+                f"r{i}",
+                float(i % 3 == 0),
+                call(f"r{i}/seen", value=0.3 + 0.1 * i, tokens=i + 1),
+                *(call(f"r{i}/unseen{u}", tokens=7, left_out="policy") for u in range(unseen)),
+                group=f"g{i // 3}",
+            )
+            for i in range(6)
+        ]
+        lessons, _ = lessons_of(rollouts, AlgorithmConfig(credit="gae_calls", advantage=advantage, group_by=by))
+        assert all(not lesson.advantages.any() for lesson in lessons if "unseen" in lesson.transition.call_id)
+        return {lesson.transition.call_id: float(lesson.advantages[0]) for lesson in lessons if "unseen" not in lesson.transition.call_id}
+
+    assert made_of(9) == pytest.approx(made_of(0)) and len(set(made_of(0).values())) > 2
 
 
 @pytest.mark.parametrize("credit", plugins.names("credit"))

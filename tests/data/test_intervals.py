@@ -1,6 +1,7 @@
 import numpy as np
+import pytest
 
-from lightningrl.data.intervals import bootstrap_mean
+from lightningrl.data.intervals import bootstrap_mean, paired_difference
 
 
 def test_the_interval_holds_the_true_mean_about_as_often_as_it_says() -> None:
@@ -14,3 +15,24 @@ def test_the_interval_holds_the_true_mean_about_as_often_as_it_says() -> None:
 
 def test_equal_values_leave_no_doubt() -> None:
     assert bootstrap_mean(np.full(9, 0.5)) == (0.5, 0.5)
+
+
+def test_a_difference_is_taken_task_by_task() -> None:
+    found = paired_difference(np.array([1.0, 1.0, 0.0]), np.array([0.0, 1.0, 0.0]))
+    assert (found.mean, found.p, found.tasks) == (pytest.approx(1 / 3), 1.0, 3)
+    harder = np.linspace(0, 1, 40)
+    found = paired_difference(harder + 0.01, harder)
+    assert found.low == pytest.approx(found.high) == pytest.approx(0.01) and found.p < 1e-3, "far smaller than what tells tasks apart"
+    assert paired_difference(harder, harder).p == 1.0
+
+
+def test_a_chance_difference_is_rarely_significant() -> None:
+    rng = np.random.default_rng(0)
+    p = [paired_difference(rng.random(30), rng.random(30), seed=seed).p for seed in range(200)]
+    assert 0.004 < np.mean(np.array(p) < 0.05) < 0.097  # 0.05 ± 3 standard deviations of a binomial share, 0.015
+
+
+def test_tasks_that_either_has_failed_do_not_count() -> None:
+    found = paired_difference(np.array([1.0, np.nan, 1.0]), np.array([0.0, 0.0, np.nan]))
+    assert (found.mean, found.tasks) == (1.0, 1)
+    assert paired_difference(np.array([np.nan]), np.array([0.0])).tasks == 0

@@ -47,6 +47,7 @@ REASONS: dict[str, dict[str, Any]] = {
     "cancelled": {"finish_reason": "cancelled"},
     "error": {"finish_reason": "error"},
     "policy": {"policy": "frozen"},
+    "stale": {"policy_version": 2},
     "agent": {"agent": "checker"},
     "sampling": {"sampling": Sampling(temperature=0.0)},
     "grammar": {"sampling": Sampling(grammar='start: "yes" | "no"')},
@@ -56,8 +57,9 @@ REASONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("reason", REASONS)
 def test_call_that_must_not_teach_is_kept_and_counted_with_its_reason(reason: str) -> None:
-    calls = [call("r/1", 0, tokens=5), call("r/1", 1, **REASONS[reason])]
-    [made], report = trajectories_of([rollout("r")], calls, [final("r")], policy="policy", trains=lambda agent: agent == "writer")
+    calls = [call("r/1", 0, tokens=5, policy_version=3), call("r/1", 1, **{"policy_version": 3, **REASONS[reason]})]
+    trains = "writer".__eq__
+    [made], report = trajectories_of([rollout("r")], calls, [final("r")], policy="policy", trains=trains, oldest_version=3)
     assert [t.left_out for t in made.transitions] == [None, reason]
     assert (report.trained_calls, report.trained_tokens) == (1, 5)
     assert (report.left_out_calls, report.left_out_tokens) == ({reason: 1}, {reason: 4})
@@ -73,12 +75,13 @@ def test_every_sampled_token_of_an_accepted_attempt_is_counted_once() -> None:
     rng = np.random.default_rng(0)
     rollouts = [rollout(f"r{i}") for i in range(40)]
     calls = [
-        call(f"r{i}/{attempt}", index, tokens=4, **(REASONS[rng.choice(list(REASONS))] if rng.random() < 0.5 else {}))
+        call(f"r{i}/{attempt}", index, tokens=4, **{"policy_version": 3, **(REASONS[rng.choice(list(REASONS))] if rng.random() < 0.5 else {})})
         for i in range(40)
         for attempt in (1, 2)  # of two attempts the first is accepted
         for index in range(rng.integers(0, 4))
     ]
-    made, report = trajectories_of(rollouts, calls, [final(f"r{i}") for i in range(40)], policy="policy", trains=lambda agent: agent == "writer")
+    rewards = [final(f"r{i}") for i in range(40)]
+    made, report = trajectories_of(rollouts, calls, rewards, policy="policy", trains="writer".__eq__, oldest_version=3)
     accepted = sum(len(c.completion_ids) for c in calls if c.attempt_id.endswith("/1"))
     assert report.trained_tokens + sum(report.left_out_tokens.values()) == accepted
     assert report.trained_tokens == sum(len(t.completion_ids) for m in made for t in m.transitions if t.left_out is None) > 0

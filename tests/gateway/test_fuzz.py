@@ -40,6 +40,7 @@ CHAT = {
     "seed": 1,
     "temperature": 0.5,
     "top_p": 0.9,
+    "top_k": 3,
     "max_tokens": 5,
     "logprobs": True,
     "top_logprobs": 2,
@@ -78,6 +79,9 @@ CLAUDE = {
     "tools": [{"name": "f", "description": "d", "input_schema": SCHEMA}],
     "tool_choice": {"type": "auto"},
     "stop_sequences": ["x"],
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "top_k": 3,
 }
 CLAUDE["messages"] = [*CLAUDE["messages"], {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "r"}]}]  # type: ignore[misc]
 GEMINI = {
@@ -85,10 +89,11 @@ GEMINI = {
     "systemInstruction": {"parts": [{"text": "s"}]},
     "tools": [{"functionDeclarations": [{**FUNCTION, "parameters": {"type": "OBJECT"}}]}],
     "toolConfig": {"functionCallingConfig": {"mode": "AUTO"}},
-    "generationConfig": {"temperature": 1, "maxOutputTokens": 5, "stopSequences": ["x"]},
+    "generationConfig": {"temperature": 1, "topP": 0.9, "topK": 3, "maxOutputTokens": 5, "stopSequences": ["x"]},
 }
 GEMINI["contents"] = [*GEMINI["contents"], {"role": "user", "parts": [{"functionResponse": {"name": "f", "response": {"r": 1}}}]}]  # type: ignore[misc]
 COMPLETIONS = {"model": "m", "prompt": ["x", "y"], "n": 1, "max_tokens": 5, "logprobs": 1, "stop": "x", "echo": False, "stream": False, "seed": 1}
+COMPLETIONS |= {"temperature": 0.5, "top_p": 0.9, "top_k": 3}
 
 BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", CHAT),
@@ -104,9 +109,11 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 texts = st.one_of(
     st.text(max_size=8), st.sampled_from(["auto", "none", "required", "json_schema", "<|im_end|>", "<tool_call>", "\x00", "é🦊", "resp_x"])
 )
+unbounded = st.sampled_from(["inf", "-Infinity", "nan", "1e999"])
+"""Where numbers may come as text, these are some."""
 numbers = st.one_of(st.integers(), st.integers(-2, 300), st.floats(allow_nan=False, allow_infinity=False), st.sampled_from([10**30, -0.0, 1e300]))
 scraps = st.recursive(
-    st.one_of(st.none(), st.booleans(), numbers, texts),
+    st.one_of(st.none(), st.booleans(), numbers, texts, unbounded),
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
         st.dictionaries(st.one_of(texts, st.sampled_from(["type", "text", "role", "content", "name", "function", "id", "parts"])), inner, max_size=3),

@@ -163,6 +163,8 @@ def _capped(spans: Sequence[Span], rule: AirConfig, holds: Rule) -> list[Reward]
             continue
         found = holds(span)
         value = 0.0 if found is None else found * rule.value
+        if not math.isfinite(value):
+            raise GraderError(f"air rule `{rule.rule}` gave `{found:g}` for span `{span.name}`: too much to be multiplied by `value`")
         value = math.copysign(min(abs(value), left), value)
         if value:
             left -= abs(value)

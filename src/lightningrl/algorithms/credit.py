@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightningrl.algorithms.causal import consequences, distances
+from lightningrl.algorithms.causal import Bools, consequences, distances
 from lightningrl.errors import UserError
 from lightningrl.types import Doubles, Ints, Trajectory
 
@@ -31,6 +31,8 @@ class Credit:
     """[calls]"""
     baselines: Doubles | None = None
     """[calls] what was to be expected before each call; None: the advantage brings its own."""
+    judged: Bools | None = None
+    """[calls] False: nothing is known of this call, which is compared with no other; None: all are judged."""
 
 
 def uniform(group: Sequence[Trajectory]) -> list[Credit]:
@@ -94,7 +96,7 @@ def _gae(trajectory: Trajectory, *, discount: float, trace_decay: float) -> Cred
         A[c] = ((discount * trace_decay) ** np.arange(K)) @ (r_k + discount * V_k[1:] - V_k[:-1])
     values, baselines = np.zeros(len(calls)), np.zeros(len(calls))
     values[seen], baselines[seen] = A + V, V
-    return Credit(values=values, baselines=baselines)
+    return Credit(values=values, baselines=baselines, judged=seen)
 
 
 def returns_to_go(trajectory: Trajectory, *, discount: float) -> Doubles:

@@ -34,9 +34,9 @@ def gigpo(
     Not unbiased: a call is part of its own baseline, so rarely visited states count less than they should (docs/oracles.md).
     """
     check_share(discount, name="discount")
+    key: Callable[[Transition], Hashable] = plugins.load(anchor, kind="anchor", root=root) if anchor else _prompt
     if not group:
         return []
-    key: Callable[[Transition], Hashable] = plugins.load(anchor, kind="anchor", root=root) if anchor else _prompt
     G = [returns_to_go(t, discount=discount) for t in group]
     keys = [[key(call) for call in t.transitions] for t in group]
     step_groups: dict[Hashable, list[float]] = {}

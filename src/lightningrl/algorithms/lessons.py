@@ -4,7 +4,7 @@ Everything is computed over all members of a group; what is left out only gets a
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -83,7 +83,7 @@ def _checked(credit: Credit, calls: Sequence[Transition], algorithm: AlgorithmCo
     for array in (credit.values,) if credit.baselines is None else (credit.values, credit.baselines):
         _check(array, shape=(len(calls),), what=f"credit `{algorithm.credit}`")
     penalties = algorithm.truncation_penalty * np.array([call.truncated for call in calls], np.float64)
-    return Credit(values=credit.values - penalties, baselines=credit.baselines)
+    return replace(credit, values=credit.values - penalties)
 
 
 def _advantages(trajectories: Sequence[Trajectory], credits: Sequence[Credit], algorithm: AlgorithmConfig, *, root: Path | None) -> list[Doubles]:
@@ -91,7 +91,7 @@ def _advantages(trajectories: Sequence[Trajectory], credits: Sequence[Credit], a
     compare = plugins.load(algorithm.advantage, kind="advantage", root=root)
     advantages = [np.zeros_like(credit.values) for credit in credits]
     for batch in _batches(trajectories, by_role=algorithm.group_by == "role"):
-        batch = [_comparable(seats, credits) for seats in batch]
+        batch = [_comparable([_judged(seat, credits[seat.rollout]) for seat in seats], credits) for seats in batch]
         compared = compare([[_member(trajectories[s.rollout], s, credits[s.rollout]) for s in seats] for seats in batch])
         for seats, found in zip(batch, compared, strict=True):
             for seat, A in zip(seats, found, strict=True):
@@ -108,6 +108,10 @@ def _batches(trajectories: Sequence[Trajectory], *, by_role: bool) -> list[list[
     roles = sorted({call.agent for t in trajectories for call in t.transitions})
     of_role = {(i, role): [c for c, call in enumerate(t.transitions) if call.agent == role] for i, t in enumerate(trajectories) for role in roles}
     return [[[Seat(rollout=i, calls=of_role[i, role]) for i in of if of_role[i, role]] for of in members] for role in roles]
+
+
+def _judged(seat: Seat, credit: Credit) -> Seat:
+    return seat if credit.judged is None else replace(seat, calls=[c for c in seat.calls if credit.judged[c]])
 
 
 def _comparable(seats: Sequence[Seat], credits: Sequence[Credit]) -> list[Seat]:
@@ -138,6 +142,7 @@ def _metrics(trajectories: Sequence[Trajectory], made: Sequence[Lesson], *, by_r
     A = _trained_advantages(trained)
     return {
         **_group_metrics(trajectories),
+        "groups/silent": float(_silent(made)),
         **{f"advantage/{name}": value for name, value in _statistics(trained).items()},
         **{f"advantage/{name}.{role}": value for role, statistics in of_roles.items() for name, value in statistics.items()},
         "tokens/trained": float(len(A)),
@@ -156,6 +161,15 @@ def _group_metrics(trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
         "groups/equal_rewards": float(equal),
         "groups/equal_share": equal / max(len(rewards), 1),
     }
+
+
+def _silent(made: Sequence[Lesson]) -> int:
+    """Groups whose calls would teach something, had they not all been worth the same."""
+    loudest: dict[str, float] = {}
+    for lesson in made:
+        if lesson.weights.any():
+            loudest[lesson.group_id] = max(loudest.get(lesson.group_id, 0.0), float(np.abs(lesson.advantages).max()))
+    return sum(largest == 0 for largest in loudest.values())
 
 
 def _statistics(trained: Sequence[Lesson]) -> dict[str, float]:

@@ -39,9 +39,16 @@ def bound_credit(algorithm: AlgorithmConfig, *, root: Path | None = None) -> Bou
 
 
 def discount_of(algorithm: AlgorithmConfig, *, root: Path | None = None) -> float:
-    """The γ that a recipe's credit works with; 1 if it knows none. What is shaped for a credit must be shaped with the same."""
+    """The γ that a recipe's credit works with; 1 if it knows none. What is shaped for a credit must be shaped with the same.
+
+    `gae_calls` counts steps over the calls that its critic saw, which shaping cannot know beforehand: only γ = 1 is the same for both.
+    """
     options = inspect.signature(bound_credit(algorithm, root=root)).parameters
-    return float(options["discount"].default) if "discount" in options else 1.0
+    discount = float(options["discount"].default) if "discount" in options else 1.0
+    if algorithm.shaping == "potential" and algorithm.credit == "gae_calls" and discount != 1:
+        message = f"`shaping` is `potential`, and credit `gae_calls` has `discount = {discount:g}`"
+        raise UserError(message, hint="with this credit take `discount = 1`, or `additive`")
+    return discount
 
 
 def _fits(value: float | str, wanted: Any) -> bool:

@@ -22,7 +22,9 @@ Overrides = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object last on stdout; everything else goes to stderr.")]
 RunDir = Annotated[Path | None, typer.Option("--run-dir", help="The run's folder. Default: a new one under `runs/`.")]
-Checkpoint = Annotated[Path | None, typer.Option("--checkpoint", help="A model folder, or a run's. Default: the recipe's `model.path`.")]
+Checkpoint = Annotated[
+    str | None, typer.Option("--checkpoint", help="A model folder, a run's, or `URL#model` of a server. Default: the recipe's `model.path`.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved settings and stop.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was cut off: `--run-dir`, or the newest of this recipe.")]
 
@@ -65,15 +67,18 @@ def evaluate(
     recipe: Annotated[Path, typer.Argument(help="Path of a recipe.toml.")],
     overrides: Overrides = None,
     checkpoint: Checkpoint = None,
+    against: Annotated[list[str] | None, typer.Option("--against", help="Another one, on the same tasks; may be repeated.")] = None,
+    key_env: Annotated[str, typer.Option("--key-env", help="Environment variable with the servers' key; empty: they need none.")] = "OPENAI_API_KEY",
     as_json: Json = False,
 ) -> None:
-    """Measure a model on a recipe's held-out tasks, sampled and greedy."""
-    from lightningrl.cli.evaluate import evaluate as run  # loads torch
+    """Measure a model, or any OpenAI-compatible server, on a recipe's held-out tasks."""
+    from lightningrl.cli.evaluate import contestant  # loads torch
+    from lightningrl.cli.evaluate import evaluate as run
 
     config = _known(load_config(recipe, overrides or []))
-    score = run(_with_checkpoint(config, checkpoint), console=_console(as_json=as_json))
+    found = run([contestant(config, what, key_env=key_env) for what in (checkpoint, *(against or ()))], console=_console(as_json=as_json))
     if as_json:
-        typer.echo(_json(score))
+        typer.echo(json.dumps(found.as_json()))
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -168,24 +173,6 @@ def _resolved(config: Config) -> Config:
 
 def _json(result: Any) -> str:
     return json.dumps(asdict(result))
-
-
-def _with_checkpoint(config: Config, checkpoint: Path | None) -> Config:
-    """The recipe on other weights: a model folder, or what a run has ended with."""
-    if checkpoint is None:
-        return config
-    folder = checkpoint / "model" if (checkpoint / "model").is_dir() else checkpoint
-    if config.policies:
-        policies = {name: {**own, "model": {**own.get("model", {}), **_model(folder / name)}} for name, own in config.policies.items()}
-        return config.model_copy(update={"policies": policies})
-    return config.model_copy(update={"model": config.model.model_copy(update=_model(folder))})
-
-
-def _model(folder: Path) -> dict[str, Any]:
-    """Settings of `[model]` that lead to the folder; an adapter in it is part of the model, and no new one is put on it."""
-    if not any((folder / name).exists() for name in ("config.json", "adapter_config.json")):
-        raise UserError(f"no model at `{folder}`", hint="give a model folder (with a config.json), or the folder of a finished run")
-    return {"path": str(folder.resolve()), "lora_rank": 0}
 
 
 def _console(*, as_json: bool) -> Console:

@@ -1,18 +1,42 @@
-"""`lightningrl eval recipe.toml --checkpoint DIR`: held-out reward of any model folder, reproducible to the last digit."""
+"""`lightningrl eval recipe.toml --checkpoint WHAT --against WHAT`: held-out reward of models and servers on the same tasks, side by side.
+
+What a model folder gets is reproducible to the last digit; what a server gets is up to the server.
+"""
 
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import uvloop
 from rich.console import Console
 
 from lightningrl.cli.live import Progress
-from lightningrl.cli.report import heldout_table, interval
-from lightningrl.config import Config
+from lightningrl.cli.report import heldout_table, interval, mean_interval
+from lightningrl.config import Config, RouteConfig, UpstreamConfig
+from lightningrl.data.intervals import RESAMPLES, Difference, paired_difference
+from lightningrl.errors import UserError
 from lightningrl.loop import MODES, Exam, Mode
-from lightningrl.serve import lightning
+from lightningrl.serve import lightning, relaying
+
+SERVER = "evaluated"
+"""The name of the upstream that all calls go to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contestant:
+    """Who is measured: the recipe on other weights, or with all of its calls answered by a server."""
+
+    name: str
+    config: Config
+    server: bool = False
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """A server is asked as the agent asks it, once."""
+        return ("sampled",) if self.server else MODES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +44,10 @@ class Score:
     """The figures of an evaluation, as `--json` prints them."""
 
     heldout: float
-    """Sampled at temperature 1."""
-    heldout_greedy: float
+    """Sampled at temperature 1; of a server: as it answers."""
+    heldout_interval: tuple[float, float]
+    """95 %, bootstrap over tasks."""
+    heldout_greedy: float | None
     tasks: int
     failed: int
     """Rollouts that failed, over both modes; they are left out of the means."""
@@ -29,30 +55,110 @@ class Score:
     model: str
 
 
-def evaluate(config: Config, *, console: Console) -> Score:
-    """Run the recipe's held-out tasks on the model at `model.path`."""
-    return uvloop.run(_evaluate(config, console=console))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """The first contestant's figures, and how much more or less the others get on the same tasks."""
+
+    scores: Sequence[Score]
+    differences: Sequence[Mapping[Mode, Difference]]
+    """Of each contestant after the first: its reward less that of the first."""
+
+    def as_json(self) -> dict[str, Any]:
+        against = [
+            asdict(score) | {"difference": {mode: asdict(found) for mode, found in by_mode.items()}}
+            for score, by_mode in zip(self.scores[1:], self.differences, strict=True)
+        ]
+        return asdict(self.scores[0]) | ({"against": against} if against else {})
 
 
-async def _evaluate(config: Config, *, console: Console) -> Score:
-    began = time.monotonic()
-    progress = Progress(console, name=f"{config.name}: held-out tasks", steps=0, where=config.model.path)
+def contestant(config: Config, what: str | None, *, key_env: str) -> Contestant:
+    """`what`: a model folder, a run's, or `URL#model` of a server. None: the recipe as it is."""
+    if what is None:
+        return Contestant(name=config.model.path, config=config)
+    if "://" in what:
+        url, _, model = what.partition("#")
+        upstream = UpstreamConfig(url=url, key_env=key_env, model=model)
+        update = {"upstreams": {**config.upstreams, SERVER: upstream}, "routes": [RouteConfig(policy=f"upstreams.{SERVER}")]}
+        return Contestant(name=what, config=config.model_copy(update=update), server=True)
+    return Contestant(name=what, config=_with_weights(config, Path(what)))
+
+
+def evaluate(contestants: Sequence[Contestant], *, console: Console) -> Evaluation:
+    """Run the recipe's held-out tasks with each of them, in turn."""
+    return uvloop.run(_evaluate(contestants, console=console))
+
+
+async def _evaluate(contestants: Sequence[Contestant], *, console: Console) -> Evaluation:
+    exams: list[dict[Mode, Exam]] = []
+    scores: list[Score] = []
+    for one in contestants:
+        began = time.monotonic()
+        found = await _examine(one, console=console)
+        exams.append(found)
+        scores.append(_score(one, found, seconds=time.monotonic() - began))
+    first, *others = exams
+    differences: list[dict[Mode, Difference]] = [
+        {mode: paired_difference(exam.rewards, first[mode].rewards) for mode, exam in own.items() if mode in first} for own in others
+    ]
+    evaluation = Evaluation(scores=scores, differences=differences)
+    _show(contestants, exams, differences, console=console)
+    return evaluation
+
+
+async def _examine(one: Contestant, *, console: Console) -> dict[Mode, Exam]:
+    config = one.config
+    progress = Progress(console, name=f"{config.name}: held-out tasks", steps=0, where=one.name)
     with tempfile.TemporaryDirectory(prefix="lightningrl-eval-") as scratch, progress:
-        async with lightning(config, Path(scratch)) as server:
+        async with (relaying if one.server else lightning)(config, Path(scratch)) as server:
             loop = server.loop(progress)
-            await loop.restore()
-            exams: dict[Mode, Exam] = {mode: await loop.examine(0, mode, config.tasks.heldout) for mode in MODES}
-    table = heldout_table(exams.values())
-    table.add_column("")
-    table.add_column(config.model.path, justify="right", overflow="fold")
-    for mode, exam in exams.items():
-        table.add_row(mode, interval(exam))
-    console.print(table)
+            if not one.server:
+                await loop.restore()
+            return {mode: await loop.examine(0, mode, config.tasks.heldout) for mode in one.modes}
+
+
+def _score(one: Contestant, exams: Mapping[Mode, Exam], *, seconds: float) -> Score:
+    sampled, greedy = exams["sampled"], exams.get("greedy")
     return Score(
-        heldout=exams["sampled"].mean,
-        heldout_greedy=exams["greedy"].mean,
-        tasks=len(exams["sampled"].rollouts),
+        heldout=sampled.mean,
+        heldout_interval=mean_interval(sampled),
+        heldout_greedy=None if greedy is None else greedy.mean,
+        tasks=len(sampled.rollouts),
         failed=sum(exam.failed for exam in exams.values()),
-        seconds=round(time.monotonic() - began, 1),
-        model=config.model.path,
+        seconds=round(seconds, 1),
+        model=one.name,
     )
+
+
+def _show(
+    contestants: Sequence[Contestant], exams: Sequence[Mapping[Mode, Exam]], differences: Sequence[Mapping[Mode, Difference]], *, console: Console
+) -> None:
+    for number, one in enumerate(contestants, start=1):
+        console.print(f"{number}  {one.name}", highlight=False, soft_wrap=True, markup=False)
+    table = heldout_table(exam for own in exams for exam in own.values())
+    for column in ("", "mode", "reward", *(("change against 1", "p") if differences else ())):
+        table.add_column(column, justify="left" if column == "mode" else "right", no_wrap=True)
+    for number, (one, own) in enumerate(zip(contestants, exams, strict=True), start=1):
+        for mode, exam in own.items():
+            found = differences[number - 2].get(mode) if number > 1 else None
+            change = () if found is None else (f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]", f"{found.p:.3g}")
+            table.add_row(str(number), "as it answers" if one.server else mode, interval(exam), *change)
+    console.print(table)
+    if differences:
+        console.print(f"change: task by task; p: two-sided, by swapping the two at random ({RESAMPLES:,} times)", style="dim")
+
+
+def _with_weights(config: Config, given: Path) -> Config:
+    """The recipe on a model folder, or on what a run has ended with."""
+    folder = given / "model" if (given / "model").is_dir() else given
+    if config.policies:
+        policies = {name: {**own, "model": {**own.get("model", {}), **_model(folder / name)}} for name, own in config.policies.items()}
+        return config.model_copy(update={"policies": policies})
+    return config.model_copy(update={"model": config.model.model_copy(update=_model(folder))})
+
+
+def _model(folder: Path) -> dict[str, Any]:
+    """Settings of `[model]` that lead to the folder; an adapter in it is part of the model, and no new one is put on it."""
+    if not any((folder / name).exists() for name in ("config.json", "adapter_config.json")):
+        hint = "give a model folder (with a config.json), the folder of a finished run, or the URL of a server"
+        raise UserError(f"no model at `{folder}`", hint=hint)
+    return {"path": str(folder.resolve()), "lora_rank": 0}

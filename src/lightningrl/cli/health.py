@@ -38,7 +38,7 @@ SHARES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "rollouts that failed": (["rollouts/excluded"], ["rollouts/excluded", "rollouts/succeeded"]),
     "calls cut off": (["calls/truncated"], CALLS),
     "calls that forked": (["calls/forked"], CALLS),
-    "groups that teach nothing": (["groups/equal_rewards"], ["groups/count"]),
+    "groups that teach nothing": (["groups/silent"], ["groups/count"]),
 }
 NUMBERS: Mapping[str, str] = {
     "calls of a rollout": "calls/per_rollout",

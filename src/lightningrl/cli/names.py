@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lightningrl import plugins
-from lightningrl.algorithms.options import bound_credit
+from lightningrl.algorithms.options import discount_of
 from lightningrl.config import Config
 from lightningrl.errors import UserError, meant
 
@@ -22,7 +22,7 @@ def check_names(config: Config) -> None:
         _check("credit", learner.algorithm.credit, key=f"{section}algorithm.credit", root=config.root)
     for section, learner in (policies or {"": config}).items():
         with _said_of(f"{section}algorithm.credit_options"):
-            bound_credit(learner.algorithm, root=config.root)
+            discount_of(learner.algorithm, root=config.root)
 
 
 def _check(kind: str, name: str, *, key: str, root: Path) -> None:

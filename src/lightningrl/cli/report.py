@@ -86,8 +86,13 @@ def heldout_table(exams: Iterable[Exam]) -> Table:
 
 def interval(exam: Exam) -> str:
     """`0.790 [0.735, 0.845]`"""
-    low, high = bootstrap_mean(exam.rewards[~np.isnan(exam.rewards)])
+    low, high = mean_interval(exam)
     return f"{exam.mean:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def mean_interval(exam: Exam) -> tuple[float, float]:
+    """95 %, over the tasks whose rollouts did not fail."""
+    return bootstrap_mean(exam.rewards[~np.isnan(exam.rewards)])
 
 
 async def then_and_now(summary: Summary, store: Store, *, decode: Decode) -> Panel | None:

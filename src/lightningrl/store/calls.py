@@ -81,6 +81,8 @@ def check(call: Call) -> None:
         raise StoreError(f"call `{call.id}` has `{len(call.completion_ids)}` sampled tokens and `{len(call.logprobs)}` logprobs")
     if call.capture != "incomplete" and not math.isfinite(call.logprobs.sum(dtype=np.float64)):
         raise StoreError(f"call `{call.id}` has a logprob that is not finite", hint="record it as `incomplete`, which is never trained")
+    if not (math.isfinite(call.sampling.temperature) and math.isfinite(call.sampling.top_p)):
+        raise StoreError(f"call `{call.id}` was sampled under `{call.sampling}`, which is not finite")
 
 
 def said_by(call: Call, request: bytes, *, base: Said) -> Said:

@@ -266,6 +266,8 @@ async def check_what_is_not_finite_is_refused_whole(store: Store) -> None:
     for value in (math.nan, math.inf, -math.inf):
         await refuses(store.append(good, Reward(attempt_id=attempt.id, value=value)))
         await refuses(store.finish(attempt.id, "succeeded", rewards=[Reward(attempt_id=attempt.id, value=value)]))
+        await refuses(store.append(replace(good, sampling=Sampling(temperature=value))))
+        await refuses(store.append(replace(good, sampling=Sampling(top_p=value))))
     await refuses(store.append(call(attempt, 0, [1], [2], logprob=math.nan)))
     assert await store.calls([attempt.id]) == []
     assert (await store.attempts(["r"]))[0].status == "running"

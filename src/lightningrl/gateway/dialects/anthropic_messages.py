@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from lightningrl.chat import Message, ToolCall
-from lightningrl.gateway.dialects.base import ChatRequest, Choice, EventStream, MediaType, Past, Refused, Reply, TokenLogprob, ToolChoice
+from lightningrl.gateway.dialects.base import ChatRequest, Choice, EventStream, MediaType, Past, Refused, Reply, Temperature, TokenLogprob, ToolChoice
 
 COUNT_ONLY = "count_only"
 """The field that `match` adds to a body whose prompt is only to be counted."""
@@ -125,7 +125,7 @@ class _Body(msgspec.Struct):
     output_config: _Output | None = None
     output_format: _Format | None = None
     stream: bool | None = None
-    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    temperature: Temperature | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
     max_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None

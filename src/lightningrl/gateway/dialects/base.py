@@ -3,14 +3,20 @@
 path + body → `match`, `parse` → `ChatRequest` → (the gateway samples) → `Reply` → `respond` → body, or piece by piece through `stream`.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Annotated, Any, Literal, Protocol, TypeAlias
+
+import msgspec
 
 from lightningrl.chat import Message
 from lightningrl.types import FinishReason
 
 ToolChoice: TypeAlias = Literal["auto", "none", "required"]
+
+Temperature: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
+"""Finite: where numbers may come as text, infinity is one of them."""
 
 
 class Refused(Exception):

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 
 from lightningrl.chat import Message, ToolCall
-from lightningrl.gateway.dialects.base import ChatRequest, Choice, EventStream, MediaType, Past, Refused, Reply, TokenLogprob, ToolChoice
+from lightningrl.gateway.dialects.base import ChatRequest, Choice, EventStream, MediaType, Past, Refused, Reply, Temperature, TokenLogprob, ToolChoice
 from lightningrl.gateway.dialects.gemini_schema import camel, json_schema, lower_types
 
 PATH = re.compile(r"^(?:/.+)?/(?:models|tunedModels|endpoints)/(?P<model>.+):(?P<verb>generateContent|streamGenerateContent|countTokens)$")
@@ -113,9 +113,9 @@ class _Thinking(_Wire):
 
 
 class _Generation(_Wire):
-    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    temperature: Temperature | None = None
     top_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    top_k: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    top_k: Annotated[float, msgspec.Meta(ge=0, lt=2**63)] | None = None
     max_output_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     stop_sequences: list[str] | None = None
     candidate_count: Annotated[int, msgspec.Meta(ge=1, le=MOST_CANDIDATES)] | None = None

@@ -14,7 +14,7 @@ import msgspec
 from lightningrl.chat import Message
 from lightningrl.gateway.dialects import openai_items as items
 from lightningrl.gateway.dialects import openai_wire as wire
-from lightningrl.gateway.dialects.base import ChatRequest, Choice, EventStream, MediaType, Past, Refused, Reply, TokenLogprob
+from lightningrl.gateway.dialects.base import ChatRequest, Choice, EventStream, MediaType, Past, Refused, Reply, Temperature, TokenLogprob
 from lightningrl.gateway.dialects.openai_items import Item
 from lightningrl.gateway.dialects.openai_wire import encode
 
@@ -68,7 +68,7 @@ class _Body(msgspec.Struct):
     store: bool | None = None
     stream: bool | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=wire.MOST_TOP_LOGPROBS)] | None = None
-    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    temperature: Temperature | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     max_output_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
 

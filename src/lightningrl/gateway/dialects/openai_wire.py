@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from lightningrl.chat import Message
-from lightningrl.gateway.dialects.base import Refused, Reply, TokenLogprob, ToolChoice
+from lightningrl.gateway.dialects.base import Refused, Reply, Temperature, TokenLogprob, ToolChoice
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class Asked(msgspec.Struct, kw_only=True):
     n: Annotated[int, msgspec.Meta(ge=1, le=MOST_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    temperature: Temperature | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
     stop: str | list[str] | None = None

@@ -1,0 +1,184 @@
+"""How is a word problem made? A program of one to four steps, a sentence for each, and now and then a sentence that is beside the point.
+
+    start 37, pack 48, fewer 5  →  ann has 37 eggs
+                                   cleo finds 15 more             beside the point: nobody asks for cleo's
+                                   ann swaps each for 48
+                                   ben has 5 fewer than ann
+                                   how many has ben               37 * 48 - 5
+
+Who is told apart by whether they were there before: `ann has 5 more than ben` is a subtraction where ann's number is known.
+"""
+
+import random
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Operation: TypeAlias = Literal["+", "-", "*", "/"]
+Kind: TypeAlias = Literal["gain", "lose", "pack", "keep", "more", "fewer", "times", "more-than", "times-as"]
+Aside: TypeAlias = Literal["stranger+", "stranger-", "other+", "other-"]
+
+OPERATIONS: Mapping[Kind, Operation] = {
+    "gain": "+",
+    "lose": "-",
+    "pack": "*",
+    "keep": "/",
+    "more": "+",
+    "fewer": "-",
+    "times": "*",
+    "more-than": "-",
+    "times-as": "/",
+}
+SENTENCES: Mapping[Kind, tuple[str, ...]] = {
+    "gain": ("{a} finds {n} more", "{a} buys {n} more", "{a} gets {n} more"),
+    "lose": ("{a} loses {n}", "{a} sells {n}", "{a} gives away {n}"),
+    "pack": ("{a} swaps each for {n}", "{a} trades each for {n}"),
+    "keep": ("{a} keeps one in {n}", "{a} saves one in {n}"),
+    "more": ("{b} has {n} more than {a}",),
+    "fewer": ("{b} has {n} fewer than {a}",),
+    "times": ("{b} has {n} times as many as {a}",),
+    "more-than": ("{a} has {n} more than {b}",),
+    "times-as": ("{a} has {n} times as many as {b}",),
+}
+"""{a} is whose number is known, {b} somebody new, whose number is known from then on."""
+NEWCOMERS: tuple[Kind, ...] = ("more", "fewer", "times", "more-than", "times-as")
+ASIDES: Mapping[Aside, tuple[str, ...]] = {
+    "stranger+": ("{c} finds {n} more", "{c} buys {n} more", "{c} gets {n} more"),
+    "stranger-": ("{c} loses {n}", "{c} sells {n}", "{c} gives away {n}"),
+    "other+": ("{a} finds {n} {others}", "{a} buys {n} {others}", "{a} gets {n} {others}"),
+    "other-": ("{a} loses {n} {others}", "{a} sells {n} {others}", "{a} gives away {n} {others}"),
+}
+"""{c} is somebody who has nothing to do with it; {others} are not what is counted."""
+
+PEOPLE = ("ann", "ben", "cleo", "dan", "eve", "finn", "gus")
+THINGS = ("apples", "books", "cards", "eggs", "pens", "shells")
+
+LENGTHS = {1: 25, 2: 40, 3: 35}
+"""Percent of problems with so many steps."""
+LONG = 4
+"""Steps of those out of distribution."""
+ASIDE_SHARE = 0.5
+"""Problems with a sentence beside the point."""
+HELDOUT_SHARE = 5
+"""One structure in this many is held out."""
+SUMMANDS = range(11, 100)
+FACTORS = range(3, 49)
+LARGEST = 9999
+"""Values stay below: no more than two tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    kind: Kind
+    number: int
+
+    @property
+    def operation(self) -> Operation:
+        return OPERATIONS[self.kind]
+
+    def of(self, value: int) -> int:
+        match self.operation:
+            case "+":
+                return value + self.number
+            case "-":
+                return value - self.number
+            case "*":
+                return value * self.number
+            case "/":
+                return value // self.number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    start: int
+    steps: tuple[Step, ...]
+    aside: Aside | None
+    """The kind of the sentence beside the point; None: there is none."""
+    aside_after: int
+    """The step after which it comes; 0: after the first sentence."""
+    aside_number: int
+    story: str
+    """What the agent reads."""
+
+    @property
+    def answer(self) -> int:
+        value = self.start
+        for step in self.steps:
+            value = step.of(value)
+        return value
+
+
+def random_problem(rng: random.Random, *, heldout: bool) -> Problem:
+    """One to three steps, of a structure of the split that is asked for."""
+    while True:
+        problem = _draw(rng, length=rng.choices(list(LENGTHS), list(LENGTHS.values()))[0])
+        if problem is not None and is_heldout(structure(problem)) == heldout:
+            return problem
+
+
+def long_problem(rng: random.Random) -> Problem:
+    """Out of distribution: a step more than training ever shows."""
+    while True:
+        problem = _draw(rng, length=LONG)
+        if problem is not None:
+            return problem
+
+
+def structure(problem: Problem) -> str:
+    """The program: which steps, whose number they speak of, and where the sentence beside the point stands; but no word and no number."""
+    kinds: list[str] = ["start", *(step.kind for step in problem.steps)]
+    if problem.aside is not None:
+        kinds.insert(problem.aside_after + 1, problem.aside)
+    return " ".join(kinds)
+
+
+def is_heldout(structure: str) -> bool:
+    return zlib.crc32(structure.encode()) % HELDOUT_SHARE == 0
+
+
+def _draw(rng: random.Random, *, length: int) -> Problem | None:
+    """None if the numbers do not come out: a value too large or too small, nothing to divide by, or a number twice."""
+    start = value = rng.choice(SUMMANDS)
+    steps: list[Step] = []
+    for kind in rng.choices(list(OPERATIONS), k=length):
+        numbers = _numbers(OPERATIONS[kind], value)
+        if not numbers:
+            return None
+        steps.append(Step(kind=kind, number=rng.choice(numbers)))
+        value = steps[-1].of(value)
+    aside = rng.choice(list(ASIDES)) if rng.random() < ASIDE_SHARE else None
+    after, beside = rng.randint(0, length), rng.choice(SUMMANDS)
+    named = [start, *(step.number for step in steps), beside]
+    if len(set(named)) < len(named):
+        return None
+    story = _story(start, steps, aside, after, beside, rng)
+    return Problem(start=start, steps=tuple(steps), aside=aside, aside_after=after, aside_number=beside, story=story)
+
+
+def _numbers(operation: Operation, value: int) -> list[int]:
+    match operation:
+        case "+":
+            return [n for n in SUMMANDS if value + n <= LARGEST]
+        case "-":
+            return [n for n in SUMMANDS if n < value]
+        case "*":
+            return [n for n in FACTORS if value * n <= LARGEST]
+        case "/":
+            return [n for n in FACTORS if value % n == 0 and value > n]
+
+
+def _story(start: int, steps: list[Step], aside: Aside | None, after: int, beside: int, rng: random.Random) -> str:
+    people = rng.sample(PEOPLE, len(steps) + 2)
+    stranger, holder = people.pop(), people.pop()
+    things, others = rng.sample(THINGS, 2)
+    sentences = [f"{holder} has {start} {things}"]
+    for place in range(len(steps) + 1):
+        if place > 0:
+            step = steps[place - 1]
+            new = people.pop() if step.kind in NEWCOMERS else holder
+            sentences.append(rng.choice(SENTENCES[step.kind]).format(a=holder, b=new, n=step.number))
+            holder = new
+        if aside is not None and place == after:
+            sentences.append(rng.choice(ASIDES[aside]).format(a=holder, c=stranger, n=beside, others=others))
+    return "\n".join([*sentences, f"how many {things} has {holder}"])

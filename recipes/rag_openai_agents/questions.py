@@ -1,0 +1,92 @@
+"""What can be asked? A chain of relations from somebody's name to the answer, of which every step can be looked up.
+
+    mira voss  → boss →  tom hale  → home →  oak ford  → mayor →  dan pike
+    name the mayor of the home of the boss of mira voss
+"""
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+from names import is_heldout
+from search import TOP
+from world import CACHED, RELATIONS, World, build_world
+
+WORLDS = {"train": 16, "heldout": 4, "ood": 4}
+"""How many there are. `ood` asks longer questions about the worlds of `heldout`."""
+HOPS = {"train": (2, 3), "heldout": (2, 3), "ood": (4,)}
+WORDINGS = ("name the {chain}", "who or what is the {chain}", "find the {chain}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    world: str
+    """Its name."""
+    chain: tuple[str, ...]
+    """Relations in the order in which they are looked up."""
+    names: tuple[str, ...]
+    """Whose relation is looked up at each step, and the answer."""
+    text: str
+
+    @property
+    def answer(self) -> str:
+        return self.names[-1]
+
+
+def random_question(rng: random.Random, split: str) -> Question:
+    """Of `train`, `heldout` or `ood`: names and compositions of `train` never occur in the other two."""
+    heldout = split != "train"
+    world = build_world(f"{'heldout' if heldout else 'train'}-{rng.randrange(WORLDS[split])}")
+    while True:
+        question = _draw(rng, world, rng.choice(HOPS[split]))
+        if question is not None and is_new(question.chain) == heldout and all(can_be_found(world, query) for query in queries(question)):
+            return question
+
+
+def queries(question: Question) -> list[str]:
+    """What to search for, one step after the other."""
+    return [query(relation, owner) for relation, owner in zip(question.chain, question.names, strict=False)]
+
+
+def query(relation: str, owner: str) -> str:
+    return f"{relation} of {owner}"
+
+
+def is_new(chain: Iterable[str]) -> bool:
+    """Whether two relations follow on each other in it that never do so in training."""
+    return any(is_heldout(f"{second} of the {first}") for first, second in pairwise(chain))
+
+
+def can_be_found(world: World, query: str) -> bool:
+    """Whether no more passages have all words of the query than a search returns."""
+    relation, _, first, second = query.split()
+    found = _passages_by_word(world.name)
+    return len(found[relation] & found[first] & found[second]) <= TOP
+
+
+@lru_cache(maxsize=CACHED)
+def _passages_by_word(world: str) -> dict[str, set[int]]:
+    found: dict[str, set[int]] = {}
+    for index, passage in enumerate(build_world(world).passages):
+        for word in passage.text.split():
+            found.setdefault(word, set()).add(index)
+    return found
+
+
+def _draw(rng: random.Random, world: World, hops: int) -> Question | None:
+    """None: the chain came to an end, or back to where it had been."""
+    kind = rng.choice(tuple(world.members))
+    names, chain = [rng.choice(world.members[kind])], list[str]()
+    for _ in range(hops):
+        possible = [relation for relation, (owners, _) in RELATIONS.items() if owners == kind and relation not in chain]
+        if not possible:
+            return None
+        chain.append(rng.choice(possible))
+        kind = RELATIONS[chain[-1]][1]
+        names.append(world.facts[names[-1], chain[-1]])
+    if len(set(names)) < len(names):
+        return None
+    asked = " of the ".join(reversed(chain)) + f" of {names[0]}"
+    return Question(world=world.name, chain=tuple(chain), names=tuple(names), text=rng.choice(WORDINGS).format(chain=asked))

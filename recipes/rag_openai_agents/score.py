@@ -1,0 +1,40 @@
+"""What is an answer worth? 0.9 · F1 + 0.1 · format (arXiv 2508.03680, section 4): F1 of its words, and whether it stands where it was asked for.
+
+    <answer>tom hale</answer>   for `tom hale`    0.9 · 1   + 0.1
+    <answer>tom moss</answer>                     0.9 · 0.5 + 0.1
+    tom hale                                      0.9 · 1
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Iterable
+
+F1_WEIGHT, FORMAT_WEIGHT = 0.9, 0.1
+ANSWER = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>\s*$", re.DOTALL)
+"""What was asked for: an answer in its tags, and nothing after it."""
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def score(output: str, golds: Iterable[str]) -> dict[str, float]:
+    """`final`, and the two parts of it. Of several right answers the one that fits best counts. Without the tags, all of the output is the answer."""
+    found = ANSWER.search(output)
+    answer = found[1] if found else output
+    f1 = max(word_f1(answer, gold) for gold in golds)
+    form = float(found is not None)
+    return {"final": F1_WEIGHT * f1 + FORMAT_WEIGHT * form, "f1": f1, "format": form}
+
+
+def word_f1(answer: str, gold: str) -> float:
+    """As SQuAD counts it (arXiv 1606.05250, section 6.1, and its script)."""
+    answer_words, gold_words = normalized(answer).split(), normalized(gold).split()
+    if not answer_words or not gold_words:
+        return float(answer_words == gold_words)
+    common = sum((Counter(answer_words) & Counter(gold_words)).values())
+    return 2 * common / (len(answer_words) + len(gold_words))
+
+
+def normalized(text: str) -> str:
+    """Lower case, no punctuation, no articles, single spaces."""
+    return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())

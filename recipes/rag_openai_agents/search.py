@@ -1,0 +1,76 @@
+"""What does the agent find? The passages of a task's library that fit a query best: by BM25, or by the vectors of a model.
+
+A task says which library is meant: `world` is the name of a world, `paragraphs` the path of a MuSiQue file. It is indexed once in a process and kept.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import bm25s
+import numpy as np
+from musique import paragraphs
+from world import CACHED, build_world
+
+TOP = 3
+"""Passages that a search returns."""
+NOTHING = "nothing found"
+Scorer: TypeAlias = Callable[[str], np.ndarray]
+"""Query → how well each passage fits; 0 or less: not at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    passages: tuple[str, ...]
+    scorer: Scorer
+
+    def search(self, query: str) -> str:
+        """The best passages, a line each. Of those that fit alike, the first."""
+        scores = self.scorer(query)
+        best = np.argsort(-scores, kind="stable")[:TOP]
+        return "\n".join(self.passages[index] for index in best if scores[index] > 0) or NOTHING
+
+
+def library_of(task: Mapping[str, Any]) -> Library:
+    """RAG_DENSE_MODEL, the folder of a sentence-transformers model, replaces BM25 where it is set."""
+    return _library(task.get("world", ""), task.get("paragraphs", ""), os.environ.get("RAG_DENSE_MODEL", ""))
+
+
+@lru_cache(maxsize=CACHED)
+def _library(world: str, file: str, dense_model: str) -> Library:
+    passages = tuple(passage.text for passage in build_world(world).passages) if world else paragraphs(file)
+    return Library(passages=passages, scorer=dense(passages, folder=dense_model) if dense_model else bm25(passages))
+
+
+def bm25(passages: Sequence[str]) -> Scorer:
+    index = bm25s.BM25()
+    index.index([_words(passage) for passage in passages], show_progress=False)
+
+    def scorer(query: str) -> np.ndarray:
+        known = index.get_tokens_ids(_words(query))
+        return index.get_scores_from_ids(known) if known else np.zeros(len(passages))
+
+    return scorer
+
+
+def dense(passages: Sequence[str], *, folder: str) -> Scorer:
+    try:
+        from sentence_transformers import SentenceTransformer  # slow to import, and rarely asked for
+    except ImportError as error:
+        raise ImportError('RAG_DENSE_MODEL is set, but there is no package `sentence-transformers`\nhint: pip install sentence-transformers') from error
+    if not os.path.isdir(folder):
+        raise ValueError(f"RAG_DENSE_MODEL is `{folder}`, which is no folder\nhint: let it name the folder of a sentence-transformers model")
+    model = SentenceTransformer(folder, local_files_only=True)
+    vectors = model.encode(list(passages), normalize_embeddings=True, show_progress_bar=False)
+
+    def scorer(query: str) -> np.ndarray:
+        return vectors @ model.encode(query, normalize_embeddings=True, show_progress_bar=False)
+
+    return scorer
+
+
+def _words(text: str) -> list[str]:
+    [words] = bm25s.tokenize([text], return_ids=False, show_progress=False)
+    return list(words)

@@ -1,0 +1,106 @@
+"""What is there to know, and where does it stand? A world of people, towns and firms, made from its name alone: ten relations, a passage for each fact.
+
+Facts are true now. Around them stand passages about the same names: what was true once, what is not true, and asides.
+
+    the boss of mira voss is tom hale             the fact
+    tom hale was the boss of ida reed             who was
+    for mira voss the boss is not ida reed        who is not
+    mira voss met dan pike                        an aside
+"""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, TypeAlias
+
+from names import Kind, names
+
+Mood: TypeAlias = Literal["is", "was", "is not", "aside"]
+
+RELATIONS: Mapping[str, tuple[Kind, Kind]] = {
+    "boss": ("person", "person"),
+    "teacher": ("person", "person"),
+    "neighbour": ("person", "person"),
+    "home": ("person", "town"),
+    "employer": ("person", "firm"),
+    "mayor": ("town", "person"),
+    "twin": ("town", "town"),
+    "founder": ("firm", "person"),
+    "seat": ("firm", "town"),
+    "rival": ("firm", "firm"),
+}
+"""Relation → (whose it is, what it is). Everything of the first kind has exactly one."""
+POPULATION: Mapping[Kind, int] = {"person": 120, "town": 60, "firm": 60}
+TEMPLATES = ("the {relation} of {owner} {mood} {value}", "{value} {mood} the {relation} of {owner}", "for {owner} the {relation} {mood} {value}")
+"""The same number of words that a search looks at: none of them is favoured."""
+ASIDES = ("{owner} met {value}", "{owner} wrote to {value}", "{owner} saw {value}")
+DOUBTS = 0.8
+"""Share of facts beside which stands what was true once; and of those beside which stands what is not."""
+DOUBTS_WITHIN_KIND = 0.5
+"""The same where owner and value are of one kind: there each name also stands in the fact of which it is the value."""
+CACHED = 64
+"""Worlds kept in memory, about a megabyte each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passage:
+    text: str
+    owner: str
+    relation: str
+    """"" for an aside."""
+    value: str
+    mood: Mood
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    name: str
+    """`train-3` or `heldout-0`."""
+    members: Mapping[Kind, tuple[str, ...]]
+    facts: Mapping[tuple[str, str], str]
+    """(owner, relation) → value."""
+    passages: tuple[Passage, ...]
+
+
+@lru_cache(maxsize=CACHED)
+def build_world(name: str) -> World:
+    rng = random.Random(f"world-{name}")
+    heldout = not name.startswith("train")
+    members = {kind: tuple(rng.sample(names(kind, heldout=heldout), count)) for kind, count in POPULATION.items()}
+    facts: dict[tuple[str, str], str] = {}
+    passages: list[Passage] = []
+    for relation, (owners, values) in RELATIONS.items():
+        for owner, value in _matched(members[owners], members[values], rng):
+            facts[owner, relation] = value
+            others = [other for other in members[values] if other not in (owner, value)]
+            passages += _about(owner, relation, value, others, share=DOUBTS_WITHIN_KIND if owners == values else DOUBTS, rng=rng)
+    passages += _asides(members, rng)
+    rng.shuffle(passages)
+    return World(name=name, members=members, facts=facts, passages=tuple(passages))
+
+
+def _matched(owners: Sequence[str], values: Sequence[str], rng: random.Random) -> Iterator[tuple[str, str]]:
+    """A value for each owner: never itself, and all values equally often (or at most once, if there are enough)."""
+    order = rng.sample(values, len(values))
+    if set(owners) == set(values):
+        return zip(order, [*order[1:], order[0]], strict=True)
+    return zip(owners, [order[index % len(order)] for index in range(len(owners))], strict=True)
+
+
+def _about(owner: str, relation: str, value: str, others: Sequence[str], *, share: float, rng: random.Random) -> Iterator[Passage]:
+    """The fact, and doubts about it. Within a kind there is at most one doubt."""
+    moods: list[Mood] = ["is"]
+    if share == DOUBTS_WITHIN_KIND:
+        moods += [rng.choice(("was", "is not"))] if rng.random() < share else []
+    else:
+        moods += [mood for mood in ("was", "is not") if rng.random() < share]
+    for mood, said in zip(moods, [value, *rng.sample(others, len(moods) - 1)], strict=True):
+        text = rng.choice(TEMPLATES).format(owner=owner, relation=relation, value=said, mood=mood)
+        yield Passage(text=text, owner=owner, relation=relation, value=said, mood=mood)
+
+
+def _asides(members: Mapping[Kind, Sequence[str]], rng: random.Random) -> Iterator[Passage]:
+    for person in members["person"]:
+        other = rng.choice([name for kind in members for name in members[kind] if name != person])
+        yield Passage(text=rng.choice(ASIDES).format(owner=person, value=other), owner=person, relation="", value=other, mood="aside")
