@@ -1,7 +1,7 @@
 """Does each credit × advantage follow the gradient that it should? Held against worlds whose gradient can be written down.
 
     make oracles                      all of it, with the tables of docs/oracles.md; about two minutes
-    python benchmarks/oracles.py --check   the same, and nothing is written
+    python benchmarks/oracles.py --check   the same, and nothing is written: every figure must be the published one
 
 In each of four small worlds every rollout is enumerated, and from these the exact policy gradient and every group of three. So the mean of an
 estimator is known to rounding, and with it its bias; its variance likewise. Groups of eight are drawn besides, as a run would draw them.
@@ -26,7 +26,7 @@ MARK = "<!-- what follows is written by `make oracles` -->\n"
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing")
+    parser.add_argument("--check", action="store_true", help="write nothing; compare with what was published")
     check = parser.parse_args().check
     started = time.process_time()
     found: list[Cell] = []
@@ -35,10 +35,13 @@ def main() -> int:
         if sys.stderr.isatty():
             print(f"\r{len(found)} cells", end="", file=sys.stderr)
     print(f"\n{render(found)}\n{len(found)} cells in {time.process_time() - started:.0f} s of CPU time")
-    if not check:
+    broken = [f"{cell.world}: {cell.method} × {cell.advantage} {reason}" for cell in found if (reason := cell.broken())]
+    if check:
+        published = [Cell(**row) for row in json.loads(RESULTS.read_text())]
+        broken += [f"{cell.world}: {cell.method} × {cell.advantage} {reason}" for cell in found if (reason := cell.moved(published))]
+    else:
         RESULTS.write_text(json.dumps([asdict(cell) for cell in found], indent=1) + "\n")
         PAGE.write_text(PAGE.read_text().partition(MARK)[0] + MARK + "\n" + render(found))
-    broken = [f"{cell.world}: {cell.method} × {cell.advantage} {reason}" for cell in found if (reason := cell.broken())]
     print("\n".join(broken) or "every bound is kept")
     return 1 if broken else 0
 

@@ -68,6 +68,9 @@ def test_dumped_config_reads_back_the_same(recipe: Path, tmp_path: Path) -> None
         ("preset=[1]", "unknown preset `[1]`", "known: `grpo`"),
         ("loss.name=ppo_clp", "`loss.name` in `RECIPE` cannot be `ppo_clp`", "did you mean `ppo_clip`? known: `ppo_clip`, `cispo`, `pg`"),
         ("algorithm.aggregation=rows", "`algorithm.aggregation` in `RECIPE` cannot be `rows`", "known: `rollout-mean`, `call-mean`, `token-mean`"),
+        ("air=[{rule='slow', value=nan}]", "`air.0.value` in `RECIPE` is `nan`: it should be a finite number", "The reward when the rule holds"),
+        ("trainer.learning_rate=inf", "`trainer.learning_rate` in `RECIPE` is `inf`: it should be a finite number", "Peak step size"),
+        ("loss={name='pg', ratio='call'}", "`loss` in `RECIPE`: `pg` clips no ratio", "`lightningrl settings`"),
         ("algorithm.credit_options={discount=[1]}", "`algorithm.credit_options.discount` in `RECIPE`", "Parameters of the credit"),
     ],
 )

@@ -34,13 +34,13 @@ HEALTHY = {
 }
 
 
-def learner(audit: str = "") -> LearnerConfig:
-    return LearnerConfig(model=ModelConfig(path="model"), algorithm=AlgorithmConfig(audit=audit))
+def learner(audit: str = "", *, credit: str = "uniform") -> LearnerConfig:
+    return LearnerConfig(model=ModelConfig(path="model"), algorithm=AlgorithmConfig(audit=audit, credit=credit))
 
 
-def raised(rows: list[Row], *, audit: str = "") -> list[tuple[int, str]]:
+def raised(rows: list[Row], *, audit: str = "", credit: str = "uniform") -> list[tuple[int, str]]:
     """(step, warning)"""
-    health = Health({"policy": learner(audit)})
+    health = Health({"policy": learner(audit, credit=credit)})
     return [(step, text) for step, row in enumerate(rows) for text in health.stepped(row)]
 
 
@@ -132,6 +132,13 @@ def test_anything_else_is_not(final: Callable[[float], float], audit: Callable[[
 def test_an_audit_that_nobody_gives_is_named() -> None:
     ((step, warning),) = raised([HEALTHY] * 10, audit="exact")
     assert step == 0 and "`exact`" in warning and "rewards given: `final`" in warning
+
+
+def test_rules_that_nobody_learns_from_are_named() -> None:
+    rows = [HEALTHY | {"reward/air.tool_ok": 0.2}] * 10
+    ((step, warning),) = raised(rows)
+    assert step == 0 and "`air.tool_ok`" in warning and 'algorithm.credit = "air"' in warning
+    assert raised(rows, credit="air") == []
 
 
 def test_the_trend_is_a_z_score() -> None:

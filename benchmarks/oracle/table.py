@@ -17,6 +17,8 @@ EXACT_WITHIN = 1e-6
 """Relative. Lessons keep advantages in float32, and their rounding is all that an exact mean is off by."""
 BIASED_BEYOND = 1e-3
 """What theory says to be biased must be, in worlds made to show it: else it is not this that was measured."""
+SAME = 1e-4
+"""Relative: figures that are the published ones on any machine."""
 Z_WITHIN = 4.5
 """Standard errors. The draws are seeded, so a table that passes does so again."""
 AGGREGATIONS = ("rollout-mean", "call-mean", "token-mean")
@@ -50,6 +52,17 @@ class Cell:
             return f"is `{self.factor:.7f}` times the gradient, not `{expected:.7f}`"
         if self.z is not None and self.z > Z_WITHIN:
             return f"is `{self.z:.1f}` standard errors off, where groups are drawn"
+        return None
+
+    def moved(self, published: Sequence["Cell"]) -> str | None:
+        """Which figure is not the published one; None if all are. This bounds what theory only calls biased."""
+        shown = next((c for c in published if (c.world, c.method, c.advantage) == (self.world, self.method, self.advantage)), None)
+        if shown is None:
+            return "is not in the published table"
+        for name in ("factor", "bias", "variance"):
+            was, now = getattr(shown, name), getattr(self, name)
+            if abs(now - was) > SAME * abs(was) + EXACT_WITHIN:
+                return f"has {name} `{now:.6g}`, and `{was:.6g}` was published"
         return None
 
 

@@ -200,6 +200,8 @@ class LossConfig(Section):
             raise ValueError(
                 f"`clip_dual` is `{self.clip_dual:g}`: up to 1 it would leave nothing to learn where advantages are negative; 3 is usual"
             )
+        if self.name == "pg" and (self.ratio != "token" or self.proximal):
+            raise ValueError("`pg` clips no ratio: `ratio` and `proximal` would change nothing")
         if self.importance != "none" and self.name != "pg" and not self.proximal:
             raise ValueError(f"`{self.name}` already has a ratio to the weights that sampled: `importance` needs `proximal = true` beside it")
         return self

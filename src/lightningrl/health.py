@@ -265,6 +265,13 @@ def audit_missing(rows: Sequence[Row], config: LearnerConfig) -> str | None:
     return f"nobody gives the reward `{audit}` that `algorithm.audit` names; hint: rewards given: {given or 'none'}"
 
 
+def air_unused(rows: Sequence[Row], config: LearnerConfig) -> str | None:
+    rules = [name.removeprefix("reward/") for name in rows[-1] if name.startswith("reward/air.")]
+    if config.algorithm.credit != "uniform" or not rules:
+        return None
+    return f'`{rules[0]}` rewards calls, and credit `uniform` does not learn from it; hint: `algorithm.credit = "air"` (docs/air.md)'
+
+
 SMALLER_STEPS = "hint: lower `trainer.learning_rate`, or make fewer `trainer.minibatches`"
 CALLS = [f"calls/{capture}" for capture in get_args(Capture)]
 """Every call is captured in one of these ways."""
@@ -276,6 +283,7 @@ OF_A_POLICY: tuple[Check, ...] = (
     engine_gap,
     reward_hacking,
     audit_missing,
+    air_unused,
     silent_groups,
     left_out,
     ratio_explodes,

@@ -152,9 +152,7 @@ class Learner:
     # weights are records too
 
     def weights(self, version: int) -> Weights:
-        return Weights(
-            policy=self.name, version=version, uri=self._checkpoints.format(version), kind="lora" if self.config.model.lora_rank else "full"
-        )
+        return Weights(policy=self.name, version=version, uri=self._checkpoints.format(version), kind=self._kind)
 
     def save(self, weights: Weights) -> None:
         """Write a folder that anything loads, with what the trainer needs to go on."""

@@ -1,0 +1,35 @@
+"""What a learner makes of records that are not quite its own weights' any more."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from lightningrl.config import load_config
+from lightningrl.errors import UserError
+from lightningrl.serve import lightning
+from tests.conftest import SmallRecipe
+from tests.loop.test_parity import Nobody
+
+
+@pytest.mark.parametrize("proximal", [True, False])
+async def test_proximal_logprobs_are_those_of_the_weights_that_a_batch_is_first_learnt_by(small_recipe: SmallRecipe, proximal: bool) -> None:
+    overrides = [f"loss.proximal={str(proximal).lower()}", "trainer.minibatches=1"]
+    async with lightning(load_config(small_recipe.path, overrides), small_recipe.folder) as server:
+        loop, (learner,) = server.loop(Nobody()), server.learners
+        await loop.restore()
+        lessons, _ = await loop.credit(0, await loop.collect(0))
+        older = [replace(lesson, transition=replace(lesson.transition, logprobs=lesson.transition.logprobs + 1)) for lesson in lessons["policy"]]
+        await learner.engine.pause()
+        found = await learner.update(older, seed=0, decay=1.0)
+    assert found["loss/ratio_mean"] == pytest.approx(1.0 if proximal else math.exp(-1), rel=1e-4)
+
+
+async def test_calls_are_learnt_from_until_they_are_too_old(small_recipe: SmallRecipe) -> None:
+    async with lightning(load_config(small_recipe.path, ["loop.max_off_policy_steps=3"]), small_recipe.folder) as server:
+        loop = server.loop(Nobody())
+        await loop.restore()
+        batch = await loop.collect(0)
+        assert (await loop.credit(3, batch))[1]["tokens/trained"] > 0
+        with pytest.raises(UserError, match="`stale`"):
+            await loop.credit(4, batch)
