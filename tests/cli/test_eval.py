@@ -65,7 +65,7 @@ def test_a_model_and_a_server_are_measured_on_the_same_tasks(small_recipe: Small
     assert same["heldout"] == own["heldout"] and same["difference"]["greedy"] == {"mean": 0, "low": 0, "high": 0, "p": 1, "tasks": 4}
     low, high = own["heldout_interval"]
     assert low <= own["heldout"] <= high
-    assert "p = " in done.stderr
+    assert "as it answers" in done.stderr and f"{foreign.url}#big" in done.stderr
 
 
 def test_a_server_needs_no_model_of_ours(small_recipe: SmallRecipe, foreign: Foreign) -> None:

@@ -35,7 +35,11 @@ def recipe(tmp_path: Path) -> Path:
         ("policies.solver.algorithm.credit=tree", "unknown credit `tree` in `policies.solver.algorithm.credit`", "`tree_loo`"),
         ("policies.critic.algorithm={credit='gigpo', credit_options={discont=1}}", "`policies.critic.algorithm.credit_options`: ", "`discount`"),
         ("policies.critic.algorithm.credit=discounted", "`policies.critic.algorithm.credit_options`: credit `discounted` needs `discount`", "set it"),
-        ("algorithm={credit='gigpo', credit_options={anchor='nowhere:state'}}", "algorithm.credit_options`: no module `nowhere` for anchor", "beside"),
+        (
+            "algorithm={credit='gigpo', credit_options={anchor='nowhere:state'}}",
+            "algorithm.credit_options`: no module `nowhere` for anchor",
+            "beside",
+        ),
         (
             "algorithm={credit='gae_calls', credit_options={discount=0.9}, shaping='potential'}",
             "algorithm.credit_options`: `shaping` is `potential`",
