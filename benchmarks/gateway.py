@@ -63,7 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--peer-python", type=Path, default=PEER_PYTHON)
     parser.add_argument("--skip-peer", action="store_true", help="measure our side alone")
-    parser.add_argument("--quick", action="store_true", help="one round, fewer calls: 15 minutes in place of 40")
+    parser.add_argument("--quick", action="store_true", help="one round, fewer calls: 10 minutes in place of 30")
     parser.add_argument("--only", nargs="*", choices=PHASES, help="some of the phases; the file keeps what it says of the others")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
