@@ -79,14 +79,14 @@ STUDIES: Mapping[str, Study] = {
     "sql": Study(
         recipe=SQL,
         arms=credits('{rule="air:unreadable",value=-0.2}') | {f"uniform, {role} only": only(role) for role in SQL_ROLES},
-        settings=["loop.steps=12", "loop.eval_every=4", "loop.eval_tasks=100"],
+        settings=["loop.steps=12", "loop.tasks_per_step=16", "loop.eval_every=4", "loop.eval_tasks=100", "tasks.heldout=100"],
         picture=ROOT / "docs" / "credit-sql.png",
         title="text-to-SQL: which call earned the reward?",
     ),
     "presets": Study(
         recipe=ERRANDS,
         arms={name: [f"preset={name}"] for name in PRESETS} | {"opo": ["algorithm.advantage=opo"]},
-        settings=["loop.steps=12", "loop.eval_tasks=50"],
+        settings=["loop.steps=12", "loop.eval_tasks=50", "tasks.heldout=50"],
         pages=True,
     ),
 }
