@@ -14,7 +14,7 @@ from agent import SYSTEM, TOOL_ITERATIONS
 from calculator import calculator
 from stories import Kind, Problem, Step, random_problem
 
-SLIPS: Mapping[str, float] = {"brackets": 0.58, "aside": 0.58, "turned": 0.55, "short": 0.2, "start": 0.12, "guess": 0.08, "again": 0.05}
+SLIPS: Mapping[str, float] = {"brackets": 0.58, "aside": 0.58, "turned": 0.55, "short": 0.25, "start": 0.15, "guess": 0.1, "again": 0.05}
 """Share of problems in which he slips, where he can: writes it all in one go, as if `37 + 5 * 12` were worked off from the left; counts in what is
 beside the point; takes `ann has 5 more than ben` for `ben has 5 more than ann`; leaves out the last step; ends with the number that he
 started from, or begins and ends with the last one that he read; or asks the calculator again until it is taken away, which does no harm.
@@ -96,7 +96,7 @@ def expressions(problem: Problem, slips: frozenset[str] = frozenset()) -> list[s
         return []
     worked, parts = list[str](), str(problem.start)
     for step in _steps(problem, slips):
-        if step.operation in "*/" and ("+" in parts or "-" in parts) and "brackets" not in slips:
+        if step.operation in "*/" and (" + " in parts or " - " in parts) and "brackets" not in slips:
             worked.append(parts)
             parts = calculator(parts)
         parts = f"{parts} {step.operation} {step.number}"

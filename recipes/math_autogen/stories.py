@@ -54,11 +54,11 @@ ASIDES: Mapping[Aside, tuple[str, ...]] = {
 PEOPLE = ("ann", "ben", "cleo", "dan", "eve", "finn", "gus")
 THINGS = ("apples", "books", "cards", "eggs", "pens", "shells")
 
-LENGTHS = {1: 25, 2: 40, 3: 35}
+LENGTHS = {1: 20, 2: 40, 3: 40}
 """Percent of problems with so many steps."""
 LONG = 4
 """Steps of those out of distribution."""
-ASIDE_SHARE = 0.5
+ASIDE_SHARE = 0.65
 """Problems with a sentence beside the point."""
 HELDOUT_SHARE = 5
 """One structure in this many is held out."""

@@ -57,7 +57,9 @@ def number_of(text: str) -> Fraction | None:
     if not found:
         return None
     above, _, below = found[-1].replace(",", "").replace(" ", "").partition("/")
-    return Fraction(above) / int(below) if below and int(below) else Fraction(above)
+    if below and int(below) == 0:
+        return None
+    return Fraction(above) / int(below or 1)
 
 
 def last_word(text: str) -> str:

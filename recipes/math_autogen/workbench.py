@@ -19,7 +19,7 @@ from autogen_ext.tools.mcp import McpWorkbench, StdioServerParams
 from mcp import McpError
 
 SERVER = Path(__file__).parent / "calculator.py"
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 """A server that is this late with an answer counts as dead."""
 GONE = (McpError, ClosedResourceError, BrokenResourceError, RuntimeError, ExceptionGroup)
 """What asking a dead server may raise: the connection was closed or timed out, or the task that held it has ended."""

@@ -53,13 +53,25 @@ def errands() -> Iterator[Recipe]:
 
 
 @pytest.fixture(scope="module")
+def math() -> Iterator[Recipe]:
+    with imported("math_autogen") as recipe:
+        yield recipe
+
+
+@pytest.fixture(scope="module")
 def team() -> Iterator[Recipe]:
     with imported("multi_agent") as recipe:
         yield recipe
 
 
+@pytest.fixture(scope="module")
+def rag() -> Iterator[Recipe]:
+    with imported("rag_openai_agents") as recipe:
+        yield recipe
+
+
 class Scripted(ThreadingHTTPServer):
-    """An OpenAI-compatible server that answers in the order it is told to, and remembers what it was asked."""
+    """An OpenAI-compatible server that answers in the order it is told to, and remembers what it was asked: chat completions, or responses."""
 
     daemon_threads = True
     answers: list[str | dict[str, Any]]
@@ -77,9 +89,11 @@ class Handler(BaseHTTPRequestHandler):
         self.server.keys.append(self.headers["authorization"])
         answer = self.server.answers.pop(0)
         message = {"role": "assistant", **(answer if isinstance(answer, dict) else {"content": answer})}
-        choice = {"index": 0, "finish_reason": "stop", "message": message}
-        body = json.dumps({"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}).encode()
+        asked = self.server.asked[-1]
+        reply = response(message, number=len(self.server.asked)) if self.path.endswith("/responses") else completion(message, asked["model"])
+        body = json.dumps(reply).encode()
         self.send_response(200)
+        self.send_header("connection", "close")  # a client may live longer than the event loop that its connections belong to
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(body)))
         self.end_headers()
@@ -87,6 +101,23 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
+
+
+def completion(message: dict[str, Any], model: str) -> dict[str, Any]:
+    choice = {"index": 0, "finish_reason": "tool_calls" if message.get("tool_calls") else "stop", "message": message}
+    return {"id": "x", "object": "chat.completion", "created": 0, "model": model, "choices": [choice]}
+
+
+def response(message: dict[str, Any], *, number: int) -> dict[str, Any]:
+    items: list[dict[str, Any]] = [
+        {"type": "function_call", "id": f"fc_{number}", "call_id": call["id"], "status": "completed", **call["function"]}
+        for call in message.get("tool_calls", ())
+    ]
+    if not items:
+        part = {"type": "output_text", "text": message["content"], "annotations": []}
+        items = [{"type": "message", "id": f"msg_{number}", "role": "assistant", "status": "completed", "content": [part]}]
+    more = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+    return {"id": f"resp_{number}", "object": "response", "created_at": 0, "model": "m", "status": "completed", "output": items, **more}
 
 
 @pytest.fixture
@@ -97,7 +128,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripted]:
         thread.start()
         monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{server.server_port}/v1")
         monkeypatch.setenv("OPENAI_API_KEY", "attempt-token")
-        for name in [name for name in os.environ if name.startswith(("SQL_", "ERRANDS_", "TEAM_"))]:
+        for name in [name for name in os.environ if name.startswith(("SQL_", "ERRANDS_", "TEAM_", "RAG_", "MATH_"))]:
             monkeypatch.delenv(name)
         yield server
         server.shutdown()
