@@ -183,6 +183,15 @@ async def test_a_rollouts_seed_goes_before_the_agents(stage: Stage) -> None:
     assert len({*seeds[0], *seeds[1]}) == 4
 
 
+@pytest.mark.parametrize(("asked", "sampled"), [(1e-6, 0.01), (0.01, 0.01), (0.0, 0.0)])
+async def test_a_temperature_that_vllm_would_raise_is_raised_before_it_is_recorded(stage: Stage, asked: float, sampled: float) -> None:
+    attempt = await stage.begin()
+    async with openai.AsyncOpenAI(base_url=stage.url, api_key=attempt.token) as client:
+        await client.chat.completions.create(model="m", messages=[USER], temperature=asked)
+    [call] = await stage.calls(attempt)
+    assert stage.engine.asked[0][1].temperature == call.sampling.temperature == sampled
+
+
 async def test_the_rollout_has_the_last_word_on_sampling_and_length_has_a_default(stage: Stage) -> None:
     attempt = await stage.begin("greedy", temperature=0.0, stop=["q"])
     async with openai.AsyncOpenAI(base_url=stage.url, api_key=attempt.token) as client:

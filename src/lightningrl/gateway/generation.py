@@ -15,6 +15,9 @@ NO_VERSION = -1
 
 GONE = "the client went away"
 
+LEAST_TEMPERATURE = 0.01
+"""But for 0. vLLM raises lower ones to it without a word (`SamplingParams.__post_init__`), and a record says what was sampled under."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Generation:
@@ -122,4 +125,6 @@ def sampling_of(
         top_logprobs=request.top_logprobs,
     )
     sampling = replace(sampling, **session.laid_down) if session.laid_down else sampling
+    if 0 < sampling.temperature < LEAST_TEMPERATURE:
+        sampling = replace(sampling, temperature=LEAST_TEMPERATURE)
     return replace(sampling, max_tokens=room) if sampling.max_tokens > room else sampling
