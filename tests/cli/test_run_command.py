@@ -162,10 +162,10 @@ def test_what_the_agent_rewrites_is_reported_with_the_reason(place: Place) -> No
 
 def test_refusals_and_broken_answers_are_counted(place: Place) -> None:
     found = place.ask(
-        'assert chat("hi", **key) == 503; assert ask(os.environ["OPENAI_BASE_URL"] + "/chat/completions", {}) == 400', engine="scripts:broken"
+        'assert chat("hi", **key) == 500; assert ask(os.environ["OPENAI_BASE_URL"] + "/chat/completions", {}) == 400', engine="scripts:broken"
     )
     assert found["exit_code"] == 0 and sum(found["errors"].values()) == 2, found["errors"]
-    assert {said.split()[0] for said in found["errors"]} == {"400", "503"}
+    assert {said.split()[0] for said in found["errors"]} == {"400", "500"}
     assert any("no luck today" in told for told in found["complaints"].values())
     assert (found["calls"], found["incomplete"]) == (1, 1)
     ((why, _),) = found["incomplete_reasons"].items()

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from lightningrl.config import EngineConfig
-from lightningrl.engine.base import EngineSetup
+from lightningrl.engine.base import EngineSetup, Unanswerable
 from lightningrl.engine.conformance import CHECKS, Conformance, ask
 from lightningrl.engine.relay import RelayEngine, Vocabulary
 from lightningrl.errors import EngineError, UserError
@@ -53,7 +53,7 @@ async def test_texts_that_could_be_several_tokens_are_an_error_and_no_guess(fold
 
 async def test_what_a_relay_cannot_do_is_said(folder: Path) -> None:
     async with relaying(Upstream(texts=WORDS, token_ids=False), folder) as engine:
-        with pytest.raises(EngineError, match="grammars"):
+        with pytest.raises(Unanswerable, match="grammars"):
             await ask(engine, ABOUT.prompt(20), sampling=Sampling(grammar="start: /a/"), about=ABOUT)
         await engine.pause()
         with pytest.raises(EngineError, match="frozen"):

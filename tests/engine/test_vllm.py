@@ -10,7 +10,7 @@ import pytest
 
 from lightningrl.config import EngineConfig
 from lightningrl.engine import http_completions
-from lightningrl.engine.base import Delta, Engine, EngineBusy, EngineSetup, affinity
+from lightningrl.engine.base import Delta, Engine, EngineBusy, EngineSetup, Unanswerable, affinity
 from lightningrl.engine.conformance import CHECKS, Conformance
 from lightningrl.engine.vllm import VLLMEngine
 from lightningrl.errors import EngineError, UserError
@@ -128,8 +128,8 @@ async def test_connections_are_not_capped() -> None:
     [
         ((429, {"Retry-After": "7"}, b'{"error": {"message": "too many"}}'), EngineBusy, "too many"),
         ((503, {}, b"overloaded"), EngineBusy, "overloaded"),
-        ((400, {}, b'{"error": {"message": "that is too long", "code": 400}}'), EngineError, "400: that is too long"),
-        ((404, {}, b'{"detail": "Not Found"}'), EngineError, "404: Not Found"),
+        ((400, {}, b'{"error": {"message": "that is too long", "code": 400}}'), Unanswerable, "400: that is too long"),
+        ((404, {}, b'{"detail": "Not Found"}'), Unanswerable, "404: Not Found"),
         ((500, {}, b"\xff\xfe"), EngineError, "500"),
         ((307, {"Location": "http://other:8000/v1"}, b""), EngineError, "it sends to `http://other:8000/v1`"),
         ((200, {}, b"<html>"), EngineError, "cannot be read"),

@@ -10,8 +10,10 @@ import msgspec
 import openai
 import pytest
 
-from lightningrl.errors import EngineError, LightningError
+from lightningrl.engine.base import Unanswerable
+from lightningrl.errors import EngineError, LightningError, UserError
 from lightningrl.gateway import Route, create_app, server
+from lightningrl.gateway.scripted import ScriptedEngine
 
 from .conftest import Stage, serving
 
@@ -140,6 +142,35 @@ async def test_a_broken_answer_is_an_error_and_an_incomplete_call(stage: Stage, 
     async with openai.AsyncOpenAI(base_url=stage.url, api_key=attempt.token) as client:
         await client.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
     assert [call.capture for call in await stage.calls(attempt)] == ["incomplete", "rendered"]
+
+
+async def test_what_can_never_be_answered_is_400_which_nobody_asks_again(stage: Stage) -> None:
+    attempt = await stage.begin()
+    for error in (Unanswerable("no grammars here", hint="ask for none"), UserError("not installed")):
+        stage.engine.error = error
+        async with openai.AsyncOpenAI(base_url=stage.url, api_key=attempt.token) as client:
+            with pytest.raises(openai.BadRequestError, match=error.message):
+                await client.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
+    assert len(stage.engine.asked) == 2
+    assert [(call.capture, call.capture_reason) for call in await stage.calls(attempt)] == [
+        ("incomplete", "no grammars here"),
+        ("incomplete", "not installed"),
+    ]
+
+
+async def test_a_script_that_raises_is_not_asked_again(stage: Stage) -> None:
+    def script(prompt: str, messages: list[Any], tools: list[Any]) -> str:
+        asked.append(prompt)
+        raise ValueError("no luck today")
+
+    asked: list[str] = []
+    attempt, engine = await stage.begin(), ScriptedEngine(script, stage.template)
+    app = create_app(store=stage.store, chat=stage.template, engines={"policy": engine}, max_length=2000)
+    async with serving(app) as url, openai.AsyncOpenAI(base_url=url, api_key=attempt.token) as client:
+        with pytest.raises(openai.InternalServerError, match="no luck today"):
+            await client.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
+    assert len(asked) == 1
+    assert [call.capture for call in await stage.calls(attempt)] == ["incomplete"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -26,6 +26,10 @@ class EngineBusy(EngineError):
         self.retry_after_s = retry_after_s
 
 
+class Unanswerable(EngineError):
+    """It is asked for what it cannot do: whoever asks again gets the same refusal."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
     """The tokens sampled since the last delta."""
@@ -68,7 +72,7 @@ class Engine(Protocol):
 
         Closing the iterator early (`aclose`) cancels the generation and frees its slot.
         With the same prompt, sampling (seed included) and weights, the answer is the same bit for bit, whatever else is being served.
-        Raises `EngineBusy`, before the first delta, when it can take no more.
+        Raises `EngineBusy`, before the first delta, when it can take no more, and `Unanswerable` for what it can never do.
         """
         ...
 

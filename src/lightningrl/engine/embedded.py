@@ -23,7 +23,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from lightningrl.engine.base import Delta, EngineSetup
+from lightningrl.engine.base import Delta, EngineSetup, Unanswerable
 from lightningrl.engine.cache import PrefixCache
 from lightningrl.engine.decoder import Decoder
 from lightningrl.engine.grammar import Grammars
@@ -197,13 +197,13 @@ class EmbeddedEngine:
             raise EngineError(f"this engine serves `{self.policy}`, not `{policy}`", hint="give each policy an engine of its own")
         if not 0 < len(prompt) < self.max_length:
             hint = "raise `engine.max_length`, or shorten the conversation"
-            raise EngineError(f"a prompt of `{len(prompt)}` tokens does not fit in `{self.max_length}`", hint=hint)
+            raise Unanswerable(f"a prompt of `{len(prompt)}` tokens does not fit in `{self.max_length}`", hint=hint)
         if prompt.min() < 0 or prompt.max() >= self._model.vocab_size:
-            raise EngineError(f"token ids must lie in 0..{self._model.vocab_size - 1}", hint="is this the tokenizer of the model?")
+            raise Unanswerable(f"token ids must lie in 0..{self._model.vocab_size - 1}", hint="is this the tokenizer of the model?")
         if sampling.stop and self._stop is None:
-            raise EngineError("stop strings need a tokenizer", hint="make the engine with `decode`, or use `stop_token_ids`")
+            raise Unanswerable("stop strings need a tokenizer", hint="make the engine with `decode`, or use `stop_token_ids`")
         if sampling.max_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0 or sampling.top_logprobs < 0:
-            raise EngineError(f"cannot sample with `{sampling}`", hint="max_tokens ≥ 1, temperature ≥ 0, 0 < top_p ≤ 1, top_k ≥ 0, top_logprobs ≥ 0")
+            raise Unanswerable(f"cannot sample with `{sampling}`", hint="max_tokens ≥ 1, temperature ≥ 0, 0 < top_p ≤ 1, top_k ≥ 0, top_logprobs ≥ 0")
         return Sequence(
             prompt_ids=prompt,
             sampling=sampling,
@@ -216,7 +216,7 @@ class EmbeddedEngine:
     async def _guide(self, sequence: Sequence, grammar: str) -> None:
         """Put `sequence` at the beginning of its grammar. Of all that ends a completion, only the end of the grammar stays possible."""
         if self._grammars is None:
-            raise EngineError("grammars need a tokenizer and a token that ends a turn", hint="make the engine with `grammars`")
+            raise Unanswerable("grammars need a tokenizer and a token that ends a turn", hint="make the engine with `grammars`")
         sequence.matcher = await asyncio.to_thread(self._grammars.matcher, grammar, never=sequence.stop_ids)
         sequence.stop_ids |= {self._grammars.end_id}
         self._check_open()  # it may have been closed meanwhile

@@ -14,7 +14,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from lightningrl.errors import EngineError, UserError
+from lightningrl.engine.base import Unanswerable
+from lightningrl.errors import UserError
 
 KEPT = 256
 """Compiled grammars that an engine keeps. A guess: agents have some tens of tool sets and schemas, and one compiles in milliseconds."""
@@ -34,7 +35,7 @@ class Grammars:
         self._compiled: OrderedDict[str, Any] = OrderedDict()
 
     def matcher(self, grammar: str, *, never: Iterable[int] = ()) -> "Matcher":
-        """At the beginning of `grammar`; the tokens of `never` are ruled out throughout. `EngineError` if it cannot be compiled."""
+        """At the beginning of `grammar`; the tokens of `never` are ruled out throughout. `Unanswerable` if it cannot be compiled."""
         with self._lock:  # rollouts of one task arrive together: one compiles, the others find it done
             compiled = self._compiled.get(grammar)
             if compiled is None:
@@ -46,7 +47,7 @@ class Grammars:
             fresh = compiled.deep_copy()
         matcher = Matcher(fresh, vocab_size=self.vocab_size, never=[t for t in never if t < self.vocab_size and t != self.end_id])
         if matcher.failure is not None:
-            raise EngineError(f"the grammar allows no answer: {matcher.failure}", hint="mend the JSON schema or the tools")
+            raise Unanswerable(f"the grammar allows no answer: {matcher.failure}", hint="mend the JSON schema or the tools")
         return matcher
 
     def _compile(self, grammar: str) -> Any:
@@ -55,12 +56,12 @@ class Grammars:
             self._tokenizer = self._load(llguidance)
         compiled = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=llguidance.LLParserLimits(verbose_errors=False))
         if compiled.is_error():
-            raise EngineError(f"cannot compile the grammar: {compiled.get_error().strip()}", hint="mend the JSON schema or the tools")
+            raise Unanswerable(f"cannot compile the grammar: {compiled.get_error().strip()}", hint="mend the JSON schema or the tools")
         return compiled
 
     def _load(self, llguidance: Any) -> Any:
         if not self._file.is_file():
-            raise EngineError(f"grammars need `{self._file}`", hint="save the model's tokenizer there")
+            raise Unanswerable(f"grammars need `{self._file}`", hint="save the model's tokenizer there")
         tokenizer = Tokenizer.from_file(str(self._file))
         tokenizer.no_padding()
         tokenizer.no_truncation()

@@ -11,7 +11,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from lightningrl.engine.base import EngineBusy
+from lightningrl.engine.base import EngineBusy, Unanswerable
 from lightningrl.engine.http_client import Answer, Client, Connection
 from lightningrl.errors import EngineError, UserError
 
@@ -19,6 +19,8 @@ RETRY_AFTER_S = 1.0
 """Where a busy server does not say."""
 FULL = 2.0
 """A server that has this many times its share of the generations is passed over (bounded loads, arXiv 1608.01350)."""
+TIMED_OUT = 408
+"""The only status from 400 on, but for 429, that blames no request."""
 COMPLETIONS = "/v1/completions"
 
 
@@ -107,7 +109,7 @@ def _accepted(server: Server, answer: Answer, *, hint: str | None) -> bytes:
         raise EngineBusy(message, retry_after_s=_seconds(answer.header("Retry-After")))
     if location := answer.header("Location"):
         hint = f"it sends to `{location}`: write into `engine.urls` where it really is"
-    raise EngineError(message, hint=hint)
+    raise (Unanswerable if 400 <= answer.status < 500 and answer.status != TIMED_OUT else EngineError)(message, hint=hint)
 
 
 def _message(body: bytes) -> str:

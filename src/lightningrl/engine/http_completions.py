@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import numpy as np
 
-from lightningrl.engine.base import Delta, EngineSetup, Top, affinity
+from lightningrl.engine.base import Delta, EngineSetup, Top, Unanswerable, affinity
 from lightningrl.engine.http import Pool, Server, split, unreadable
 from lightningrl.engine.http_gate import Gate
 from lightningrl.errors import EngineError
@@ -103,7 +103,7 @@ class Completions:
             raise EngineError(f"this engine serves `{self.policy}`, not `{policy}`", hint="give each policy an engine of its own")
         if not 0 < len(prompt_ids) < self._max_length:
             hint = "raise `engine.max_length`, or shorten the conversation"
-            raise EngineError(f"a prompt of `{len(prompt_ids)}` tokens does not fit in `{self._max_length}`", hint=hint)
+            raise Unanswerable(f"a prompt of `{len(prompt_ids)}` tokens does not fit in `{self._max_length}`", hint=hint)
         await self.gate.enter()
         try:
             await self.greet()

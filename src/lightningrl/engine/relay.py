@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-from lightningrl.engine.base import Delta, EngineSetup, Top
+from lightningrl.engine.base import Delta, EngineSetup, Top, Unanswerable
 from lightningrl.engine.http import Pool, Server
 from lightningrl.engine.http_completions import Choice, Completion, Completions, Kind, Question, Tokens
 from lightningrl.errors import EngineError, UserError
@@ -173,7 +173,7 @@ class RelayEngine:
 def _request(question: Question) -> _Request:
     sampling = question.sampling
     if sampling.grammar is not None:
-        raise EngineError("the servers behind `relay` agree on no language for grammars", hint="serve the model with vLLM (`engine.name=vllm`)")
+        raise Unanswerable("the servers behind `relay` agree on no language for grammars", hint="serve the model with vLLM (`engine.name=vllm`)")
     return _Request(
         model=question.model,
         prompt=question.prompt,

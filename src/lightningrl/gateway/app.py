@@ -165,7 +165,7 @@ class Gateway:
         said = f"{refused.status} {refused.code or ''}".strip()
         self.refusals[said] = self.refusals.get(said, 0) + 1
         self.complaints.setdefault(said, refused.message)
-        await respond(send, refused.status, dialect.error(refused), retry_after_s=refused.retry_after_s)
+        await respond(send, refused.status, dialect.error(refused), retry_after_s=refused.retry_after_s, final=refused.final)
 
     def _complainer(self, scope: Scope) -> Dialect:
         names = {name for name, _ in scope["headers"]}

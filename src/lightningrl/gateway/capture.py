@@ -15,12 +15,12 @@ import numpy as np
 
 from lightningrl.chat import AnswerStream, ChatTemplate, Prompt
 from lightningrl.chat.grammar import grammar_of
-from lightningrl.engine.base import Delta, Engine, EngineBusy, affinity
+from lightningrl.engine.base import Delta, Engine, EngineBusy, Unanswerable, affinity
 from lightningrl.errors import LightningError, StoreError, UserError
 from lightningrl.gateway.delivery import Answered, Delivery, Show
 from lightningrl.gateway.dialects.base import ChatRequest, Dialect, Refused, Reply, TokenLogprob
 from lightningrl.gateway.generation import GONE, Generation, sampling_of
-from lightningrl.gateway.scripted import asked
+from lightningrl.gateway.scripted import ScriptError, asked
 from lightningrl.gateway.sessions import Session, ended
 from lightningrl.store import Store
 from lightningrl.types import Call
@@ -139,9 +139,7 @@ class Exchange:
             if show is not None:
                 await show(generation.choice, generation.finished().rest, None)
         except LightningError as error:
-            generation.broken, generation.hint = error.message, error.hint
-            if isinstance(error, EngineBusy) and not generation.token_ids:
-                generation.retry_after_s = error.retry_after_s
+            generation.broken, generation.error = error.message, error
         except Exception as error:  # noqa: BLE001 - the boundary to an engine that anybody may have written
             generation.broken = f"the engine raised `{type(error).__name__}`: {error}"
 
@@ -160,12 +158,18 @@ class Exchange:
         return Answered(reply=self._reply(*self._generations), body=None)
 
     async def _refuse(self, broken: Generation) -> None:
-        if broken.retry_after_s is not None and all(not generation.token_ids for generation in self._generations):
+        error, message = broken.error, str(broken.broken)
+        hint = error and error.hint
+        if isinstance(error, EngineBusy) and all(not generation.token_ids for generation in self._generations):
             for generation in self._generations:
                 self._session.give_back(generation.draw)
-            raise Refused(429, str(broken.broken), code="engine_busy", hint=broken.hint, retry_after_s=broken.retry_after_s)
+            raise Refused(429, message, code="engine_busy", hint=hint, retry_after_s=error.retry_after_s)
         await self._record_incomplete("another answer to the same request broke")
-        raise Refused(503, str(broken.broken), code="engine_error", hint=broken.hint)
+        if isinstance(error, Unanswerable | UserError):
+            raise Refused(400, message, code="unanswerable", hint=hint)
+        if isinstance(error, ScriptError):
+            raise Refused(500, message, code="script_error", hint=hint, final=True)
+        raise Refused(503, message, code="engine_error", hint=hint)
 
     def _remember(self, call: Call, generation: Generation) -> None:
         session, request = self._session, self._request

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from lightningrl.chat import Answer, AnswerStream, ChatTemplate, Piece, Prompt
 from lightningrl.engine.base import Delta, Top
-from lightningrl.errors import EngineError
+from lightningrl.errors import EngineError, LightningError
 from lightningrl.gateway.dialects.base import ChatRequest, Choice, TokenLogprob
 from lightningrl.gateway.sessions import Draw, Session
 from lightningrl.types import FinishReason, Sampling
@@ -43,9 +43,8 @@ class Generation:
     """None until sampling is over."""
     broken: str | None = GONE
     """Why it is incomplete; assumed until the end has been seen."""
-    hint: str | None = None
-    retry_after_s: float | None = None
-    """The engine was too busy to begin; None: it was not."""
+    error: LightningError | None = None
+    """The one that broke it; None: the client went away, or the engine has a bug."""
 
     def take(self, delta: Delta) -> Piece:
         """What may be shown now."""

@@ -106,11 +106,13 @@ def decode(body: bytes) -> dict[str, Any]:
     return raw
 
 
-async def respond(send: Send, status: int, body: Mapping[str, Any], *, retry_after_s: float | None = None) -> None:
+async def respond(send: Send, status: int, body: Mapping[str, Any], *, retry_after_s: float | None = None, final: bool = False) -> None:
     data = msgspec.json.encode(body)
     headers = [JSON, (b"content-length", str(len(data)).encode())]
     if retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, round(retry_after_s))).encode()))
+    if final:
+        headers.append((b"x-should-retry", b"false"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": data})
 

@@ -51,6 +51,10 @@ def make_engine(name: str, setup: EngineSetup, *, template: ChatTemplate, root: 
     return ScriptedEngine(plugin, template, policy=setup.policy, name=name)
 
 
+class ScriptError(EngineError):
+    """A script raised, or returned what is no answer. It would do so again."""
+
+
 class ScriptedEngine:
     """See `Engine`. Whether an answer is valid under `Sampling.grammar` is up to the script."""
 
@@ -122,7 +126,7 @@ class ScriptedEngine:
         try:
             said = await _call(self._script, prompt, [_shown(message) for message in messages], [dict(tool) for tool in tools])
         except Exception as error:  # a script may raise anything
-            raise EngineError(f"script `{self._name}` raised {_told(error)}") from error
+            raise ScriptError(f"script `{self._name}` raised {_told(error)}") from error
         message = self._message(said)
         if not messages and not message.tool_calls:
             end = self._template.turn_end_id
@@ -130,7 +134,7 @@ class ScriptedEngine:
         return self._template.answer_ids(message, messages=messages, tools=tools)
 
     def _message(self, said: Any) -> Message:
-        """Raises `EngineError` for what is no answer."""
+        """Raises `ScriptError` for what is no answer."""
         if isinstance(said, str):
             said = {"content": said}
         elif isinstance(said, list | tuple):
@@ -142,7 +146,7 @@ class ScriptedEngine:
             return Message(role="assistant", content=_text(said.get("content")), reasoning=_text(said.get("reasoning")), tool_calls=calls)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             hint = 'return a text, {"content": …, "reasoning": …, "tool_calls": [{"name": …, "arguments": …}]}, or a list of such tool calls'
-            raise EngineError(f"script `{self._name}` returned what is no answer: {_told(error)}", hint=hint) from error
+            raise ScriptError(f"script `{self._name}` returned what is no answer: {_told(error)}", hint=hint) from error
 
     def _until_stopped(self, ids: Sequence[int], sampling: Sampling) -> tuple[tuple[int, ...], FinishReason]:
         """What a model that is made to say this is let say, and why no more."""

@@ -31,6 +31,7 @@ class Refused(Exception):
         param: str | None = None,
         hint: str | None = None,
         retry_after_s: float | None = None,
+        final: bool = False,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -40,7 +41,9 @@ class Refused(Exception):
         self.param = param
         """The field of the request that is to blame."""
         self.retry_after_s = retry_after_s
-        """When to ask again; None: asking again will not help."""
+        """When to ask again; None: nobody knows."""
+        self.final = final
+        """SDKs are told not to ask again, which they would do from 500 on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
