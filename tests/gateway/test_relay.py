@@ -218,6 +218,22 @@ async def test_packed_answers_and_refusals_come_back_as_they_are(between: Betwee
     assert [call.capture for call in await between.calls()] == ["upstream", "incomplete"]
 
 
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/v1/chat/completions", lambda body: body["error"]["message"]),
+        ("/v1/messages", lambda body: body["error"]["message"] if body["type"] == "error" else ""),
+        ("/v1/embeddings", lambda body: body["error"]["message"]),
+    ],
+)
+async def test_an_error_that_is_a_page_is_told_in_the_dialects_shape(between: Between, path: str, told: Callable[[Any], str]) -> None:
+    between.there.answer = says(b"<html>bad gateway</html>", status=502, kind=b"text/html", retry_after="3")
+    answer = await between.post(path, {**CHAT, "max_tokens": 5})
+    assert (answer.status_code, answer.headers["content-type"], answer.headers["retry-after"]) == (502, "application/json", "3")
+    assert told(answer.json()) == "the upstream answered with status 502: <html>bad gateway</html>"
+    assert [call.capture_reason for call in await between.calls()] == ["the upstream answered with status 502"] * (path != "/v1/embeddings")
+
+
 async def test_an_upstream_may_understand_what_we_do_not(between: Between) -> None:
     picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]}
     assert (await between.post("/v1/chat/completions", {"model": "gpt", "messages": [picture]})).status_code == 200

@@ -22,6 +22,8 @@ from lightningrl.types import Call, Sampling
 
 RECORDED = 16 * 1024 * 1024
 """Bytes of an answer that a record keeps."""
+SHOWN = 500
+"""Bytes of an error that is not JSON, as it is told."""
 CONNECT_S = 10.0
 OURS = frozenset(
     {
@@ -84,6 +86,10 @@ class Upstream:
                 if 300 <= answer.status < 400:
                     raise self._failed(relayed, f"redirects to `{answer.headers.get('location')}`", hint="set that as its url")
                 await _take(relayed, answer, send)
+                if relayed.broken and not relayed.streamed and _object(relayed.body) is None:  # a proxy's page, say
+                    page, waits = relayed.body[:SHOWN].decode(errors="replace").strip(), answer.headers.get("retry-after", "")
+                    retry_after_s = float(waits) if waits.isdecimal() else None
+                    raise Refused(answer.status, f"{relayed.broken}: {page or 'nothing'}", code="upstream_error", retry_after_s=retry_after_s)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             what = "broke off" if relayed.status else "does not answer"
             raise self._failed(relayed, f"{what}: {type(error).__name__}: {error}", hint="is its url right, and does it run?") from error
@@ -157,11 +163,17 @@ async def _take(relayed: Relayed, answer: aiohttp.ClientResponse, send: Send) ->
 
 def _as_json(data: bytes) -> dict[str, Any]:
     """A stream as {"stream": all of its events}."""
+    found = _object(data)
+    return {"stream": data.decode(errors="replace")} if found is None else found
+
+
+def _object(data: bytes | bytearray) -> dict[str, Any] | None:
+    """The JSON object that it is; None: it is none."""
     try:
         value = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return {"stream": data.decode(errors="replace")}
-    return value if isinstance(value, dict) else {"stream": data.decode(errors="replace")}
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _renamed(body: bytes, model: str) -> bytes:
