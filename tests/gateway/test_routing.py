@@ -13,7 +13,7 @@ from lightningrl.chat import Message
 from lightningrl.gateway import Route, create_app
 from lightningrl.gateway.dialects.base import ChatRequest, Refused
 from lightningrl.gateway.relay import Upstream
-from lightningrl.gateway.routing import choose, fingerprint, role
+from lightningrl.gateway.routing import choose, fingerprint, model, role
 from lightningrl.gateway.visitors import Guests
 
 from .conftest import Stage, serving
@@ -47,6 +47,15 @@ def test_the_first_route_whose_patterns_all_fit_is_taken() -> None:
     assert policy(request(system="special")) == "6"
     with pytest.raises(Refused, match="no route for model `m`"):
         choose(routes[:1], request(), caller="")
+
+
+def test_there_is_every_model_that_a_route_takes_requests_for() -> None:
+    routes = [Route(model="judge", policy="upstreams.judge"), Route(model="gpt-*")]
+    for name in ("judge", "gpt-4o", "policy"):
+        entry = model(routes, name)
+        assert (entry["id"], entry["name"]) == (name, f"models/{name}")
+    with pytest.raises(Refused, match="no model `claude`"):
+        model(routes, "claude")
 
 
 def test_a_fingerprint_is_of_instructions_and_tools_alone() -> None:

@@ -178,16 +178,9 @@ class Gateway:
             raise Refused(426, "this server speaks HTTP", code="upgrade_required", hint="send a POST, with `stream` if you like")
         if path in ("/", "/health"):
             return {"status": "ok"}
-        models = routing.models(self.routes)
         if path == "/models":
-            return models
-        if not path.startswith("/models/"):
-            return None
-        name = path.removeprefix("/models/")
-        for entry in models["data"]:
-            if entry["id"] == name:
-                return entry
-        raise Refused(404, f"no model `{name}`", code="model_not_found", param="model")
+            return routing.models(self.routes)
+        return routing.model(self.routes, path.removeprefix("/models/")) if path.startswith("/models/") else None
 
     async def _embed(self, path: str, query: str, scope: Scope, body: bytes, send: Send) -> None:
         if self._embeddings is None:

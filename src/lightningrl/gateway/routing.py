@@ -49,20 +49,32 @@ def listed(routes: Sequence[Route]) -> list[str]:
 def models(routes: Sequence[Route]) -> dict[str, Any]:
     """The list of models as OpenAI, Anthropic and Google each expect it, in one body."""
     names = listed(routes)
-    entries = [
-        {
-            "id": name,
-            "object": "model",
-            "created": 0,
-            "owned_by": "lightningrl",
-            "type": "model",
-            "display_name": name,
-            "created_at": "1970-01-01T00:00:00Z",
-        }
-        for name in names
-    ]
-    google = [{"name": f"models/{name}", "displayName": name, "supportedGenerationMethods": ["generateContent", "countTokens"]} for name in names]
-    return {"object": "list", "data": entries, "has_more": False, "first_id": names[0], "last_id": names[-1], "models": google}
+    entries = [_entry(name) for name in names]
+    return {"object": "list", "data": entries, "has_more": False, "first_id": names[0], "last_id": names[-1], "models": [*map(_google, names)]}
+
+
+def model(routes: Sequence[Route], name: str) -> dict[str, Any]:
+    """One of them, or any other that a route's pattern fits. Raises `Refused` if there is no such model."""
+    if name not in listed(routes) and not any(fnmatchcase(name, route.model) for route in routes):
+        raise Refused(404, f"no model `{name}`", code="model_not_found", param="model")
+    return {**_google(name), **_entry(name)}
+
+
+def _entry(name: str) -> dict[str, Any]:
+    """As OpenAI and Anthropic describe a model."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "lightningrl",
+        "type": "model",
+        "display_name": name,
+        "created_at": "1970-01-01T00:00:00Z",
+    }
+
+
+def _google(name: str) -> dict[str, Any]:
+    return {"name": f"models/{name}", "displayName": name, "supportedGenerationMethods": ["generateContent", "countTokens"]}
 
 
 def fingerprint(request: ChatRequest) -> str:
