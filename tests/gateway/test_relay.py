@@ -234,6 +234,21 @@ async def test_an_error_that_is_a_page_is_told_in_the_dialects_shape(between: Be
     assert [call.capture_reason for call in await between.calls()] == ["the upstream answered with status 502"] * (path != "/v1/embeddings")
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/messages/count_tokens", {"messages": [USER]}),
+        ("/v1/responses/input_tokens", {"input": "x"}),
+        ("/v1beta/models/gpt:countTokens", {"contents": [{"parts": [{"text": "x"}]}]}),
+    ],
+)
+async def test_an_upstream_counts_its_own_tokens(between: Between, path: str, body: dict[str, Any]) -> None:
+    assert (await between.post(path, {**body, "model": "gpt"})).json() == {"ok": 1}
+    assert (await between.post(path.replace("gpt", "own"), {**body, "model": "own"})).status_code == 200
+    assert len(between.there.asked) == 1
+    assert await between.calls() == []
+
+
 async def test_an_upstream_may_understand_what_we_do_not(between: Between) -> None:
     picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]}
     assert (await between.post("/v1/chat/completions", {"model": "gpt", "messages": [picture]})).status_code == 200

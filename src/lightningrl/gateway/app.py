@@ -208,7 +208,7 @@ class _Request:
         session = await self._gateway.sessions.open(self._caller)
         with session.busy():
             request = self._parse({**raw, **added} if added else raw, session)
-            if request.counted is not None:
+            if request.counted is not None and self._upstream_of(request) is None:
                 await respond(self._send, 200, request.counted(count(session, request)))
                 return
             route = routing.choose(self._gateway.routes, request, caller=self._caller.agent)
@@ -222,11 +222,16 @@ class _Request:
         try:
             return self._dialect.parse(raw, session.past)
         except Refused:
-            bare, gateway = ChatRequest(body=raw, model=str(raw.get("model", ""))), self._gateway
-            with contextlib.suppress(Refused):
-                if routing.choose(gateway.routes, bare, caller=self._caller.agent).policy in gateway.upstreams:
-                    return bare  # an upstream may understand what we do not, e.g. pictures
+            bare = ChatRequest(body=raw, model=str(raw.get("model", "")))
+            if self._upstream_of(bare) is not None:
+                return bare  # an upstream may understand what we do not, e.g. pictures
             raise
+
+    def _upstream_of(self, request: ChatRequest) -> Upstream | None:
+        """The one that its route leads to. None: that is an engine of ours, or there is no route."""
+        with contextlib.suppress(Refused):
+            return self._gateway.upstreams.get(routing.choose(self._gateway.routes, request, caller=self._caller.agent).policy)
+        return None
 
     async def _sample(self, session: Session, request: ChatRequest, route: Route, digest: bytes) -> None:
         answering = session.unread.join(digest) if self._caller.retries else None
@@ -289,7 +294,8 @@ class _Request:
             try:
                 await http.while_there(self._receive, asking)
             finally:
-                await self._gateway.backstage.record(session, call())
+                if request.counted is None:
+                    await self._gateway.backstage.record(session, call())
         except Refused as refused:
             if not relayed.streamed:
                 raise
