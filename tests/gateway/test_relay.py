@@ -249,6 +249,15 @@ async def test_an_upstream_counts_its_own_tokens(between: Between, path: str, bo
     assert await between.calls() == []
 
 
+async def test_azures_embeddings_are_asked_for_where_everybodys_are(between: Between) -> None:
+    between.there.answer = says(b'{"object":"list","model":"e","data":[{"object":"embedding","index":0,"embedding":[0.5]}]}')
+    async with openai.AsyncAzureOpenAI(azure_endpoint=between.url, api_version="2024-10-21", api_key=between.attempt.token) as client:
+        answer = await client.embeddings.create(model="e", input="x", encoding_format="float")
+    assert answer.data[0].embedding == [0.5]
+    [(path, _, _, body)] = between.there.asked
+    assert (path, json.loads(body)["model"]) == ("/v1/embeddings", "e")
+
+
 async def test_an_upstream_may_understand_what_we_do_not(between: Between) -> None:
     picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]}
     assert (await between.post("/v1/chat/completions", {"model": "gpt", "messages": [picture]})).status_code == 200

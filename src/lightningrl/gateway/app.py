@@ -9,6 +9,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import msgspec
+
 from lightningrl import plugins
 from lightningrl.chat import ChatTemplate
 from lightningrl.chat.template import BadConversation
@@ -17,6 +19,7 @@ from lightningrl.errors import LightningError
 from lightningrl.gateway import http, routing
 from lightningrl.gateway.capture import Backstage, Exchange, count
 from lightningrl.gateway.delivery import Delivery, Streamed, Whole
+from lightningrl.gateway.dialects import openai_wire as wire
 from lightningrl.gateway.dialects.base import ChatRequest, Dialect, Refused, Reply
 from lightningrl.gateway.http import Gone, Receive, Scope, Send, respond
 from lightningrl.gateway.identity import Caller, caller_of, split_path
@@ -33,6 +36,7 @@ log = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 10.0
 """A stream is never silent for longer: proxies and clients give up after 30 to 60 s."""
+EMBEDDINGS = "/embeddings"
 BUSY_S = 1.0
 """When to come again after 429."""
 VENDORS: tuple[tuple[bytes, str], ...] = ((b"anthropic-version", "anthropic.messages"), (b"x-goog-api-key", "google.gemini"))
@@ -140,17 +144,18 @@ class Gateway:
             if spoken is None and path in self._beside and scope["method"] == "POST":
                 await self._beside[path].serve(scope, receive, send, path_token=token, query=query)
                 return
-            if scope["method"] != "POST" or (spoken is None and path != "/embeddings"):
+            embedding = wire.matched(path, EMBEDDINGS) if spoken is None else None
+            if scope["method"] != "POST" or (spoken is None and embedding is None):
                 raise Refused(405 if spoken else 404, f"`{scope['method']} {path}` is not served here", code="not_found")
             body = await http.read(scope, receive)
             caller = caller_of(scope["headers"], path_token=token, query=query)
             if self._in_flight > self._max_in_flight:
                 await self._turn_away(caller, path, body)
-            elif spoken is None:
-                await self.sessions.open(caller)
-                await http.while_there(receive, self._embed(path, query, scope, body, send))
-            else:
+            elif spoken is not None:
                 await _Request(self, scope, receive, send, dialect=dialect, caller=caller, path=path).answer(body, spoken[1])
+            else:
+                await self.sessions.open(caller)
+                await http.while_there(receive, self._embed(query, scope, body, embedding or {}, send))
         except Gone:
             return
         except Exception as error:  # noqa: BLE001  whoever's failure it was, the client is told in its own dialect
@@ -182,12 +187,14 @@ class Gateway:
             return routing.models(self.routes)
         return routing.model(self.routes, path.removeprefix("/models/")) if path.startswith("/models/") else None
 
-    async def _embed(self, path: str, query: str, scope: Scope, body: bytes, send: Send) -> None:
+    async def _embed(self, query: str, scope: Scope, body: bytes, added: Mapping[str, Any], send: Send) -> None:
         if self._embeddings is None:
             hint = "set `gateway.embeddings` to an upstream"
             raise Refused(404, "this server has no model for embeddings", code="not_found", hint=hint)
-        relayed, asked = Relayed(), str(http.decode(body).get("model"))
-        await self._embeddings.relay(relayed, path=path, query=query, headers=scope["headers"], body=body, asked=asked, send=send)
+        raw = {**http.decode(body), **added}
+        body = msgspec.json.encode(raw) if added else body  # Azure's clients name the model in the path
+        relayed, asked = Relayed(), str(raw.get("model"))
+        await self._embeddings.relay(relayed, path=EMBEDDINGS, query=query, headers=scope["headers"], body=body, asked=asked, send=send)
         await relayed.end(send)
 
 
