@@ -266,6 +266,25 @@ async def test_an_upstream_may_understand_what_we_do_not(between: Between) -> No
     assert json.loads(between.there.asked[0][3])["messages"] == [picture]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "system", "content": "a title"}, {"role": "user", "content": [{"type": "image_url"}]}]}),
+        ("/v1/messages", {"system": "a title", "messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}], "max_tokens": 5}),
+        ("/v1/responses", {"instructions": "a title", "input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
+        (
+            "/v1beta/models/m:generateContent",
+            {"systemInstruction": {"parts": [{"text": "a title"}]}, "contents": [{"parts": [{"inlineData": {"data": "AA=="}}]}]},
+        ),
+    ],
+)
+async def test_instructions_lead_to_an_upstream_although_there_are_pictures(between: Between, path: str, body: dict[str, Any]) -> None:
+    between.gateway.routes = (Route(system="a title", policy="upstreams.other"), Route())
+    assert (await between.post(path, {"model": "m", **body})).json() == {"ok": 1}
+    assert (await between.post(path, {"model": "m", **json.loads(json.dumps(body).replace("a title", "a song"))})).status_code == 400
+    assert [call.request["model"] for call in await between.calls()] == ["m"]
+
+
 async def test_a_session_that_is_built_again_passes_over_what_others_answered(between: Between) -> None:
     between.there.answer = says(b"event: response.completed\ndata: {}\n\n", kind=b"text/event-stream")
     assert (await between.post("/v1/responses", {"model": "gpt", "input": "x", "stream": True})).status_code == 200

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
@@ -229,10 +230,16 @@ class _Request:
         try:
             return self._dialect.parse(raw, session.past)
         except Refused:
-            bare = ChatRequest(body=raw, model=str(raw.get("model", "")))
-            if self._upstream_of(bare) is not None:
-                return bare  # an upstream may understand what we do not, e.g. pictures
+            outline = self._outline(raw, session)
+            if self._upstream_of(outline) is not None:
+                return outline  # an upstream may understand what we do not, e.g. pictures
             raise
+
+    def _outline(self, raw: Mapping[str, Any], session: Session) -> ChatRequest:
+        """As much of a request that cannot be read as its route needs."""
+        with contextlib.suppress(Refused):
+            return replace(self._dialect.parse(routing.opening(raw), session.past), body=raw)
+        return ChatRequest(body=raw, model=str(raw.get("model", "")))
 
     def _upstream_of(self, request: ChatRequest) -> Upstream | None:
         """The one that its route leads to. None: that is an engine of ours, or there is no route."""

@@ -1,14 +1,18 @@
 """Which policy answers, and in which role does the agent speak? The first route whose patterns all fit decides."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import takewhile
 from typing import Any
 
 import msgspec
 
 from lightningrl.gateway.dialects.base import ChatRequest, Refused
+
+TURNS = ("messages", "input", "contents")
+"""Where the dialects' bodies have a conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +39,15 @@ def choose(routes: Sequence[Route], request: ChatRequest, *, caller: str) -> Rou
             return route
     known = ", ".join(dict.fromkeys(route.model for route in routes))
     raise Refused(404, f"no route for model `{request.model}`", code="model_not_found", param="model", hint=f"routes: {known}")
+
+
+def opening(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same request as if nothing but its instructions had been said yet."""
+    field = next((name for name in TURNS if isinstance(body.get(name), list)), None)
+    if field is None:
+        return body
+    instructions = takewhile(lambda turn: isinstance(turn, Mapping) and turn.get("role") in ("system", "developer"), body[field])
+    return {**body, field: [*instructions, {"role": "user"}]}
 
 
 def role(route: Route, request: ChatRequest, *, caller: str) -> str:
