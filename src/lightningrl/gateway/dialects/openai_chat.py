@@ -52,7 +52,7 @@ class _Signature(msgspec.Struct):
 
 
 class _Tool(msgspec.Struct):
-    type: Literal["function", "custom"]
+    type: str
     function: _Signature | None = None
     custom: _Signature | None = None
 
@@ -195,7 +195,9 @@ def _tools(body: Mapping[str, Any], asked: _Body) -> tuple[Any, list[Mapping[str
         return {"type": "function", **choice} if named else choice, [{"type": "function", "function": given} for given in body["functions"]]
     tools: list[Mapping[str, Any]] = []
     for tool, given in zip(asked.tools or (), body.get("tools") or (), strict=True):
-        if tool.type == "custom" and tool.custom is not None:
+        if tool.type not in ("function", "custom"):
+            wire.leave_out(tool.type)
+        elif tool.type == "custom" and tool.custom is not None:
             tools.append(wire.custom_tool(tool.custom.name, tool.custom.description))
         elif tool.type == "function" and tool.function is not None:
             tools.append(given)

@@ -4,9 +4,7 @@ The gateway remembers, for each attempt, what it has answered: a request may nam
 words. What items are is in `openai_items`.
 """
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -17,8 +15,6 @@ from lightningrl.gateway.dialects import openai_wire as wire
 from lightningrl.gateway.dialects.base import ChatRequest, Choice, EventStream, MediaType, Past, Refused, Reply, Temperature, TokenLogprob
 from lightningrl.gateway.dialects.openai_items import Item
 from lightningrl.gateway.dialects.openai_wire import encode
-
-log = logging.getLogger(__name__)
 
 COUNT_ONLY = "count_only"
 """What a POST to `/responses/input_tokens` adds to its body."""
@@ -295,7 +291,7 @@ def _tools(tools: Iterable[_Tool], namespace: str | None = None) -> Iterator[Map
     """Tools that OpenAI's servers would run are left out: the model is not told of what nobody here can do."""
     for tool in tools:
         if tool.type not in ("function", "custom", "namespace"):
-            _warn(tool.type)
+            wire.leave_out(tool.type)
         elif tool.name is None:
             raise Refused(400, f"a tool of type `{tool.type}` has no `name`", code="invalid_request", param="tools", hint="give it one")
         elif tool.type == "namespace":
@@ -306,11 +302,6 @@ def _tools(tools: Iterable[_Tool], namespace: str | None = None) -> Iterator[Map
                 yield wire.custom_tool(name, tool.description)
             else:
                 yield wire.function_tool(name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
-
-
-@lru_cache(maxsize=100)  # once for each type
-def _warn(kind: str) -> None:
-    log.warning("tools of type %r are not served here: agents go without them", kind)
 
 
 def _json_schema(text: _Text | None) -> Mapping[str, Any] | None:

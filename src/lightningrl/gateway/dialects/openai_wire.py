@@ -1,14 +1,18 @@
 """What do OpenAI's endpoints have in common? Azure's paths, refusals, the choice of tools, how logprobs and tool calls are shown."""
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from lightningrl.chat import Message
 from lightningrl.gateway.dialects.base import Refused, Reply, Temperature, TokenLogprob, ToolChoice
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -104,6 +108,12 @@ def custom_tool(name: str, description: str | None) -> dict[str, Any]:
     """A custom tool takes plain text. Templates know functions alone: it becomes one with a single string."""
     parameters = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
     return function_tool(name, description=description, parameters=parameters)
+
+
+@lru_cache(maxsize=100)  # once for each type
+def leave_out(kind: str) -> None:
+    """OpenAI's servers would run such a tool: the model is not told of what nobody here can do."""
+    log.warning("tools of type %r are not served here: agents go without them", kind)
 
 
 def custom_arguments(text: str) -> str:
