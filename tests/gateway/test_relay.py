@@ -285,6 +285,31 @@ async def test_instructions_lead_to_an_upstream_although_there_are_pictures(betw
     assert [call.request["model"] for call in await between.calls()] == ["m"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_upstream_is_not_asked_twice_for_one_answer(between: Between, stream: bool) -> None:
+    async def slowly(scope: Any, send: Any) -> None:
+        await asyncio.sleep(0.5)
+        await says(EVENT if stream else b'{"ok": 1}', kind=b"text/event-stream" if stream else b"application/json")(scope, send)
+
+    between.there.answer = slowly
+    retry = {"authorization": f"Bearer {between.attempt.token}", "x-stainless-retry-count": "1"}
+    first = asyncio.create_task(between.post("/v1/chat/completions", CHAT))
+    while not between.there.asked:
+        await asyncio.sleep(0.005)
+    again = await between.post("/v1/chat/completions", CHAT, retry)
+    assert again.content == (await first).content == (EVENT if stream else b'{"ok": 1}')
+    assert len(between.there.asked) == len(await between.calls()) == 1
+
+
+async def test_what_an_upstream_refused_is_asked_again(between: Between) -> None:
+    retry = {"authorization": f"Bearer {between.attempt.token}", "x-stainless-retry-count": "1"}
+    between.there.answer = says(b'{"error": "slow down"}', status=429)
+    assert (await between.post("/v1/chat/completions", CHAT)).status_code == 429
+    between.there.answer = says(b'{"ok": 1}')
+    assert (await between.post("/v1/chat/completions", CHAT, retry)).json() == {"ok": 1}
+    assert [call.capture for call in await between.calls()] == ["incomplete", "upstream"]
+
+
 async def test_a_session_that_is_built_again_passes_over_what_others_answered(between: Between) -> None:
     between.there.answer = says(b"event: response.completed\ndata: {}\n\n", kind=b"text/event-stream")
     assert (await between.post("/v1/responses", {"model": "gpt", "input": "x", "stream": True})).status_code == 200

@@ -24,14 +24,13 @@ from lightningrl.gateway.dialects import openai_wire as wire
 from lightningrl.gateway.dialects.base import ChatRequest, Dialect, Refused, Reply
 from lightningrl.gateway.http import Gone, Receive, Scope, Send, respond
 from lightningrl.gateway.identity import Caller, caller_of, split_path
-from lightningrl.gateway.relay import Relayed, Upstream, relayed_call
+from lightningrl.gateway.relay import HandedOn, Relayed, Upstream, relayed_call
 from lightningrl.gateway.retries import Answering, Unread, digest_of
 from lightningrl.gateway.rewards import Rewards
 from lightningrl.gateway.routing import Route
 from lightningrl.gateway.sessions import Session, Sessions, Visitors
 from lightningrl.gateway.traces import Traces
 from lightningrl.store import Store
-from lightningrl.types import Call
 
 log = logging.getLogger(__name__)
 
@@ -196,7 +195,7 @@ class Gateway:
         body = msgspec.json.encode(raw) if added else body  # Azure's clients name the model in the path
         relayed, asked = Relayed(), str(raw.get("model"))
         await self._embeddings.relay(relayed, path=EMBEDDINGS, query=query, headers=scope["headers"], body=body, asked=asked, send=send)
-        await relayed.end(send)
+        await relayed.give(send)
 
 
 class _Request:
@@ -258,18 +257,14 @@ class _Request:
             delivery = self._delivery(request, begun)
             work = asyncio.ensure_future(exchange.run(delivery))
             answering = session.unread.begin(digest, work, begun=begun, sampled=exchange.sampled)
-        gone = asyncio.ensure_future(http.disconnected(self._receive))
-        try:
-            await self._attend(session.unread, digest, answering, delivery, gone)
-        finally:
-            gone.cancel()
+        await self._attend(session.unread, digest, answering, delivery)
 
     def _delivery(self, request: ChatRequest, begun: Reply) -> Delivery:
         return Streamed(self._dialect, self._send, begun=begun) if request.stream else Whole(self._dialect, self._send)
 
-    async def _attend(self, unread: Unread, digest: bytes, answering: Answering, delivery: Delivery, gone: asyncio.Future[None]) -> None:
+    async def _attend(self, unread: Unread, digest: bytes, answering: Answering, delivery: Delivery) -> None:
         """Wait for the answer and hand it over, unless the client goes away first: then the work is given up, and recorded as far as it came."""
-        work, delivered = answering.work, False
+        work, gone, delivered = answering.work, asyncio.ensure_future(http.disconnected(self._receive)), False
         try:
             while not (work.done() or gone.done()):
                 await asyncio.wait((work, gone), timeout=KEEP_ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
@@ -277,10 +272,11 @@ class _Request:
                     await delivery.keep_alive()
             if not gone.done():
                 await delivery.give(work.result())
-                delivered = not gone.done()
+                delivered = answering.useful and not gone.done()
         except Exception as error:  # noqa: BLE001  a stream that has begun is ended with what went wrong
             await delivery.fail(_refusal(error))
         finally:
+            gone.cancel()
             if delivered:
                 unread.delivered(digest, answering)
             else:
@@ -291,31 +287,36 @@ class _Request:
                         _refusal(error)  # nobody is left to be told, but a bug is logged
 
     async def _relay(self, upstream: Upstream, session: Session, request: ChatRequest, route: Route, body: bytes) -> None:
-        relayed, index = Relayed(), session.next_index()
-        call_id = f"{self._dialect.id_prefix}{session.attempt.id}-{index}"
-        query, headers = self._scope["query_string"].decode("latin-1"), self._scope["headers"]
-        asking = upstream.relay(relayed, path=self._path, query=query, headers=headers, body=body, asked=request.model, send=self._send)
+        digest, live = digest_of(self._path, body), None
+        answering = session.unread.join(digest) if self._caller.retries else None
+        if answering is None:
+            live, index = Relayed(), session.next_index()
+            call_id = f"{self._dialect.id_prefix}{session.attempt.id}-{index}"
+            begun = Reply(id=call_id, request=request, created=int(live.started_at), prompt_tokens=0, reused_tokens=0, choices=())
+            work = asyncio.ensure_future(self._hand_on(upstream, live, session, begun, index=index, route=route, body=body))
+            answering = session.unread.begin(digest, work, begun=begun, sampled=live.whole)
+        await self._attend(session.unread, digest, answering, HandedOn(self._dialect, self._send, begun=answering.begun, live=live))
 
-        def call() -> Call:
-            agent = routing.role(route, request, caller=self._caller.agent)
-            attempt_id, dialect = session.attempt.id, self._dialect.name
-            return relayed_call(
-                relayed, call_id=call_id, index=index, attempt_id=attempt_id, agent=agent, policy=route.policy, dialect=dialect, body=request.body
-            )
-
-        last = b""
+    async def _hand_on(
+        self, upstream: Upstream, relayed: Relayed, session: Session, begun: Reply, *, index: int, route: Route, body: bytes
+    ) -> Relayed:
+        query, headers, request = self._scope["query_string"].decode("latin-1"), self._scope["headers"], begun.request
         try:
-            try:
-                await http.while_there(self._receive, asking)
-            finally:
-                if request.counted is None:
-                    await self._gateway.backstage.record(session, call())
-        except Refused as refused:
-            if not relayed.streamed:
-                raise
-            begun = Reply(id=call_id, request=request, created=int(relayed.started_at), prompt_tokens=0, reused_tokens=0, choices=())
-            last = b"\n\n" + self._dialect.stream(begun).error(refused)  # it may have broken off in the middle of an event
-        await relayed.end(self._send, last=last)
+            await upstream.relay(relayed, path=self._path, query=query, headers=headers, body=body, asked=request.model, send=self._send)
+        finally:
+            if request.counted is None:
+                call = relayed_call(
+                    relayed,
+                    call_id=begun.id,
+                    index=index,
+                    attempt_id=session.attempt.id,
+                    agent=routing.role(route, request, caller=self._caller.agent),
+                    policy=route.policy,
+                    dialect=self._dialect.name,
+                    body=request.body,
+                )
+                await self._gateway.backstage.record(session, call)
+        return relayed
 
 
 def _refusal(error: Exception) -> Refused:

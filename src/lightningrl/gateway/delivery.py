@@ -32,7 +32,9 @@ class Delivery(Protocol):
         """Called every now and then while the answer takes its time."""
         ...
 
-    async def give(self, answered: Answered) -> None: ...
+    async def give(self, answered: Any) -> None:
+        """What the work on the answer has come to: `Answered`, or what an upstream has said."""
+        ...
 
     async def fail(self, refused: Refused) -> None:
         """There will be no answer. Raises `refused` if nothing has been sent yet."""

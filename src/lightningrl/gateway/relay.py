@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from lightningrl.errors import UserError
-from lightningrl.gateway.dialects.base import Refused
+from lightningrl.gateway.dialects.base import Dialect, Refused, Reply
 from lightningrl.gateway.generation import GONE, NO_VERSION
 from lightningrl.gateway.http import Send
 from lightningrl.gateway.identity import KEYS
@@ -52,11 +52,42 @@ class Relayed:
     broken: str | None = GONE
     """Why it is incomplete; assumed until the end has been seen."""
 
-    async def end(self, send: Send, *, last: bytes = b"") -> None:
-        """Hand over what is left; `last` is added."""
-        if not self.streamed:
-            await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
-        await send({"type": "http.response.body", "body": last if self.streamed else bytes(self.body)})
+    def whole(self) -> bool:
+        return self.broken is None
+
+    async def give(self, send: Send) -> None:
+        """All of it, to a client that has nothing yet."""
+        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
+        await send({"type": "http.response.body", "body": bytes(self.body)})
+
+
+class HandedOn:
+    """See `Delivery`. What an upstream says is given as it is; who repeats a request gets all of a stream at once."""
+
+    def __init__(self, dialect: Dialect, send: Send, *, begun: Reply, live: Relayed | None) -> None:
+        """`live`: pieces of a stream go to this client as they come. None: it repeats a request."""
+        self._dialect = dialect
+        self._send = send
+        self._begun = begun
+        self._live = live
+
+    def begin(self) -> None:
+        """Pieces are sent by `Upstream.relay`."""
+
+    async def keep_alive(self) -> None:
+        """That is up to the upstream."""
+
+    async def give(self, answered: Relayed) -> None:
+        if self._live is not None and self._live.streamed:
+            await self._send({"type": "http.response.body", "body": b""})
+        else:
+            await answered.give(self._send)
+
+    async def fail(self, refused: Refused) -> None:
+        if self._live is None or not self._live.streamed:
+            raise refused
+        last = b"\n\n" + self._dialect.stream(self._begun).error(refused)  # it may have broken off in the middle of an event
+        await self._send({"type": "http.response.body", "body": last})
 
 
 class Upstream:

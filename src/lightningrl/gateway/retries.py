@@ -12,8 +12,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
-from lightningrl.gateway.delivery import Answered
 from lightningrl.gateway.dialects.base import Reply
 
 KEPT = 64
@@ -26,7 +26,8 @@ WRITTEN_S = 5.0
 class Answering:
     """One request that is being answered, and those who wait for it."""
 
-    work: "asyncio.Task[Answered]"
+    work: "asyncio.Task[Any]"
+    """Comes to what `Delivery.give` takes."""
     begun: Reply
     """What is known of the answer from the start."""
     sampled: Callable[[], bool]
@@ -37,7 +38,8 @@ class Answering:
     @property
     def useful(self) -> bool:
         """There is an answer, or there will be."""
-        return not self.work.cancelling() and not (self.work.done() and (self.work.cancelled() or self.work.exception()))
+        work = self.work
+        return not work.cancelling() and not (work.done() and (work.cancelled() or work.exception() or not self.sampled()))
 
     def leave(self) -> None:
         """A client has gone. Nobody left: what is still being sampled is given up, which frees the engine."""
@@ -56,7 +58,7 @@ class Unread:
     _written: deque[tuple[float, bytes, Answering]] = field(default_factory=lambda: deque(maxlen=8))
     """When which answer was written, for `WRITTEN_S`."""
 
-    def begin(self, digest: bytes, work: "asyncio.Task[Answered]", *, begun: Reply, sampled: Callable[[], bool]) -> Answering:
+    def begin(self, digest: bytes, work: "asyncio.Task[Any]", *, begun: Reply, sampled: Callable[[], bool]) -> Answering:
         answering = Answering(work=work, begun=begun, sampled=sampled)
         self._waiting.setdefault(digest, []).append(answering)
         return answering
