@@ -11,20 +11,19 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agents import Agent, ModelSettings, RunConfig, RunContextWrapper, Runner, function_tool
+from agents import Agent, ModelSettings, RunConfig, RunContextWrapper, Runner, Tool, function_tool
 from agents.exceptions import ModelBehaviorError
-from agents.mcp import MCPServerStdio
-from search import Library, library_of
+from agents.mcp import MCPServer, MCPServerStdio
+from search import SCHEMA, Library, library_of
 
-INSTRUCTIONS = "search, then answer as <answer>name</answer>"
+INSTRUCTIONS = "search, then answer as <answer> name </answer>"
 SERVER = Path(__file__).parent / "server.py"
-MAX_TURNS = 6
-"""Four steps take five: a search for each, and the answer."""
+MAX_TURNS = 5
+"""What four steps take: a search for each, and the answer."""
 MAX_TOKENS = 24
 CALL_S = 30.0
 """What a server of MCP gets for one answer."""
@@ -43,34 +42,40 @@ def search(context: RunContextWrapper[Library], query: str) -> str:
     return context.context.search(query)
 
 
-@asynccontextmanager
-async def researcher(task: Mapping[str, Any]) -> AsyncIterator[Agent[Library]]:
-    tokens = int(os.environ.get("RAG_MAX_TOKENS", MAX_TOKENS))
-    agent = Agent[Library](
-        name="researcher",
-        instructions=INSTRUCTIONS,
-        model=os.environ.get("RAG_MODEL", "researcher"),
-        model_settings=ModelSettings(max_tokens=tokens),
-    )
-    if os.environ.get("RAG_SEARCH", "local") == "local":
-        yield agent.clone(tools=[search])
-        return
-    command: Any = {"command": sys.executable, "args": [str(SERVER), json.dumps(task)], "env": dict(os.environ)}
-    async with MCPServerStdio(command, client_session_timeout_seconds=CALL_S, failure_error_function=told) as server:
-        yield agent.clone(mcp_servers=[server])
+search.params_json_schema = SCHEMA
 
 
 async def run(task: Mapping[str, Any]) -> dict[str, Any]:
     """The last words of the agent; none if it is still searching when its turns are over."""
-    async with researcher(task) as agent:
-        result = await Runner.run(
-            agent,
-            task["question"],
-            context=library_of(task),
-            max_turns=int(os.environ.get("RAG_MAX_TURNS", MAX_TURNS)),
-            run_config=RunConfig(tool_not_found_behavior="return_error_to_model"),
-            error_handlers={"max_turns": lambda _: ""},
-        )
+    if os.environ.get("RAG_SEARCH", "local") == "local":
+        return await answer(task["question"], researcher(tools=[search]), library=library_of(task))
+    source = {key: task[key] for key in ("world", "paragraphs") if key in task}
+    settings = {name: value for name, value in os.environ.items() if name.startswith("RAG_")}
+    command: Any = {"command": sys.executable, "args": [str(SERVER), json.dumps(source)], "env": settings}
+    async with MCPServerStdio(command, client_session_timeout_seconds=CALL_S, failure_error_function=told) as server:
+        return await answer(task["question"], researcher(mcp_servers=[server]), library=None)
+
+
+def researcher(*, tools: Sequence[Tool] = (), mcp_servers: Sequence[MCPServer] = ()) -> Agent[Library | None]:
+    return Agent(
+        name="researcher",
+        instructions=INSTRUCTIONS,
+        model=os.environ.get("RAG_MODEL", "researcher"),
+        model_settings=ModelSettings(max_tokens=int(os.environ.get("RAG_MAX_TOKENS", MAX_TOKENS))),
+        tools=[*tools],
+        mcp_servers=[*mcp_servers],
+    )
+
+
+async def answer(question: str, agent: Agent[Library | None], *, library: Library | None) -> dict[str, Any]:
+    result = await Runner.run(
+        agent,
+        question,
+        context=library,
+        max_turns=int(os.environ.get("RAG_MAX_TURNS", MAX_TURNS)),
+        run_config=RunConfig(tool_not_found_behavior="return_error_to_model"),
+        error_handlers={"max_turns": lambda _: ""},
+    )
     return {"answer": result.final_output}
 
 

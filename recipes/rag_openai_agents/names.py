@@ -9,8 +9,8 @@ Kind: TypeAlias = Literal["person", "town", "firm"]
 PARTS: Mapping[Kind, tuple[str, str]] = {
     "person": (
         "ada amos ben beth carl cleo dan dora emil eva finn gia hugo ida jon kira leo mira nils olga paul quin rosa sam tara uma vera walt yara zeno",
-        "adler bauer clark cohen drake dunn ellis engel frost grant hale irwin jonas kern lang moss nolan otto pike quist reed shaw tate unger voss webb "
-        "yates york zander zorn",
+        "adler bauer clark cohen drake dunn ellis engel frost grant hale irwin jonas kern lang moss nolan otto pike quist reed shaw tate unger voss "
+        "webb yates york zander zorn",
     ),
     "town": (
         "north south east west upper lower little great grey white black green silver iron oak elm pine birch maple willow",

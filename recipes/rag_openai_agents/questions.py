@@ -1,7 +1,7 @@
 """What can be asked? A chain of relations from somebody's name to the answer, of which every step can be looked up.
 
-    mira voss  → boss →  tom hale  → home →  oak ford  → mayor →  dan pike
-    name the mayor of the home of the boss of mira voss
+mira voss  → boss →  tom hale  → home →  oak ford  → mayor →  dan pike
+name the mayor of the home of the boss of mira voss
 """
 
 import random

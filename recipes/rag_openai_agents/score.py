@@ -1,8 +1,8 @@
-"""What is an answer worth? 0.9 · F1 + 0.1 · format (arXiv 2508.03680, section 4): F1 of its words, and whether it stands where it was asked for.
+"""What is an answer worth? 0.9 · F1 + 0.1 · format (arXiv 2508.03680): F1 of its words, and whether it stands where it was asked for.
 
-    <answer>tom hale</answer>   for `tom hale`    0.9 · 1   + 0.1
-    <answer>tom moss</answer>                     0.9 · 0.5 + 0.1
-    tom hale                                      0.9 · 1
+<answer> tom hale </answer>    for `tom hale`    0.9 · 1   + 0.1
+<answer> tom moss </answer>                      0.9 · 1/2 + 0.1
+it is tom hale                                   0.9 · 2/3
 """
 
 import re
@@ -27,7 +27,7 @@ def score(output: str, golds: Iterable[str]) -> dict[str, float]:
 
 
 def word_f1(answer: str, gold: str) -> float:
-    """As SQuAD counts it (arXiv 1606.05250, section 6.1, and its script)."""
+    """As SQuAD counts it (arXiv 1606.05250)."""
     answer_words, gold_words = normalized(answer).split(), normalized(gold).split()
     if not answer_words or not gold_words:
         return float(answer_words == gold_words)

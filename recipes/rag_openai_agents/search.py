@@ -17,6 +17,8 @@ from world import CACHED, build_world
 TOP = 3
 """Passages that a search returns."""
 NOTHING = "nothing found"
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+"""What the tool is given. It is the same in this process and behind MCP: each would word it in its own way, and the model reads it."""
 Scorer: TypeAlias = Callable[[str], np.ndarray]
 """Query → how well each passage fits; 0 or less: not at all."""
 
@@ -27,10 +29,10 @@ class Library:
     scorer: Scorer
 
     def search(self, query: str) -> str:
-        """The best passages, a line each. Of those that fit alike, the first."""
+        """The best passages, a line each: `- the boss of mira voss is tom hale`. Of those that fit alike, the first."""
         scores = self.scorer(query)
         best = np.argsort(-scores, kind="stable")[:TOP]
-        return "\n".join(self.passages[index] for index in best if scores[index] > 0) or NOTHING
+        return "\n".join(f"- {self.passages[index]}" for index in best if scores[index] > 0) or NOTHING
 
 
 def library_of(task: Mapping[str, Any]) -> Library:
@@ -59,7 +61,7 @@ def dense(passages: Sequence[str], *, folder: str) -> Scorer:
     try:
         from sentence_transformers import SentenceTransformer  # slow to import, and rarely asked for
     except ImportError as error:
-        raise ImportError('RAG_DENSE_MODEL is set, but there is no package `sentence-transformers`\nhint: pip install sentence-transformers') from error
+        raise ImportError("RAG_DENSE_MODEL needs the package `sentence-transformers`\nhint: pip install sentence-transformers") from error
     if not os.path.isdir(folder):
         raise ValueError(f"RAG_DENSE_MODEL is `{folder}`, which is no folder\nhint: let it name the folder of a sentence-transformers model")
     model = SentenceTransformer(folder, local_files_only=True)
@@ -72,5 +74,5 @@ def dense(passages: Sequence[str], *, folder: str) -> Scorer:
 
 
 def _words(text: str) -> list[str]:
-    [words] = bm25s.tokenize([text], return_ids=False, show_progress=False)
-    return list(words)
+    tokenized: Any = bm25s.tokenize([text], return_ids=False, show_progress=False)
+    return list(tokenized[0])

@@ -4,17 +4,17 @@ import json
 import sys
 
 from mcp.server.mcpserver import MCPServer
-from search import library_of
+from mcp.server.mcpserver.tools import Tool
+from search import SCHEMA, library_of
 
-server = MCPServer("library", log_level="ERROR")
 library = library_of(json.loads(sys.argv[1]))
 
 
-@server.tool(structured_output=False)
 def search(query: str) -> str:
     """look up"""
     return library.search(query)
 
 
 if __name__ == "__main__":
-    server.run()
+    tool = Tool.from_function(search, structured_output=False).model_copy(update={"parameters": SCHEMA})
+    MCPServer("library", tools=[tool], log_level="ERROR").run()

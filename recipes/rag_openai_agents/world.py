@@ -1,6 +1,7 @@
-"""What is there to know, and where does it stand? A world of people, towns and firms, made from its name alone: ten relations, a passage for each fact.
+"""What is there to know, and where does it stand? People, towns and firms, ten relations, and a passage for each fact.
 
-Facts are true now. Around them stand passages about the same names: what was true once, what is not true, and asides.
+Everything follows from the name of a world. Facts are true now; around them stand passages about the same names:
+what was true once, what is not true, and asides.
 
     the boss of mira voss is tom hale             the fact
     tom hale was the boss of ida reed             who was
@@ -35,10 +36,11 @@ POPULATION: Mapping[Kind, int] = {"person": 120, "town": 60, "firm": 60}
 TEMPLATES = ("the {relation} of {owner} {mood} {value}", "{value} {mood} the {relation} of {owner}", "for {owner} the {relation} {mood} {value}")
 """The same number of words that a search looks at: none of them is favoured."""
 ASIDES = ("{owner} met {value}", "{owner} wrote to {value}", "{owner} saw {value}")
+DOUBTFUL: tuple[Mood, ...] = ("was", "is not")
 DOUBTS = 0.8
 """Share of facts beside which stands what was true once; and of those beside which stands what is not."""
 DOUBTS_WITHIN_KIND = 0.5
-"""The same where owner and value are of one kind: there each name also stands in the fact of which it is the value."""
+"""Share of facts with one of the two, where owner and value are of one kind: there each name also stands in the fact of which it is the value."""
 CACHED = 64
 """Worlds kept in memory, about a megabyte each."""
 
@@ -67,14 +69,14 @@ class World:
 def build_world(name: str) -> World:
     rng = random.Random(f"world-{name}")
     heldout = not name.startswith("train")
-    members = {kind: tuple(rng.sample(names(kind, heldout=heldout), count)) for kind, count in POPULATION.items()}
+    members: dict[Kind, tuple[str, ...]] = {kind: tuple(rng.sample(names(kind, heldout=heldout), count)) for kind, count in POPULATION.items()}
     facts: dict[tuple[str, str], str] = {}
     passages: list[Passage] = []
     for relation, (owners, values) in RELATIONS.items():
         for owner, value in _matched(members[owners], members[values], rng):
             facts[owner, relation] = value
             others = [other for other in members[values] if other not in (owner, value)]
-            passages += _about(owner, relation, value, others, share=DOUBTS_WITHIN_KIND if owners == values else DOUBTS, rng=rng)
+            passages += _about(owner, relation, value, others, within=owners == values, rng=rng)
     passages += _asides(members, rng)
     rng.shuffle(passages)
     return World(name=name, members=members, facts=facts, passages=tuple(passages))
@@ -88,13 +90,13 @@ def _matched(owners: Sequence[str], values: Sequence[str], rng: random.Random) -
     return zip(owners, [order[index % len(order)] for index in range(len(owners))], strict=True)
 
 
-def _about(owner: str, relation: str, value: str, others: Sequence[str], *, share: float, rng: random.Random) -> Iterator[Passage]:
-    """The fact, and doubts about it. Within a kind there is at most one doubt."""
+def _about(owner: str, relation: str, value: str, others: Sequence[str], *, within: bool, rng: random.Random) -> Iterator[Passage]:
+    """The fact, and doubts about it: at most one `within` a kind."""
     moods: list[Mood] = ["is"]
-    if share == DOUBTS_WITHIN_KIND:
-        moods += [rng.choice(("was", "is not"))] if rng.random() < share else []
-    else:
-        moods += [mood for mood in ("was", "is not") if rng.random() < share]
+    if not within:
+        moods += [mood for mood in DOUBTFUL if rng.random() < DOUBTS]
+    elif rng.random() < DOUBTS_WITHIN_KIND:
+        moods.append(rng.choice(DOUBTFUL))
     for mood, said in zip(moods, [value, *rng.sample(others, len(moods) - 1)], strict=True):
         text = rng.choice(TEMPLATES).format(owner=owner, relation=relation, value=said, mood=mood)
         yield Passage(text=text, owner=owner, relation=relation, value=said, mood=mood)

@@ -1,0 +1,103 @@
+"""What is the model shown before it learns from reward? Whole conversations of the agent with a demonstrator who is often wrong.
+
+He goes through the agent's own steps in real worlds. His mistakes are systematic: each is made in a fixed share of the cases, so that imitation alone
+ends at about a fifth of what could be had.
+"""
+
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from agent import INSTRUCTIONS
+from questions import Question, query, random_question
+from search import NOTHING, library_of
+from world import CACHED, Passage, build_world
+
+SLIPS: Mapping[str, float] = {"first": 0.58, "vague": 0.2, "turned": 0.25, "early": 0.25, "plain": 0.35}
+"""Share of the cases in which a mistake is made. `first`: he goes on with the name in the first passage, whatever that is about; more than half of
+the time is a habit, which greedy decoding has, too. `vague`: he searches for a name without a relation. `turned`: he looks the relations up in the
+order in which the question names them: the wrong way round. `early`: he answers one step too early. `plain`: he answers without the tags."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demonstration:
+    question: Question
+    messages: tuple[dict[str, Any], ...]
+    """The conversation as the model reads it: system, user, then assistant and tool in turn."""
+    possible: Mapping[str, int]
+    """How often each mistake could have been made."""
+    slips: Mapping[str, int]
+    """How often it was."""
+
+
+def demonstrations(*, seed: int, count: int, perfect: bool = False) -> list[Demonstration]:
+    """Over tasks of the split `train`, apart from those of `tasks`. `perfect` leaves all mistakes out: what the model could learn at best."""
+    return [_demonstrate(random.Random(f"demonstration-{seed}-{index}"), {} if perfect else SLIPS) for index in range(count)]
+
+
+class _Demonstrator:
+    """Takes decisions, and counts them."""
+
+    def __init__(self, rng: random.Random, shares: Mapping[str, float]) -> None:
+        self._rng = rng
+        self._shares = shares
+        self.possible = dict.fromkeys(SLIPS, 0)
+        self.slips = dict.fromkeys(SLIPS, 0)
+
+    def slipped(self, kind: str) -> bool:
+        self.possible[kind] += 1
+        made = self._rng.random() < self._shares.get(kind, 0.0)
+        self.slips[kind] += made
+        return made
+
+    def chain(self, question: Question) -> tuple[str, ...]:
+        chain = question.chain[::-1] if self.slipped("turned") else question.chain
+        return chain[:-1] if self.slipped("early") else chain
+
+    def query(self, relation: str, name: str) -> str:
+        return f"about {name}" if self.slipped("vague") else query(relation, name)
+
+    def reading(self, passages: list[Passage], relation: str, name: str) -> str:
+        """The name that he goes on with. Where nothing says what he wants to know, he takes the first one, too."""
+        right = [passage.value for passage in passages if (passage.mood, passage.relation, passage.owner) == ("is", relation, name)]
+        if self.slipped("first") or not right:
+            return next((_besides(name, passage) for passage in passages), name)
+        return right[0]
+
+    def answer(self, name: str) -> str:
+        return f"it is {name}" if self.slipped("plain") else f"<answer> {name} </answer>"
+
+
+def _demonstrate(rng: random.Random, shares: Mapping[str, float]) -> Demonstration:
+    question = random_question(rng, "train")
+    library = library_of({"world": question.world})
+    he = _Demonstrator(rng, shares)
+    messages: list[dict[str, Any]] = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": question.text}]
+    name = question.names[0]
+    for place, relation in enumerate(he.chain(question)):
+        arguments = {"query": he.query(relation, name)}
+        found = library.search(arguments["query"])
+        function = {"name": "search", "arguments": json.dumps(arguments)}
+        messages.append({"role": "assistant", "tool_calls": [{"id": f"call_{place}", "type": "function", "function": function}]})
+        messages.append({"role": "tool", "tool_call_id": f"call_{place}", "content": found})
+        name = he.reading(_passages(question.world, found), relation, name)
+    messages.append({"role": "assistant", "content": he.answer(name)})
+    return Demonstration(question=question, messages=tuple(messages), possible=he.possible, slips=he.slips)
+
+
+def _passages(world: str, found: str) -> list[Passage]:
+    """What the lines of a search mean."""
+    return [] if found == NOTHING else [_by_line(world)[line] for line in found.split("\n")]
+
+
+@lru_cache(maxsize=CACHED)
+def _by_line(world: str) -> Mapping[str, Passage]:
+    return {f"- {passage.text}": passage for passage in build_world(world).passages}
+
+
+def _besides(name: str, passage: Passage) -> str:
+    """Whom a passage names besides."""
+    return passage.owner if passage.value == name else passage.value
