@@ -1,10 +1,10 @@
 """How is a word problem made? A program of one to four steps, a sentence for each, and now and then a sentence that is beside the point.
 
-    start 37, pack 48, fewer 5  →  ann has 37 eggs
+    start 37, pack 48, fewer 17 →  ann has 37 eggs
                                    cleo finds 15 more             beside the point: nobody asks for cleo's
                                    ann swaps each for 48
-                                   ben has 5 fewer than ann
-                                   how many has ben               37 * 48 - 5
+                                   ben has 17 fewer than ann
+                                   how many eggs has ben          37 * 48 - 17
 
 Who is told apart by whether they were there before: `ann has 5 more than ben` is a subtraction where ann's number is known.
 """

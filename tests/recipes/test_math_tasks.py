@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from lightningrl.config import load_config
+
 COUNT = 120
 
 
@@ -144,3 +146,9 @@ def test_a_sum_is_handed_in_before_it_is_multiplied_or_divided(math: Any) -> Non
 def test_nothing_in_the_agent_knows_who_trains_it(math: Any) -> None:
     for name in ("agent", "workbench", "calculator"):
         assert "lightningrl" not in (math.folder / f"{name}.py").read_text().lower()
+
+
+def test_the_configurations_resolve_to_what_is_there(math: Any) -> None:
+    for name, source in (("recipe", "tasks:tasks"), ("gpu", "calc_x:tasks")):
+        config = load_config(math.folder / f"{name}.toml")
+        assert (config.tasks.source, config.agent.entry, config.agent.reward) == (source, "agent:run", "tasks:reward")
