@@ -25,8 +25,8 @@ SERVER = Path(__file__).parent / "server.py"
 MAX_TURNS = 5
 """What four steps take: a search for each, and the answer."""
 MAX_TOKENS = 24
-CALL_S = 30.0
-"""What a server of MCP gets for one answer."""
+CALL_S = 60.0
+"""What a server of MCP gets to start, and for each answer."""
 
 
 def told(_: RunContextWrapper[Any], error: Exception) -> str:
