@@ -94,7 +94,7 @@ def _about(owner: str, relation: str, value: str, others: Sequence[str], *, with
     """The fact, and doubts about it: at most one `within` a kind."""
     moods: list[Mood] = ["is"]
     if not within:
-        moods += [mood for mood in DOUBTFUL if rng.random() < DOUBTS]
+        moods.extend(mood for mood in DOUBTFUL if rng.random() < DOUBTS)
     elif rng.random() < DOUBTS_WITHIN_KIND:
         moods.append(rng.choice(DOUBTFUL))
     for mood, said in zip(moods, [value, *rng.sample(others, len(moods) - 1)], strict=True):
