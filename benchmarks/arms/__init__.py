@@ -76,11 +76,17 @@ def draw_curves(axes: Any, arms: Mapping[str, Sequence[Run]], colours: Mapping[s
 
 
 def draw_alone(axes: Any, name: str, arms: Mapping[str, Sequence[Run]], *, colour: str = "#0a7d4b") -> None:
-    """One arm, with the band of its seeds, before the means of the others."""
+    """The mean of one arm and its single runs, before the means of the others."""
     steps = [step for step, _ in arms[name][0]["curve"]]
-    for runs in arms.values():
-        axes.plot(steps, np.mean([[reward for _, reward in run["curve"]] for run in runs], axis=0), color="#d0d7de", lw=1.2)
-    draw_curves(axes, {name: arms[name]}, {name: colour})
+    curves = {of: np.array([[reward for _, reward in run["curve"]] for run in runs]) for of, runs in arms.items()}
+    for of in curves:
+        axes.plot(steps, curves[of].mean(axis=0), color="#d0d7de", lw=1.6)
+    for run in curves[name]:
+        axes.plot(steps, run, color=colour, lw=0.8, alpha=0.45)
+    axes.plot(steps, curves[name].mean(axis=0), color=colour, lw=2.4)
+    top = math.ceil(10 * max(curve.max() for curve in curves.values()) + 0.5) / 10
+    axes.set(xlabel="step", ylabel="held-out reward (T = 1)", ylim=(0, min(1.0, top)), xlim=(0, steps[-1]))
+    tidy(axes, grid="y")
 
 
 def draw_rows(axes: Any, rows: Mapping[str, Sequence[float]], colours: Mapping[str, str], *, order: Sequence[str]) -> None:
