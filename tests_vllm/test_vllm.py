@@ -186,6 +186,7 @@ def adapter(base: Path, folder: Path, *, seed: int) -> torch.nn.Module:
     return PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), str(folder))
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks for it
 async def test_each_policy_is_answered_by_its_own_adapter_over_one_base(models: Models, url: str, tmp_path: Path) -> None:
     expected = {name: adapter(models.first, tmp_path / name, seed=seed) for seed, name in enumerate(("one", "two"))}
     async with engine_of(models, url, "one") as one, engine_of(models, url, "two") as two:
