@@ -13,13 +13,12 @@ import argparse
 import json
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from arms import Run, area, draw_alone, draw_curves, draw_rows, table, train
+from arms import Run, area, draw_alone, draw_curves, draw_rows, runs_of, table, train
 
 from lightningrl.presets import PRESETS
 
@@ -93,18 +92,13 @@ STUDIES: Mapping[str, Study] = {
 
 
 def measure(study: Study, *, names: Sequence[str], seeds: Sequence[int], runs: Path, jobs: int) -> dict[str, list[dict[str, Any]]]:
-    wanted = [(name, seed) for seed in seeds for name in names]  # seed by seed: should it be stopped, what is there compares
-
-    def figures(arm: tuple[str, int]) -> dict[str, Any]:
-        name, seed = arm
+    def figures(name: str, seed: int) -> dict[str, Any]:
         folder = runs / f"{name.replace(', ', '-').replace(' ', '-')}-seed{seed}"
         run = {"seed": seed, **train(study.recipe, [*study.arms[name], *study.settings, f"seed={seed}"], folder)}
         print(f"{name}, seed {seed}: {run['heldout_before']:.3f} → {run['heldout_after']:.3f}", flush=True)
         return run
 
-    with ThreadPoolExecutor(jobs) as pool:
-        found = list(zip(wanted, pool.map(figures, wanted), strict=True))
-    return {name: [run for (of, _), run in found if of == name] for name in names}
+    return runs_of(names, seeds, figures, jobs=jobs)
 
 
 def draw(study: Study, arms: Mapping[str, Sequence[Run]]) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from arms import Run, draw_curves, draw_rows, table, train
+from arms import Run, draw_curves, draw_rows, runs_of, table, train
 
 HERE = Path(__file__).resolve().parent
 RECIPE = HERE.parent / "recipes" / "multi_agent"
@@ -52,8 +52,7 @@ def measure(kind: str, seeds: Sequence[int], runs: Path, settings: Sequence[str]
         train(KINDS[kind], [*settings, "loop.steps=0", "tasks.heldout=1", f"seed={seed}"], folder)
         return hashes(folder)
 
-    def one(arm: tuple[str, int]) -> dict[str, Any]:
-        name, seed = arm
+    def one(name: str, seed: int) -> dict[str, Any]:
         roles, folder = ARMS[name], runs / kind / f"{name.replace(' ', '-')}-seed{seed}"
         figures = train(KINDS[kind], [*learning(roles), *settings, f"seed={seed}"], folder)
         weights = {"before": before[seed], "after": hashes(folder)}
@@ -64,11 +63,9 @@ def measure(kind: str, seeds: Sequence[int], runs: Path, settings: Sequence[str]
             sys.exit(f"error: `{' '.join(roles)}` should have changed, and nothing else")
         return {"seed": seed, **figures, "weights": weights}
 
-    wanted = [(name, seed) for seed in seeds for name in ARMS]
     with ThreadPoolExecutor(jobs) as pool:
         before = dict(zip(seeds, pool.map(start, seeds), strict=True))
-        found = list(zip(wanted, pool.map(one, wanted), strict=True))
-    return {name: [run for (of, _), run in found if of == name] for name in ARMS}
+    return runs_of(ARMS, seeds, one, jobs=jobs)
 
 
 def with_nobody(arms: Mapping[str, Sequence[Run]]) -> dict[str, list[float]]:

@@ -4,7 +4,8 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -29,6 +30,14 @@ def train(recipe: Path, overrides: Sequence[str], folder: Path) -> dict[str, Any
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     curve = [[row["step"], row["reward/mean"]] for row in rows if row["kind"] == "exam" and row["mode"] == "sampled"]
     return {**figures, "curve": curve}
+
+
+def runs_of(names: Iterable[str], seeds: Iterable[int], run: Callable[[str, int], dict[str, Any]], *, jobs: int) -> dict[str, list[dict[str, Any]]]:
+    """Name → its run with each seed, `jobs` of them at a time. Seed by seed: should it be stopped, what is there compares."""
+    wanted = [(name, seed) for seed in seeds for name in names]
+    with ThreadPoolExecutor(jobs) as pool:
+        found = list(zip(wanted, pool.map(lambda arm: run(*arm), wanted), strict=True))
+    return {name: [made for (of, _), made in found if of == name] for name in names}
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

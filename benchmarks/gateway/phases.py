@@ -146,7 +146,8 @@ def memory(bench: Bench) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for name in bench.names:
         with bench.side(name) as side:
-            ending = _growth(side, warm=12288 if name == Ours.name else 2048, measured=6144 if name == Ours.name else 2048, turns=4)
+            warm, measured = (12288, 6144) if name == Ours.name else (2048, 2048)
+            ending = _growth(side, warm=warm, measured=measured, turns=4)
         with bench.side(name) as side:
             attempt = side.attempts(1)
             drive(attempt * 512, concurrency=CONCURRENCY)

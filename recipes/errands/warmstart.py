@@ -13,10 +13,9 @@ import torch
 from agent import SYSTEM
 from demonstrations import Demonstration, demonstrations
 from house import TOOLS
-from tokenizers import AddedToken
 
 from lightningrl.models.memory import keep_freed_memory
-from lightningrl.models.tiny import build_model, build_tokenizer
+from lightningrl.models.tiny import add_phrases, build_model, build_tokenizer, tools_phrase
 from lightningrl.trainer.imitation import Example, answers, imitate, imitator
 
 VOCABULARY = 420
@@ -36,9 +35,7 @@ PHRASES = (
 def tokenizer_for(texts: list[str]) -> Any:
     """Knows every word of `texts` and every phrase. The tools' description is one, too."""
     tokenizer = build_tokenizer(texts, vocab_size=VOCABULARY)
-    described = tokenizer.apply_chat_template([{"role": "system", "content": SYSTEM}], tools=TOOLS, tokenize=False)
-    _, _, tools = described.removesuffix("<|im_end|>\n").partition(SYSTEM)
-    tokenizer.add_tokens([AddedToken(phrase, special=False, normalized=False) for phrase in (*PHRASES, tools)])
+    add_phrases(tokenizer, (*PHRASES, tools_phrase(tokenizer, TOOLS, system=SYSTEM)))
     return tokenizer
 
 

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from agent import SYSTEM
 from demonstrations import TOOLS, Demonstration, demonstrations
-from tokenizers import AddedToken
 
 from lightningrl.models.memory import keep_freed_memory
-from lightningrl.models.tiny import build_model, build_tokenizer
+from lightningrl.models.tiny import add_phrases, build_model, build_tokenizer, tools_phrase
 from lightningrl.trainer.imitation import Example, answers, imitate, imitator
 
 VOCABULARY = 560
@@ -40,9 +39,7 @@ not enough where 37 and 34 are in one story; of whole numbers each would be too 
 def tokenizer_for(texts: list[str]) -> Any:
     """Knows every word of `texts`, every phrase and two digits at a time. What is to be done, and what with, is a phrase each, too."""
     tokenizer = build_tokenizer(texts, vocab_size=VOCABULARY)
-    described = tokenizer.apply_chat_template([{"role": "system", "content": SYSTEM}], tools=TOOLS, tokenize=False)
-    _, _, tools = described.removesuffix("<|im_end|>\n").partition(SYSTEM)
-    tokenizer.add_tokens([AddedToken(phrase, special=False, normalized=False) for phrase in (*PHRASES, *NUMBERS, SYSTEM, tools)])
+    add_phrases(tokenizer, (*PHRASES, *NUMBERS, SYSTEM, tools_phrase(tokenizer, TOOLS, system=SYSTEM)))
     return tokenizer
 
 

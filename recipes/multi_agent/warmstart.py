@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 from demonstrations import Demonstration, demonstrations
-from tokenizers import AddedToken
 
 from lightningrl.models.memory import keep_freed_memory
-from lightningrl.models.tiny import build_model, build_tokenizer
+from lightningrl.models.tiny import add_phrases, build_model, build_tokenizer
 from lightningrl.trainer.imitation import Example, answers, imitate, imitator
 
 VOCABULARY = 400
@@ -29,7 +28,7 @@ NUMBERS = tuple(space + str(number) for number in range(40) for space in ("", " 
 def tokenizer_for(texts: list[str]) -> Any:
     """Knows every word of `texts`, every phrase and every number."""
     tokenizer = build_tokenizer(texts, vocab_size=VOCABULARY)
-    tokenizer.add_tokens([AddedToken(phrase, special=False, normalized=False) for phrase in (*PHRASES, *NUMBERS)])
+    add_phrases(tokenizer, (*PHRASES, *NUMBERS))
     return tokenizer
 
 

@@ -14,11 +14,10 @@ from agent import INSTRUCTIONS
 from demonstrations import Demonstration, demonstrations
 from names import PARTS
 from search import NOTHING, SCHEMA
-from tokenizers import AddedToken
 
 from lightningrl.models.load import load_model, load_tokenizer
 from lightningrl.models.memory import keep_freed_memory
-from lightningrl.models.tiny import build_model, build_tokenizer
+from lightningrl.models.tiny import add_phrases, build_model, build_tokenizer, tools_phrase
 from lightningrl.trainer.imitation import Example, answers, imitate, imitator
 
 VOCABULARY = 900
@@ -46,9 +45,7 @@ def tokenizer_for(texts: list[str]) -> Any:
     """Knows every word of `texts`, every part of a name and every phrase. The tool's description is one, too."""
     parts = [part for kind in PARTS.values() for both in kind for part in both.split()]
     tokenizer = build_tokenizer([*texts, *parts], vocab_size=VOCABULARY)
-    described = tokenizer.apply_chat_template([{"role": "system", "content": INSTRUCTIONS}], tools=TOOLS, tokenize=False)
-    _, _, tools = described.removesuffix("<|im_end|>\n").partition(INSTRUCTIONS)
-    tokenizer.add_tokens([AddedToken(phrase, special=False, normalized=False) for phrase in (*PHRASES, tools)])
+    add_phrases(tokenizer, (*PHRASES, tools_phrase(tokenizer, TOOLS, system=INSTRUCTIONS)))
     return tokenizer
 
 

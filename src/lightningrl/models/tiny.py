@@ -5,7 +5,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -88,7 +88,7 @@ def build_tokenizer(texts: Iterable[str], *, vocab_size: int, spaces: Literal["j
     )
     corpus = list(texts)
     tokenizer.train_from_iterator([*corpus, *_every_form(corpus, spaced=spaces == "joined")], trainer)
-    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in MARKUP])
+    add_phrases(tokenizer, MARKUP)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
@@ -96,6 +96,17 @@ def build_tokenizer(texts: Iterable[str], *, vocab_size: int, spaces: Literal["j
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )
+
+
+def add_phrases(tokenizer: Any, phrases: Iterable[str]) -> None:
+    """Make each a token of its own: text, as a parser has to see it."""
+    tokenizer.add_tokens([AddedToken(phrase, special=False, normalized=False) for phrase in phrases])
+
+
+def tools_phrase(tokenizer: Any, tools: Sequence[Any], *, system: str) -> str:
+    """What the chat template says of `tools` after the system prompt: the same in every conversation of an agent."""
+    described = tokenizer.apply_chat_template([{"role": "system", "content": system}], tools=list(tools), tokenize=False)
+    return described.removesuffix("<|im_end|>\n").partition(system)[2]
 
 
 def _every_form(corpus: list[str], *, spaced: bool) -> list[str]:
