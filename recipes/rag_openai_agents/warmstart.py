@@ -78,7 +78,12 @@ def main() -> None:
     trainer = imitator(model, tokenizer=tokenizer, threads=arguments.threads)
     conversations = [examples(demonstration, tokenizer) for demonstration in shown]
     peak = arguments.peak if arguments.base is None else PEAK_AGAIN
-    settings = {"steps": arguments.steps, "seconds": arguments.seconds, "size": arguments.batch, "seed": arguments.seed}
+    settings = {
+        "steps": arguments.steps,
+        "seconds": arguments.seconds,
+        "size": arguments.batch,
+        "seed": arguments.seed if arguments.order is None else arguments.order,
+    }
     for step, loss in imitate(trainer, conversations, peak=peak, **settings):
         print(f"step {step}  loss {loss:.3f}", flush=True)
     trainer.publish(arguments.out)
@@ -88,6 +93,7 @@ def main() -> None:
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--order", type=int, help="seed of the order in which demonstrations come; default: --seed")
     made.add_argument("--steps", type=int, default=1400)
     made.add_argument("--seconds", type=float, default=math.inf, help="stop after this much time")
     made.add_argument("--batch", type=int, default=48, help="conversations in a step")

@@ -49,7 +49,12 @@ def main() -> None:
         tokenizer, model = load_tokenizer(str(arguments.base)), load_model(str(arguments.base))
     conversations = [examples(demonstration, tokenizer) for demonstration in shown]
     trainer = imitator(model, tokenizer=tokenizer, threads=arguments.threads)
-    settings = {"steps": arguments.steps, "seconds": arguments.seconds, "size": arguments.batch, "seed": arguments.seed}
+    settings = {
+        "steps": arguments.steps,
+        "seconds": arguments.seconds,
+        "size": arguments.batch,
+        "seed": arguments.seed if arguments.order is None else arguments.order,
+    }
     began = time.perf_counter()
     for step, loss in imitate(trainer, conversations, peak=PEAK if arguments.base is None else PEAK_AGAIN, **settings):
         print(f"step {step}  loss {loss:.3f}  {time.perf_counter() - began:.0f} s", flush=True)
@@ -60,6 +65,7 @@ def main() -> None:
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--order", type=int, help="seed of the order in which demonstrations come; default: --seed")
     made.add_argument("--steps", type=int, default=1400)
     made.add_argument("--seconds", type=float, default=math.inf, help="stop after this much time")
     made.add_argument("--batch", type=int, default=48, help="conversations in a step")
