@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args, get_origin
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from lightningrl.errors import UserError, meant
 from lightningrl.presets import PRESETS
@@ -28,6 +28,8 @@ class AgentConfig(Section):
     """A program that reads a task's input as JSON on stdin and prints its answer. Either this or `entry`."""
     reward: str
     """`module:function`, called with (task input, what the agent returned); returns a number, or a dict of `final` and others."""
+    reward_range: tuple[float, float] | None = None
+    """`[lowest, highest]` that the final reward can be. One outside is the reward function's mistake: its attempt has failed."""
     env: dict[str, str] = Field(default_factory=dict)
     """Extra environment variables for the agent."""
     workers: int = Field(default=2, ge=1)
@@ -46,6 +48,13 @@ class AgentConfig(Section):
         if (self.entry is None) == (self.command is None):
             raise ValueError("give either `entry` or `command`")
         return self
+
+    @field_validator("reward_range")
+    @classmethod
+    def _from_low_to_high(cls, given: tuple[float, float] | None) -> tuple[float, float] | None:
+        if given is not None and given[0] >= given[1]:
+            raise ValueError(f"`[{given[0]:g}, {given[1]:g}]` does not go from low to high")
+        return given
 
 
 class TasksConfig(Section):
@@ -123,8 +132,6 @@ class GatewayConfig(Section):
     strict: bool = False
     """Whether tools marked `strict` are held to their schema by a grammar. Calls drawn under one are never trained, and some SDKs mark every tool;
     so by default the policy is left to learn it. Demands (`required` or named tools, a `response_format`) always hold."""
-    max_in_flight: int = Field(default=8192, ge=1)
-    """Requests answered at the same time; more get 429 and are asked to come again."""
     embeddings: str = ""
     """`upstreams.NAME` that answers embedding requests; empty: nobody does."""
 
@@ -394,7 +401,7 @@ def _explain(error: ValidationError, *, where: str) -> UserError:
     match first["type"]:
         case "extra_forbidden":
             return UserError(f"unknown key `{key}` in `{where}`", hint=meant(loc[-1], _keys(first["loc"][:-1])))
-        case "missing":
+        case "missing" if isinstance(first["loc"][-1], str):
             return UserError(f"`{key}` is missing in `{where}`", hint=hint)
         case "literal_error":
             return UserError(f"`{key}` in `{where}` cannot be `{given}`", hint=meant(str(given), get_args(kind)))

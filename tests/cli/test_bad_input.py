@@ -83,6 +83,15 @@ def test_failing_user_code_ends_the_run_and_says_whose_it_was(small_recipe: Smal
         assert records.execute("select count(*) from attempts where error is not null").fetchone() == (2,), "the failures are on record"
 
 
+def test_rewards_outside_of_their_declared_range_teach_nothing_and_are_no_reward_of_0(small_recipe: SmallRecipe) -> None:
+    small_recipe.rewrite_agent(lambda text: text.replace("len(answer) % 5 / 4", "[0.25, 7][len(answer) % 2]"))
+    small_recipe.train("--run-dir", "run", "agent.reward_range=[0, 1]", "agent.max_attempts=1", "tasks.heldout=8", "loop.steps=1")
+    with sqlite3.connect(small_recipe.folder / "run" / "store.sqlite") as records:
+        assert records.execute("select distinct value from rewards").fetchall() == [(0.25,)]
+        errors = {error.splitlines()[0] for (error,) in records.execute("select error from attempts where status = 'failed'")}
+    assert errors == {"GraderError: reward `final` is `7.0`, outside of its range `[0, 1]`"}
+
+
 def test_an_agent_that_never_calls_the_model_is_named(small_recipe: SmallRecipe) -> None:
     small_recipe.rewrite_agent(lambda text: text.replace("    global client\n", "    return 'blue'\n    global client\n"))
     assert "never called the model" in refused(small_recipe, "tasks.heldout=2")

@@ -78,6 +78,9 @@ def hangs_in_grading(task, output):
 
 def reward(task, output):
     return 1
+
+def as_told(task, output):
+    return task["reward"]
 '''
 
 
@@ -88,10 +91,18 @@ async def test_the_worker_pool_conforms(check: Check, tmp_path: Path) -> None:
 
 @asynccontextmanager
 async def pool(
-    root: Path, entry: str, *, reward: str = "agent:reward", workers: int = 1, concurrency: int = 8, watchdog_s: float = 5.0
+    root: Path,
+    entry: str,
+    *,
+    reward: str = "agent:reward",
+    reward_range: tuple[float, float] | None = None,
+    workers: int = 1,
+    concurrency: int = 8,
+    watchdog_s: float = 5.0,
 ) -> AsyncIterator[WorkerPool]:
     (root / "agent.py").write_text(AGENT)
-    agent = AgentConfig(entry=entry, reward=reward, workers=workers, concurrency=concurrency, env={"FLAVOUR": "mint"})
+    env = {"FLAVOUR": "mint"}
+    agent = AgentConfig(entry=entry, reward=reward, reward_range=reward_range, workers=workers, concurrency=concurrency, env=env)
     runner = WorkerPool(agent, root=root, env={"OPENAI_BASE_URL": "http://gateway/v1"}, log_path=root / "agent.log", watchdog_s=watchdog_s)
     try:
         await runner.start()
@@ -184,6 +195,28 @@ async def test_a_hung_grader_is_blamed(tmp_path: Path) -> None:
     async with pool(tmp_path, "agent:pid", reward="agent:hangs_in_grading") as runner:
         outcome = await run(runner, timeout_s=0.5)
         assert outcome.status == "timeout" and outcome.error and outcome.error.startswith("GraderError: timed out, no reward")
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        (1.5, "reward `final` is `1.5`, outside of its range `[-1, 1]`"),
+        ({"final": -2, "f1": 0.5}, "reward `final` is `-2.0`, outside of its range `[-1, 1]`"),
+        (1 + 1e-6, "reward `final` is `1.000001`, outside of its range `[-1, 1]`"),
+    ],
+)
+async def test_a_reward_outside_of_its_declared_range_is_the_graders_failure(tmp_path: Path, reward: Any, said: str) -> None:
+    async with pool(tmp_path, "agent:pid", reward="agent:as_told", reward_range=(-1.0, 1.0)) as runner:
+        outcome = await run(runner, reward=reward)
+        assert outcome.status == "failed" and outcome.rewards == ()
+        assert outcome.error == f"GraderError: {said}\nhint: mend the reward function, or widen `agent.reward_range`"
+
+
+@pytest.mark.parametrize(("reward", "final"), [(-1, -1), (1, 1), (1 + 1e-15, 1 + 1e-15), ({"final": 0.5, "tokens": 300}, 0.5)])
+async def test_a_reward_at_the_end_of_its_range_counts_and_so_does_what_rounding_has_put_beyond_it(tmp_path: Path, reward: Any, final: float) -> None:
+    async with pool(tmp_path, "agent:pid", reward="agent:as_told", reward_range=(-1.0, 1.0)) as runner:
+        outcome = await run(runner, reward=reward)
+        assert outcome.status == "succeeded" and outcome.rewards[0].value == final
 
 
 async def test_an_attempt_that_nobody_waits_for_is_ended(tmp_path: Path) -> None:

@@ -64,7 +64,6 @@ def make_gateway(config: Config, *, store: Store, template: ChatTemplate, engine
         embeddings=config.gateway.embeddings,
         seed=config.seed,
         max_length=config.engine.max_length,
-        max_in_flight=config.gateway.max_in_flight,
         history=config.gateway.history,
         strict=config.gateway.strict,
         visitors=visitors,

@@ -19,6 +19,8 @@ from lightningrl.types import FINAL
 
 MAX_TRACEBACK = 8000
 """Characters of a traceback that a record keeps: its end, where the cause is."""
+ROUNDING = 1e-9
+"""Of the width of the range: parts of a reward that should add up to 1 may add up to a little more."""
 OURS = str(Path(__file__).parent)
 
 Blame: TypeAlias = type[AgentError] | type[GraderError]
@@ -96,13 +98,22 @@ def as_json(output: Any) -> bytes:
     return encoded
 
 
-def as_rewards(value: Any) -> dict[str, float]:
-    """A number is the final reward; a mapping names several, `final` among them."""
-    if not isinstance(value, Mapping):
-        return {FINAL: _number(value, name=FINAL)}
-    if FINAL not in value:
+def as_rewards(value: Any, *, within: tuple[float, float] | None = None) -> dict[str, float]:
+    """A number is the final reward; a mapping names several, `final` among them. `within`: what `final` may be; None: any finite number."""
+    found = value if isinstance(value, Mapping) else {FINAL: value}
+    if FINAL not in found:
         raise GraderError(f"the reward function returned a dict without `{FINAL}`", hint=f"return a number, or a dict with `{FINAL}`")
-    return {str(name): _number(v, name=str(name)) for name, v in value.items()}
+    rewards = {str(name): _number(v, name=str(name)) for name, v in found.items()}
+    if within is not None:
+        _check_range(rewards[FINAL], *within)
+    return rewards
+
+
+def _check_range(final: float, low: float, high: float) -> None:
+    slack = ROUNDING * (high - low)
+    if not low - slack <= final <= high + slack:
+        hint = "mend the reward function, or widen `agent.reward_range`"
+        raise GraderError(f"reward `{FINAL}` is `{final!r}`, outside of its range `[{low:g}, {high:g}]`", hint=hint)
 
 
 def _number(value: Any, *, name: str) -> float:

@@ -48,7 +48,9 @@ class WorkerPool:
         `watchdog_s`: a worker that is this late with saying that an attempt has timed out is blocked, and killed.
         `grace_s`: what the other attempts in a worker that is being replaced get to finish.
         """
-        self._setup = wire.Setup(entry=agent.entry, command=agent.command, reward=agent.reward, root=str(root.resolve()))
+        self._setup = wire.Setup(
+            entry=agent.entry, command=agent.command, reward=agent.reward, reward_range=agent.reward_range, root=str(root.resolve())
+        )
         self._env = _environment(agent.env, env or {}, folder=log_path.parent if log_path else None)
         self._wanted = agent.workers
         self._capacity = math.ceil(agent.concurrency / agent.workers)

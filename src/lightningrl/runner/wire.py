@@ -23,6 +23,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     entry: str | None
     command: list[str] | None
     reward: str
+    reward_range: tuple[float, float] | None = None
     root: str
 
 

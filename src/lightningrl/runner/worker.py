@@ -52,6 +52,7 @@ class Worker:
 
     def __init__(self, setup: wire.Setup, *, send: Callable[[wire.FromWorker], None]) -> None:
         self._command = setup.command
+        self._reward_range = setup.reward_range
         self._send = send
         self._tasks: dict[str, asyncio.Task[wire.Done]] = {}
         self._supervisors: set[asyncio.Task[None]] = set()
@@ -108,7 +109,7 @@ class Worker:
             attach.identity.set(None)  # what a judge model is asked is not the agent's doing
             with attributed(GraderError):
                 value = await call(self._grade, msgspec.json.decode(job.input), msgspec.json.decode(output), threads=progress.threads)
-                rewards = as_rewards(value)
+                rewards = as_rewards(value, within=self._reward_range)
         except (AgentError, GraderError) as error:
             return wire.Done(id=job.id, status="failed", output=msgspec.Raw(output), error=f"{type(error).__name__}: {error}")
         return wire.Done(id=job.id, status="succeeded", output=msgspec.Raw(output), rewards=rewards)
