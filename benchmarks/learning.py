@@ -1,143 +1,208 @@
-"""Does the agent learn, and from what? Held-out reward of the text-to-SQL recipe, several seeds and warm starts, with two controls.
+"""Does the agent learn, and from what? Held-out reward on the paper's three tasks, several seeds, with a control.
 
-    python recipes/sql_langgraph/warmstart.py --seed 1 --out runs/warmstart-seed1                                   a second warm start
-    python benchmarks/learning.py --warmstarts recipes/sql_langgraph/warmstart runs/warmstart-seed1                 50 minutes on 2 cores
-    python benchmarks/learning.py --seeds 0        less
-    python benchmarks/learning.py --draw           the picture and the table again, from the results file
+    python benchmarks/learning.py rag_openai_agents --seeds 0 1 2      or math_autogen, each with a Python that has its requirements.txt
+    python benchmarks/learning.py                                      sql_langgraph
+    python benchmarks/learning.py rag_openai_agents --draw             the pictures and the table again, from the results file
 
-For each warm start (a model folder, made by recipes/sql_langgraph/warmstart.py) and each seed:
+    python recipes/sql_langgraph/warmstart.py --seed 1 --out runs/warmstart-seed1                               a second warm start
+    python benchmarks/learning.py --warmstarts recipes/sql_langgraph/warmstart runs/warmstart-seed1             twice as many runs
 
-    rl           `lightningrl train` on the recipe
-    no rewrite   the trained policy, in the same agent with its rewrite step switched off
-    sft          instead of RL, the same wall-clock of further SFT on the same demonstrations (once per warm start)
+For each warm start (a model folder, made by the recipe's warmstart.py) and each seed:
 
-Each run's folder is kept; one that is there already is not run again.
+    RL       `lightningrl train` on the recipe
+    SFT      the control: as much wall-clock of further SFT on the same demonstrations, counted from its first step, on as many threads
+    scores   of the warm start and of both, on the same held-out tasks, and on what else `STUDIES` says, sampled and greedy
+
+Runs of one benchmark are in each other's way: with `--jobs` above 1 both kinds of training are, and CPU seconds say what each has had.
+Each run's folder is kept; one that is there already is not run again. What came out is in results/learning-TASK.json and docs/learning-TASK.png;
+docs/learning.png has the curves of all tasks.
 """
 
 import argparse
 import json
+import os
+import platform
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-RECIPE = HERE.parent / "recipes" / "sql_langgraph"
-RESULTS = HERE / "results" / "learning.json"
-PICTURE = HERE.parent / "docs" / "learning.png"
-NO_REWRITE = 'agent.env={SQL_MAX_TURNS="1"}'
+from arms import Run, once, runs_of, spent, tidy, train
+
+ROOT = Path(__file__).resolve().parent.parent
+PICTURE = ROOT / "docs" / "learning.png"
+GREEN, ORANGE, BLACK, GREY = "#0a7d4b", "#b3541e", "#1b1f24", "#8b949e"
+
+HELD_OUT = "held out"
+POLICIES = {"before": "before", "after": "after RL", "sft": "SFT instead"}
+MODES = ("sampled", "greedy")
 
 
-def lightningrl(*arguments: str | Path) -> dict[str, Any]:
-    """Run a command of the CLI; its JSON result."""
-    done = subprocess.run([sys.executable, "-m", "lightningrl", *map(str, arguments), "--json"], stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """A task of the paper: the name of its recipe's folder is that of its study."""
+
+    title: str
+    agent: str
+    besides: Mapping[str, Sequence[str]]
+    """What else all policies are scored on: name → settings."""
 
 
-def once(path: Path, make: Any) -> dict[str, Any]:
-    """The JSON in `path`, made if it is not there."""
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(make()) + "\n", encoding="utf-8")
-    return json.loads(path.read_text(encoding="utf-8"))
+STUDIES: Mapping[str, Study] = {
+    "sql_langgraph": Study(title="text-to-SQL", agent="LangGraph", besides={"without the rewrite step": ['agent.env={SQL_MAX_TURNS="1"}']}),
+    "rag_openai_agents": Study(
+        title="multi-hop questions", agent="OpenAI Agents SDK", besides={"out of distribution, 4 hops": ["tasks.source=tasks:ood"]}
+    ),
+    "math_autogen": Study(title="word problems", agent="AutoGen", besides={"out of distribution, 4 steps": ["tasks.source=tasks:ood"]}),
+}
 
 
-def reinforce(warmstart: Path, seed: int, folder: Path) -> dict[str, Any]:
-    recipe = RECIPE / "recipe.toml"
-    rl = once(folder / "rl.json", lambda: lightningrl("train", recipe, f"model.path={warmstart}", f"seed={seed}", "--run-dir", folder / "run"))
-    bare = once(folder / "no_rewrite.json", lambda: lightningrl("eval", recipe, NO_REWRITE, f"seed={seed}", "--checkpoint", folder / "run"))
-    curve = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    points = [[row["step"], row["reward/mean"]] for row in curve if row["kind"] == "exam" and row["mode"] == "sampled"]
-    return {"warmstart": warmstart.name, "seed": seed, "rl": figures(rl), "no_rewrite": figures(bare), "heldout_curve": points}
+def results_of(task: str) -> Path:
+    return ROOT / "benchmarks" / "results" / f"learning-{task}.json"
 
 
-def imitate(warmstart: Path, warmstart_seed: int, seconds: float, folder: Path) -> dict[str, Any]:
-    """The control: more of the same demonstrations, for as long as RL took."""
-
-    def make() -> dict[str, Any]:
-        command = [sys.executable, RECIPE / "warmstart.py", "--continue", warmstart, "--seconds", str(seconds), "--seed", str(warmstart_seed)]
-        command += ["--steps", str(10**9), "--threads", "2", "--out", folder / "model"]
-        subprocess.run([*map(str, command)], check=True, stdout=sys.stderr)
-        return lightningrl("eval", RECIPE / "recipe.toml", "--checkpoint", folder / "model")
-
-    return {"warmstart": warmstart.name, "seconds": seconds, "score": figures(once(folder / "sft.json", make))}
-
-
-def figures(result: dict[str, Any]) -> dict[str, float]:
-    """Numbers only: where files lie is nobody's business."""
-    return {name: value for name, value in result.items() if not isinstance(value, str)}
-
-
-FIGURES = ("heldout_before", "heldout_after", "heldout_greedy_before", "heldout_greedy_after", "seconds")
+def measure(task: str, warmstart: Path, *, number: int, seed: int, control: bool, settings: Sequence[str], folder: Path) -> dict[str, Any]:
+    """One seed of one warm start, the `number`-th."""
+    recipe = ROOT / "recipes" / task / "recipe.toml"
+    settings = [f"model.path={warmstart}", f"seed={seed}", *settings]
+    rl = train(recipe, settings, folder / "run")
+    print(f"{task}, {warmstart.name}, seed {seed}: {rl['heldout_before']:.3f} → {rl['heldout_after']:.3f}", flush=True)
+    run = {"warmstart": number, "seed": seed, "rl": rl | json.loads((folder / "run" / "spent.json").read_text(encoding="utf-8"))}
+    policies = {"before": warmstart, "after": folder / "run"}
+    if control:
+        policies["sft"] = folder / "sft"
+        run["sft"] = once(folder / "sft.json", lambda: imitate(task, warmstart, policies["sft"], seconds=rl["seconds"], number=number, seed=seed))
+    besides = {HELD_OUT: (), **STUDIES[task].besides}
+    file = folder / ("scores.json" if control else "scores-without-control.json")
+    run["scores"] = once(file, lambda: {where: scores(recipe, [*settings, *own], policies) for where, own in besides.items()})
+    return run
 
 
-def table(results: dict[str, Any]) -> str:
-    """Means over all runs, and their spread."""
-    rows: list[tuple[str, list[float]]] = [(name, [run["rl"][name] for run in results["rl"]]) for name in FIGURES]
-    rows += [(f"no_rewrite_{name}", [run["no_rewrite"][name] for run in results["rl"]]) for name in ("heldout", "heldout_greedy")]
-    rows += [(f"sft_{name}", [run["score"][name] for run in results["sft"]]) for name in ("heldout", "heldout_greedy")]
-    lines = [f"{'':<24}{'mean':>8}{'sd':>8}{'min':>8}{'max':>8}{'runs':>6}"]
-    for name, values in rows:
-        spread = stdev(values) if len(values) > 1 else 0.0
-        lines.append(f"{name:<24}{mean(values):>8.3f}{spread:>8.3f}{min(values):>8.3f}{max(values):>8.3f}{len(values):>6}")
+def imitate(task: str, warmstart: Path, out: Path, *, seconds: float, number: int, seed: int) -> dict[str, Any]:
+    """The control: more of the demonstrations that made the warm start, in an order of its own."""
+    command = [sys.executable, ROOT / "recipes" / task / "warmstart.py", "--continue", warmstart, "--seconds", str(seconds), "--steps", str(10**9)]
+    return {"seconds": seconds, **spent(*command, "--seed", str(number), "--order", str(seed), "--threads", "2", "--out", out)}
+
+
+def scores(recipe: Path, settings: Sequence[str], policies: Mapping[str, Path]) -> dict[str, dict[str, float]]:
+    """Of each policy, on the same tasks."""
+    _, *others = policies.values()
+    against = [word for folder in others for word in ("--against", folder)]
+    command = [sys.executable, "-m", "lightningrl", "eval", recipe, *settings, "--checkpoint", policies["before"], *against, "--json"]
+    done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True)
+    first = json.loads(done.stdout.splitlines()[-1])
+    found = zip(policies, [first, *first["against"]], strict=True)
+    return {name: {"sampled": one["heldout"], "greedy": one["heldout_greedy"], "failed": one["failed"]} for name, one in found}
+
+
+def spread(values: Sequence[float], digits: int = 3) -> str:
+    """Mean ± standard deviation; one value alone has none."""
+    return f"{mean(values):.{digits}f}" + (f" ± {stdev(values):.{digits}f}" if len(values) > 1 else "")
+
+
+def scored(runs: Iterable[Run], where: str, policy: str) -> list[Mapping[str, float]]:
+    """Of the runs that have it."""
+    return [run["scores"][where][policy] for run in runs if policy in run["scores"].get(where, {})]
+
+
+def table(task: str, runs: Sequence[Run]) -> str:
+    lines = [f"{'reward':<30}{'':<13}{'sampled (T = 1)':>18}{'greedy':>18}{'runs':>6}"]
+    for where in (HELD_OUT, *STUDIES[task].besides):
+        for policy, name in POLICIES.items():
+            if found := scored(runs, where, policy):
+                cells = "".join(f"{spread([score[mode] for score in found]):>18}" for mode in MODES)
+                lines.append(f"{where:<30}{name:<13}{cells}{len(found):>6}")
+    took = {name: [run[kind] for run in runs if "cpu_s" in run.get(kind, {})] for kind, name in (("rl", "RL"), ("sft", "SFT instead"))}
+    lines.append(f"\n{'seconds':<30}{'':<13}{'wall-clock':>18}{'CPU':>18}{'runs':>6}")
+    for name, found in took.items():
+        if found:
+            cells = "".join(f"{spread([one[key] for one in found], 0):>18}" for key in ("wall_s", "cpu_s"))
+            lines.append(f"{'':<30}{name:<13}{cells}{len(found):>6}")
     return "\n".join(lines)
 
 
-def draw(results: dict[str, Any]) -> None:
+def draw_task(axes: Any, task: str, runs: Sequence[Run]) -> None:
+    """Held-out reward of each run and their mean, where it started, and the control."""
+    study = STUDIES[task]
+    steps = [step for step, _ in runs[0]["rl"]["curve"]]
+    curves = [[reward for _, reward in run["rl"]["curve"]] for run in runs]
+    for curve in curves:
+        axes.plot(steps, curve, color=GREEN, alpha=0.25, lw=1)
+    middle = [mean(values) for values in zip(*curves, strict=True)]
+    axes.axhline(middle[0], color=GREY, ls=":", lw=1.5, label="before")
+    if control := scored(runs, HELD_OUT, "sft"):
+        axes.axhline(mean(score["sampled"] for score in control), color=ORANGE, ls="--", lw=1.5, label="control: the same time of further SFT")
+    axes.plot(steps, middle, color=GREEN, lw=3, marker="o", label=f"LightningRL, mean of {len(curves)} runs")
+    for where in study.besides:
+        ends = [(at, face, scored(runs, where, policy)) for at, face, policy in ((steps[0], "white", "before"), (steps[-1], BLACK, "after"))]
+        for at, face, found in ends:
+            if found:
+                label = where if face == BLACK else None
+                axes.scatter([at], [mean(score["sampled"] for score in found)], color=face, edgecolor=BLACK, marker="v", s=45, zorder=3, label=label)
+    for index, below in ((0, -16), (-1, 9)):
+        place = (steps[index], middle[index])
+        axes.annotate(f"{middle[index]:.2f}", place, textcoords="offset points", xytext=(0, below), ha="center", weight="bold")
+    minutes = mean(run["rl"]["seconds"] for run in runs) / 60
+    axes.set(xlabel="step", ylim=(0, 1), title=f"{study.title}, {study.agent}: {minutes:.0f} minutes on two CPU cores")
+    tidy(axes, grid="y")
+    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, fontsize=9)
+
+
+def draw(measured: Mapping[str, Sequence[Run]], path: Path) -> None:
+    """The tasks side by side."""
     import matplotlib  # slow to load
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8, 4.2), dpi=150)
-    steps = [step for step, _ in results["rl"][0]["heldout_curve"]]
-    curves = [[reward for _, reward in run["heldout_curve"]] for run in results["rl"]]
-    for curve in curves:
-        axes.plot(steps, curve, color="#0a7d4b", alpha=0.25, lw=1)
-    middle = [mean(values) for values in zip(*curves, strict=True)]
-    axes.plot(steps, middle, color="#0a7d4b", lw=3, marker="o", label=f"LightningRL, mean of {len(curves)} runs")
-    control = mean(run["score"]["heldout"] for run in results["sft"])
-    axes.axhline(control, color="#b3541e", ls="--", lw=1.5, label="control: the same time of further SFT")
-    bare = mean(run["no_rewrite"]["heldout"] for run in results["rl"])
-    axes.scatter([steps[-1]], [bare], color="#1b1f24", marker="v", s=45, zorder=3, label="trained, rewrite step switched off")
-    for index, below in ((0, -16), (-1, 9)):
-        axes.annotate(
-            f"{middle[index]:.2f}", (steps[index], middle[index]), textcoords="offset points", xytext=(0, below), ha="center", weight="bold"
-        )
-    minutes = mean(run["rl"]["seconds"] for run in results["rl"]) / 60
-    title = f"text-to-SQL, an unmodified LangGraph agent: {minutes:.0f} minutes on two CPU cores"
-    axes.set(xlabel="step", ylabel="reward on held-out tasks (T = 1)", ylim=(0, 1), title=title)
-    axes.grid(axis="y", color="#e4e7eb")
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    axes.legend(frameon=False, loc="lower right")
+    figure, row = plt.subplots(1, len(measured), figsize=(8 if len(measured) == 1 else 5.8 * len(measured), 4.6), dpi=150, sharey=True, squeeze=False)
+    for axes, (task, runs) in zip(row[0], measured.items(), strict=True):
+        draw_task(axes, task, runs)
+    row[0][0].set_ylabel("held-out reward (T = 1)")
     figure.tight_layout()
-    figure.savefig(PICTURE)
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def machine() -> dict[str, str]:
+    return {"cores": str(os.cpu_count()), "processor": platform.machine(), "python": platform.python_version(), "torch": version("torch")}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=list(STUDIES), nargs="?", default="sql_langgraph")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--warmstarts", type=Path, nargs="+", default=[RECIPE / "warmstart"], help="their n-th is taken to be made with --seed n")
+    parser.add_argument("--controls", type=int, nargs="*", help="seeds that have a control; default: all")
+    parser.add_argument("--warmstarts", type=Path, nargs="+", help="their n-th is taken to be made with --seed n; default: the recipe's")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings over the recipe's")
     parser.add_argument("--runs", type=Path, default=Path("runs/learning"))
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time; all of them are slower for it")
     parser.add_argument("--draw", action="store_true", help="run nothing")
     arguments = parser.parse_args()
+    task: str = arguments.task
     if not arguments.draw:
-        results: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "rl": [], "sft": []}
-        for number, warmstart in enumerate(path.resolve() for path in arguments.warmstarts):
-            name = f"warmstart{number}"
-            runs = [reinforce(warmstart, seed, arguments.runs / f"{name}-seed{seed}") for seed in arguments.seeds]
-            seconds = mean(run["rl"]["seconds"] for run in runs)
-            results["rl"] += runs
-            results["sft"].append(imitate(warmstart, number, seconds, arguments.runs / f"{name}-sft"))
-        RESULTS.parent.mkdir(parents=True, exist_ok=True)
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    results = json.loads(RESULTS.read_text(encoding="utf-8"))
-    print(table(results))
-    draw(results)
-    print(f"{RESULTS}\n{PICTURE}")
+        warmstarts = {f"warmstart{n}": p.resolve() for n, p in enumerate(arguments.warmstarts or [ROOT / "recipes" / task / "warmstart"])}
+        controls = arguments.seeds if arguments.controls is None else arguments.controls
+
+        def one(name: str, seed: int) -> dict[str, Any]:
+            folder = arguments.runs.resolve() / task / f"{name}-seed{seed}"
+            number = list(warmstarts).index(name)
+            return measure(task, warmstarts[name], number=number, seed=seed, control=seed in controls, settings=arguments.set, folder=folder)
+
+        runs = [run for own in runs_of(warmstarts, arguments.seeds, one, jobs=arguments.jobs).values() for run in own]
+        made = {"date": time.strftime("%Y-%m-%d"), "machine": machine(), "jobs": arguments.jobs, "settings": arguments.set, "runs": runs}
+        results_of(task).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    measured = {name: json.loads(results_of(name).read_text(encoding="utf-8"))["runs"] for name in STUDIES if results_of(name).exists()}
+    print(table(task, measured[task]))
+    own = PICTURE.with_stem(f"learning-{task}")
+    draw({task: measured[task]}, own)
+    draw(measured, PICTURE)
+    print(f"{results_of(task)}\n{own}\n{PICTURE}")
 
 
 if __name__ == "__main__":

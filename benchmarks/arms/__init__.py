@@ -2,8 +2,10 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,13 +21,32 @@ Run = Mapping[str, Any]
 """Figures of `lightningrl train`, and `curve`: [step, mean reward] of each held-out exam at T = 1."""
 
 
+def once(path: Path, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    """The JSON in `path`, made if it is not there."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(make()) + "\n", encoding="utf-8")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def spent(*command: str | Path) -> dict[str, float]:
+    """Seconds that a command took, which must succeed: of wall-clock, and of CPU, that of all processes it has waited for included."""
+    began = time.monotonic()
+    with subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL) as process:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, process.args)
+    return {"wall_s": round(time.monotonic() - began, 1), "cpu_s": round(usage.ru_utime + usage.ru_stime, 1)}
+
+
 def train(recipe: Path, overrides: Sequence[str], folder: Path) -> dict[str, Any]:
-    """The figures of one run, made if its folder is not there. Where files lie is nobody's business: numbers only."""
+    """The figures of one run, made if its folder is not there; what it took is in `spent.json`. No text: where files lie is nobody's business."""
     result = folder / "result.json"
     if not result.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "lightningrl", "train", str(recipe), *overrides, "--run-dir", str(folder), "--json"]
-        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+        took = spent(sys.executable, "-m", "lightningrl", "train", recipe, *overrides, "--run-dir", folder, "--json")
+        (folder / "spent.json").write_text(json.dumps(took) + "\n", encoding="utf-8")
     figures = {name: value for name, value in json.loads(result.read_text(encoding="utf-8")).items() if not isinstance(value, str)}
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     curve = [[row["step"], row["reward/mean"]] for row in rows if row["kind"] == "exam" and row["mode"] == "sampled"]
