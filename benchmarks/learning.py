@@ -72,7 +72,7 @@ def measure(task: str, warmstart: Path, *, number: int, seed: int, control: bool
     settings = [f"model.path={warmstart}", f"seed={seed}", *settings]
     rl = train(recipe, settings, folder / "run")
     print(f"{task}, {warmstart.name}, seed {seed}: {rl['heldout_before']:.3f} → {rl['heldout_after']:.3f}", flush=True)
-    run = {"warmstart": number, "seed": seed, "rl": rl | json.loads((folder / "run" / "spent.json").read_text(encoding="utf-8"))}
+    run = {"warmstart": number, "seed": seed, "rl": {**rl, "spent": json.loads((folder / "run" / "spent.json").read_text(encoding="utf-8"))}}
     policies = {"before": warmstart, "after": folder / "run"}
     if control:
         policies["sft"] = folder / "sft"
@@ -86,7 +86,7 @@ def measure(task: str, warmstart: Path, *, number: int, seed: int, control: bool
 def imitate(task: str, warmstart: Path, out: Path, *, seconds: float, number: int, seed: int) -> dict[str, Any]:
     """The control: more of the demonstrations that made the warm start, in an order of its own."""
     command = [sys.executable, ROOT / "recipes" / task / "warmstart.py", "--continue", warmstart, "--seconds", str(seconds), "--steps", str(10**9)]
-    return {"seconds": seconds, **spent(*command, "--seed", str(number), "--order", str(seed), "--threads", "2", "--out", out)}
+    return {"seconds": seconds, "spent": spent(*command, "--seed", str(number), "--order", str(seed), "--threads", "2", "--out", out)}
 
 
 def scores(recipe: Path, settings: Sequence[str], policies: Mapping[str, Path]) -> dict[str, dict[str, float]]:
@@ -117,7 +117,7 @@ def table(task: str, runs: Sequence[Run]) -> str:
             if found := scored(runs, where, policy):
                 cells = "".join(f"{spread([score[mode] for score in found]):>18}" for mode in MODES)
                 lines.append(f"{where:<30}{name:<13}{cells}{len(found):>6}")
-    took = {name: [run[kind] for run in runs if "cpu_s" in run.get(kind, {})] for kind, name in (("rl", "RL"), ("sft", "SFT instead"))}
+    took = {name: [run[kind]["spent"] for run in runs if "spent" in run.get(kind, {})] for kind, name in (("rl", "RL"), ("sft", "SFT instead"))}
     lines.append(f"\n{'seconds':<30}{'':<13}{'wall-clock':>18}{'CPU':>18}{'runs':>6}")
     for name, found in took.items():
         if found:
