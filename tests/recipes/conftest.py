@@ -70,6 +70,12 @@ def rag() -> Iterator[Recipe]:
         yield recipe
 
 
+@pytest.fixture(scope="module")
+def shop() -> Iterator[Recipe]:
+    with imported("node_vercel") as recipe:
+        yield recipe
+
+
 class Scripted(ThreadingHTTPServer):
     """An OpenAI-compatible server that answers in the order it is told to, and remembers what it was asked: chat completions, or responses."""
 
@@ -128,7 +134,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripted]:
         thread.start()
         monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{server.server_port}/v1")
         monkeypatch.setenv("OPENAI_API_KEY", "attempt-token")
-        for name in [name for name in os.environ if name.startswith(("SQL_", "ERRANDS_", "TEAM_", "RAG_", "MATH_"))]:
+        for name in [name for name in os.environ if name.startswith(("SQL_", "ERRANDS_", "TEAM_", "RAG_", "MATH_", "SHOP_"))]:
             monkeypatch.delenv(name)
         yield server
         server.shutdown()

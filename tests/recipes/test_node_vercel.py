@@ -1,0 +1,86 @@
+"""Questions about a shop follow from (split, seed) alone; demonstrations are wrong in the declared shares and no more."""
+
+from typing import Any
+
+import pytest
+
+COUNT = 600
+
+
+@pytest.fixture(scope="module")
+def shown(shop: Any) -> list[Any]:
+    return shop.demonstrations.demonstrations(seed=0, count=COUNT)
+
+
+def reward(shop: Any, demonstration: Any) -> float:
+    return shop.tasks.reward(shop.tasks.as_task(demonstration.problem, "x")["input"], demonstration.messages[-1]["content"])
+
+
+def test_tasks_follow_from_split_and_seed_alone(shop: Any) -> None:
+    first = shop.tasks.tasks("train", seed=3, count=8)
+    assert shop.tasks.tasks("train", seed=3, count=12)[:8] == first
+    assert shop.tasks.tasks("train", seed=4, count=8) != first
+    assert len({row["id"] for row in first}) == 8
+
+
+def test_no_structure_is_in_both_splits_and_no_heldout_word_is_new(shop: Any) -> None:
+    train, heldout = (shop.tasks.problems(split, seed=0, count=COUNT) for split in ("train", "heldout"))
+    known, new = ({shop.tasks.structure(p) for p in problems} for problems in (train, heldout))
+    assert not known & new
+    assert {word for structure in new for word in structure.split()} <= {word for structure in known for word in structure.split()}
+    assert len(new) > 10
+
+
+def test_two_records_lead_to_the_answer(shop: Any) -> None:
+    for row in shop.tasks.tasks("heldout", seed=0, count=100):
+        asked, records = row["input"]["question"].split(), row["input"]["records"]
+        field, person, deed = asked[2], asked[5], asked[6]
+        said = dict(line.split(" ", 1) for line in records[person].split("\n"))
+        assert f"{field} {row['input']['answer']}" in records[said[deed]].split("\n")
+        assert asked[0] != person and asked[0] in records
+
+
+def test_no_other_path_leads_to_the_answer(shop: Any) -> None:
+    for row in shop.tasks.tasks("train", seed=0, count=100):
+        numbers = [line.split()[-1] for record in row["input"]["records"].values() for line in record.split("\n") if line.split()[-1].isdigit()]
+        assert numbers.count(row["input"]["answer"]) == 1
+        assert len(numbers) == 18
+
+
+@pytest.mark.parametrize(("output", "expected"), [({"answer": "14"}, 1.0), ({"answer": " 14\n"}, 1.0), ("14", 1.0), ({"answer": "price 14"}, 0.0)])
+def test_the_right_number_earns_one(shop: Any, output: object, expected: float) -> None:
+    assert shop.tasks.reward({"answer": "14"}, output) == expected
+
+
+@pytest.mark.parametrize("output", [None, 14, "", {}, {"answer": None}, {"answer": 14}, [], {"answer": "13"}])
+def test_anything_else_earns_nothing(shop: Any, output: object) -> None:
+    assert shop.tasks.reward({"answer": "14"}, output) == 0.0
+
+
+def test_each_mistake_is_made_in_its_declared_share_of_the_cases(shop: Any, shown: list[Any]) -> None:
+    for kind, share in shop.demonstrations.SLIPS.items():
+        made = [d.slips[kind] for d in shown if d.slips[kind] is not None]
+        deviation = (share * (1 - share) / len(made)) ** 0.5
+        assert abs(sum(made) / len(made) - share) < 4 * deviation, kind
+
+
+def test_demonstrations_earn_about_a_fifth_and_perfect_ones_all(shop: Any, shown: list[Any]) -> None:
+    assert 0.15 < sum(reward(shop, d) for d in shown) / COUNT < 0.27
+    assert {reward(shop, d) for d in shop.demonstrations.demonstrations(seed=0, count=100, perfect=True)} == {1.0}
+
+
+def test_demonstrations_follow_from_the_seed_and_never_show_a_heldout_structure(shop: Any, shown: list[Any]) -> None:
+    assert shop.demonstrations.demonstrations(seed=0, count=20) == shown[:20]
+    assert shop.demonstrations.demonstrations(seed=1, count=20) != shown[:20]
+    assert not any(shop.tasks.is_heldout(shop.tasks.structure(d.problem)) for d in shown)
+
+
+def test_a_conversation_takes_less_than_70_tokens_and_an_answer_at_most_five(shop: Any, shown: list[Any]) -> None:
+    tokenizer = shop.warmstart.tokenizer_for(shown)
+    assert max(len(shop.warmstart.ids_of(list(d.messages), tokenizer)) for d in shown) < 70
+    assert max(len(example.completion_ids) for d in shown for example in shop.warmstart.examples(d, tokenizer)) <= 5
+
+
+def test_nothing_in_the_agent_knows_who_trains_it(shop: Any) -> None:
+    for name in ("agent.mjs", "package.json"):
+        assert "lightningrl" not in (shop.folder / name).read_text().lower()
