@@ -1,7 +1,6 @@
 """The Calc-X loader reads the files as they are downloaded: here small ones with the same columns."""
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_rows_become_tasks_that_reward_understands(math: Any, folder: Path) -> None:
-    rows, broken = math.calc_x.load(folder, "train")
-    assert broken == []
+    rows = math.calc_x.load(folder, "train")
     assert [row["id"] for row in rows] == ["gsm8k__a", "ape210k__b", "ape210k__c", "math_qa__d"]
     assert [row["input"]["answer"] for row in rows] == ["1776", "2/3", "1.75", "B"]
     assert rows[0]["input"]["question"] == ROWS[0]["question"]
@@ -35,26 +33,27 @@ def test_rows_become_tasks_that_reward_understands(math: Any, folder: Path) -> N
         assert math.tasks.reward(row["input"], {"answer": "3"}) == 0.0
 
 
-def test_a_broken_line_is_named_and_the_rest_is_not_lost(math: Any, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_line_is_named_and_the_rest_is_not_lost(math: Any, folder: Path) -> None:
     lines = (folder / "train.jsonl").read_bytes().splitlines()
     bad = [b'{"question": "half a li', b"[]", b'{"question": "what?"}', b'{"question": "what?", "result": 4}', b'{"question": "\xff", "result": "4"}']
     (folder / "train.jsonl").write_bytes(b"\n".join([lines[0], bad[0], b"", *bad[1:], *lines[1:]]))
-    with caplog.at_level(logging.WARNING):
-        rows, broken = math.calc_x.load(folder, "train")
+    with pytest.warns(UserWarning) as caught:
+        rows = math.calc_x.load(folder, "train")
     assert [row["id"] for row in rows] == [row["id"] for row in ROWS]
     file = folder / "train.jsonl"
+    broken = [str(warning.message).partition("\nhint: ")[0] for warning in caught]
     assert [line.partition(" is left out: ")[0] for line in broken] == [f"`{file}` line {place}" for place in (2, 4, 5, 6, 7)]
-    assert caplog.messages == broken
     assert broken[1].endswith("a `list`, not an object") and broken[2].endswith("`result` is missing, not a text")
+    assert math.calc_x.load(folder, "train") == rows, "without a second word"
 
 
 def test_parquet_is_read_as_the_hub_has_it(math: Any, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     columns = [{"id": row["id"], "question": row["question"], "chain": row["chain"], "result": row["result"]} for row in ROWS]
     datasets.Dataset.from_list([*columns, {**columns[0], "result": None}]).to_parquet(tmp_path / "data" / "train-00000-of-00001.parquet")
-    rows, broken = math.calc_x.load(tmp_path, "train")
+    with pytest.warns(UserWarning, match=r"train-00000-of-00001.parquet` row 5 is left out: `result` is null, not a text"):
+        rows = math.calc_x.load(tmp_path, "train")
     assert [row["id"] for row in rows] == [row["id"] for row in ROWS]
-    assert len(broken) == 1 and "train-00000-of-00001.parquet` row 5 is left out: `result` is null, not a text" in broken[0]
 
 
 def test_tasks_of_the_folder_in_the_environment_follow_from_the_seed(math: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,5 +73,5 @@ def test_what_is_missing_is_said(math: Any, tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(ValueError, match=r"no file for the split `heldout`\nhint: it is called validation\*.jsonl"):
         math.calc_x.tasks("heldout", seed=0, count=1)
     (tmp_path / "train.jsonl").write_text("nothing\n")
-    with pytest.raises(ValueError, match=r"no row of .* can be read\n.*line 1 is left out"):
+    with pytest.warns(UserWarning, match="line 1 is left out"), pytest.raises(ValueError, match=r"no row of .* can be read\nhint: "):
         math.calc_x.tasks("train", seed=0, count=1)

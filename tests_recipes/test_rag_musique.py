@@ -70,7 +70,7 @@ def test_tasks_of_the_folder_in_the_environment_follow_from_the_seed(rag: Any, f
 def test_a_broken_line_is_named_and_the_rest_is_not_lost(rag: Any, tmp_path: Path, broken: str, reason: str) -> None:
     file = tmp_path / "musique.jsonl"
     file.write_text("\n".join([json.dumps(row(1)), "", broken, json.dumps(row(2))]), encoding="utf-8", errors="surrogateescape")
-    with pytest.warns(UserWarning, match=r"musique\.jsonl` line 3 is not a question: .*" + reason):
+    with pytest.warns(UserWarning, match=r"musique\.jsonl` line 3 is left out: .*" + reason):
         rows = rag.musique.load(file)
     assert [row["id"] for row in rows] == ["2hop__1-1", "2hop__2-4"]
     assert len(rag.musique.paragraphs(str(file))) == 4

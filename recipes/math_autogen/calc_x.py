@@ -9,11 +9,11 @@ In a recipe of your own: `source = "calc_x:tasks"`, and the folder in the enviro
 """
 
 import json
-import logging
 import math
 import os
 import random
 import re
+import warnings
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -21,43 +21,39 @@ from typing import Any
 
 from tasks import NUMBER
 
-log = logging.getLogger(__name__)
-
 FILES = {"train": ("train",), "heldout": ("validation", "test")}
 """Calc-X's own split. Of several names, the first that there are files of."""
+HINT = "a row has the columns of Calc-X, `question` and `result` among them"
 WORD = re.compile(r"[A-Za-z]+")
 
 
 def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
     """`count` problems of the folder that CALC_X names, in an order that follows from the seed; all over again if there are fewer.
 
-    A row that cannot be read is left out, and named in the log. Raises `ValueError` if none is left.
+    A row that cannot be read is left out, and named in a warning. Raises `ValueError` if none is left.
     """
     folder = os.environ.get("CALC_X")
     if not folder:
         raise ValueError("the environment variable `CALC_X` is not set\nhint: let it name a folder with train.jsonl or data/train-….parquet")
-    rows, broken = load(Path(folder), split)
-    if not rows:
-        raise ValueError(f"no row of `{folder}` can be read\n" + "\n".join(broken[:3]))
+    rows = load(Path(folder), split)
     order = random.Random(f"{split}-{seed}").sample(rows, len(rows))
     return (order * -(-count // len(order)))[:count]
 
 
 @cache
-def load(folder: Path, split: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """Every problem of a split, and a line for each row that is none: file, number of the line or row, and what is wrong with it."""
+def load(folder: Path, split: str) -> list[dict[str, Any]]:
+    """Every problem of a split. Rows that are none are named in warnings, once: file, number of the line or row, and what is wrong with it."""
     found: list[dict[str, Any]] = []
-    broken: list[str] = []
     for file in _files(folder, split):
         for place, row in _rows(file):
             try:
                 found.append(_task(row, f"{file.stem}-{place}"))
             except (ValueError, RecursionError) as error:  # ValueError: also no JSON, no UTF-8
                 unit = "line" if file.suffix == ".jsonl" else "row"
-                broken.append(f"`{file}` {unit} {place} is left out: {error}")
-    for line in broken:
-        log.warning(line)
-    return found, broken
+                warnings.warn(f"`{file}` {unit} {place} is left out: {error}\nhint: {HINT}", stacklevel=2)
+    if not found:
+        raise ValueError(f"no row of `{folder}` can be read\nhint: {HINT}")
+    return found
 
 
 def _files(folder: Path, split: str) -> list[Path]:

@@ -12,6 +12,7 @@ import os
 import random
 import warnings
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +34,17 @@ def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
     if not folder:
         raise ValueError("the environment variable `MUSIQUE` is not set\nhint: let it name the folder that holds musique_ans_v1.0_train.jsonl")
     rows = load(Path(folder) / FILES["train" if split == "train" else "heldout"])
-    random.Random(f"{split}-{seed}").shuffle(rows)
-    return (rows * -(-count // len(rows)))[:count]
+    order = random.Random(f"{split}-{seed}").sample(rows, len(rows))
+    return (order * -(-count // len(order)))[:count]
 
 
+@cache
 def load(file: Path) -> list[dict[str, Any]]:
-    """Every question that can be answered, in the order of the file. Lines that are broken are named in warnings."""
+    """Every question that can be answered, in the order of the file. Lines that are broken are named in warnings, once."""
     tasks: list[dict[str, Any]] = []
     for place, row in _rows(file):
         if isinstance(row, ValueError):
-            warnings.warn(f"{row}, and is left out\nhint: mend or delete it", stacklevel=2)
+            warnings.warn(f"`{file}` line {place} is left out: {row}\nhint: each line is a question of MuSiQue, as JSON", stacklevel=2)
         elif row["answerable"]:
             asked = {"question": row["question"], "paragraphs": str(file), "hops": len(row["question_decomposition"])}
             tasks.append({"id": f"{row['id']}-{place}", "input": {**asked, "answer": row["answer"], "aliases": row["answer_aliases"]}})
@@ -66,7 +68,7 @@ def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any] | ValueError]]:
                 try:
                     yield number, _checked(line)
                 except ValueError as error:
-                    yield number, ValueError(f"`{file}` line {number} is not a question: {error}")
+                    yield number, error
 
 
 def _checked(line: str) -> dict[str, Any]:

@@ -4,17 +4,23 @@
     folder/tables.json                                       schemas
     folder/database/<db_id>/<db_id>.sqlite                   databases
 
-In a recipe of your own: `source = "spider:tasks"`, and the folder in the environment variable SPIDER.
+In a recipe of your own: `source = "spider:tasks"`, and the folder in the environment variable SPIDER. An entry that is broken is named in a warning
+and left out.
 """
 
 import json
 import os
 import random
+import warnings
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 FILES = {"train": ("train_spider.json", "train_others.json"), "heldout": ("dev.json",)}
 """Spider's own split: no database of one file occurs in the other. Only the first of each must be there."""
+HINT = "SPIDER names the folder as it is downloaded, with tables.json in it"
+UNFIT = (KeyError, TypeError, IndexError, ValueError)
+"""What an entry may raise that has another form than Spider's."""
 
 
 def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
@@ -23,16 +29,30 @@ def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
     if not folder:
         raise ValueError("the environment variable `SPIDER` is not set\nhint: let it name the folder that holds tables.json")
     rows = load(Path(folder), split)
-    random.Random(f"{split}-{seed}").shuffle(rows)
-    return (rows * -(-count // len(rows)))[:count]
+    order = random.Random(f"{split}-{seed}").sample(rows, len(rows))
+    return (order * -(-count // len(order)))[:count]
 
 
+@cache
 def load(folder: Path, split: str) -> list[dict[str, Any]]:
     """Every question of a split, in the order of the files."""
     first, *others = FILES["train" if split == "train" else "heldout"]
-    questions = [*_read(folder / first), *(row for name in others if (folder / name).exists() for row in _read(folder / name))]
-    schemas = {row["db_id"]: schema_text(row) for row in _read(folder / "tables.json")}
-    return [_task(f"{split}-{index}", row, schemas[row["db_id"]], folder) for index, row in enumerate(questions)]
+    schemas: dict[str, str] = {}
+    for place, row in _entries(folder / "tables.json"):
+        try:
+            schemas[row["db_id"]] = schema_text(row)
+        except UNFIT as error:
+            _leave_out(folder / "tables.json", place, error)
+    rows: list[dict[str, Any]] = []
+    for file in (folder / first, *(folder / name for name in others if (folder / name).exists())):
+        for place, row in _entries(file):
+            try:
+                rows.append(_task(f"{file.stem}-{place}", row, schemas[row["db_id"]], folder))
+            except UNFIT as error:
+                _leave_out(file, place, error)
+    if not rows:
+        raise ValueError(f"no entry of `{folder / first}` can be read\nhint: {HINT}")
+    return rows
 
 
 def schema_text(row: dict[str, Any]) -> str:
@@ -60,5 +80,17 @@ def _task(task_id: str, row: dict[str, Any], schema: str, folder: Path) -> dict[
     }
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
-    return json.loads(path.read_text(encoding="utf-8"))
+def _entries(file: Path) -> list[tuple[int, Any]]:
+    """Each with its number from 1. Raises `ValueError` for a file that is no list as a whole: there is no telling what in it is right."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"`{file}` cannot be read: {error}\nhint: {HINT}") from error
+    if not isinstance(found, list):
+        raise ValueError(f"`{file}` is a `{type(found).__name__}`, not a list\nhint: {HINT}")
+    return [*enumerate(found, start=1)]
+
+
+def _leave_out(file: Path, place: int, error: Exception) -> None:
+    what = f"{error} is missing or unknown" if isinstance(error, KeyError) else str(error)
+    warnings.warn(f"`{file}` entry {place} is left out: {what}\nhint: {HINT}", stacklevel=3)

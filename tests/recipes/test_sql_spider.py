@@ -65,6 +65,21 @@ def test_tasks_of_the_folder_in_the_environment_follow_from_the_seed(sql: Any, f
     assert [row["input"]["question"] for row in sql.spider.tasks("heldout", seed=1, count=1)] == ["List prices, cheapest first."]
 
 
+def test_a_broken_entry_is_named_and_the_rest_is_not_lost(sql: Any, folder: Path) -> None:
+    good = json.loads((folder / "train_spider.json").read_text())
+    bad = [{"db_id": "shops", "question": "Half a question"}, "nothing", {**good[0], "db_id": "ships"}]
+    (folder / "train_spider.json").write_text(json.dumps([good[0], *bad, good[1]]))
+    with pytest.warns(UserWarning) as caught:
+        rows = sql.spider.load(folder, "train")
+    assert [row["input"]["gold"] for row in rows] == [entry["query"] for entry in good]
+    said = [str(warning.message).partition("\nhint: ")[0] for warning in caught]
+    assert [line.partition(" is left out: ")[0].partition("` ")[2] for line in said] == ["entry 2", "entry 3", "entry 4"]
+    assert said[0].endswith("'query' is missing or unknown") and said[2].endswith("'ships' is missing or unknown")
+    (folder / "dev.json").write_text('[{"db_id": ')
+    with pytest.raises(ValueError, match=r"dev.json` cannot be read: .*\nhint: "):
+        sql.spider.load(folder, "heldout")
+
+
 def test_a_missing_folder_is_named(sql: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPIDER", raising=False)
     with pytest.raises(ValueError, match="SPIDER"):

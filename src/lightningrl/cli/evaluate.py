@@ -14,6 +14,7 @@ import uvloop
 from rich.console import Console
 
 from lightningrl.cli.live import Progress
+from lightningrl.cli.ready import check_servers, check_tasks
 from lightningrl.cli.report import heldout_table, interval, mean_interval
 from lightningrl.config import Config, RouteConfig, UpstreamConfig
 from lightningrl.data.intervals import RESAMPLES, Difference, paired_difference
@@ -85,6 +86,10 @@ def contestant(config: Config, what: str | None, *, key_env: str) -> Contestant:
 
 def evaluate(contestants: Sequence[Contestant], *, console: Console) -> Evaluation:
     """Run the recipe's held-out tasks with each of them, in turn."""
+    for one in contestants:
+        if not one.server:
+            check_servers(one.config)
+    check_tasks(contestants[0].config, ("heldout",), console=console)
     return uvloop.run(_evaluate(contestants, console=console))
 
 

@@ -12,6 +12,7 @@ from lightningrl.cli.curve import draw_curve
 from lightningrl.cli.folder import Journal, RunFolder
 from lightningrl.cli.health import HealthWatcher, checkup, health_report
 from lightningrl.cli.live import Progress
+from lightningrl.cli.ready import check_servers, check_tasks
 from lightningrl.cli.report import Result, before_after, next_steps, result_of, then_and_now
 from lightningrl.config import Config
 from lightningrl.errors import Stopped
@@ -41,6 +42,8 @@ class Watchers:
 def train(config: Config, folder: RunFolder, *, console: Console) -> Result:
     """Run it, show it, write everything into the run's folder."""
     try:
+        check_servers(config)
+        check_tasks(config, ("heldout", "train"), console=console)
         return uvloop.run(_train(config, folder, console=console))
     except KeyboardInterrupt:
         hint = f"go on with: lightningrl train {folder.config} --run-dir {folder.path} --resume"

@@ -1,23 +1,30 @@
 """Where tasks come from: a pure function `f(split, seed=…, count=…)`, or a JSONL file with `input` and `split` in each row."""
 
+import codecs
 import hashlib
-import json
 import random
+import warnings
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from lightningrl import plugins
 from lightningrl.config import TasksConfig
-from lightningrl.errors import LightningError, UserError
+from lightningrl.errors import LightningError, UserError, meant
 from lightningrl.types import Task
+
+SPLITS = ("train", "heldout")
+ROW = 'a row is a line such as {"input": {…}, "split": "train"}, or "heldout"'
 
 
 def load_tasks(config: TasksConfig, split: str, *, seed: int, count: int, root: Path) -> list[Task]:
     """`count` tasks of a split. A function makes fresh ones for every seed; a file is gone through in an order that follows the seed."""
     if config.source.endswith((".jsonl", ".json")):
-        rows = [row for row in _read_jsonl(root / config.source) if row.get("split", "train") == split]
+        rows = [row for row in _file(root / config.source) if row.get("split", "train") == split]
         if not rows:
-            raise UserError(f"no task of split `{split}` in `{config.source}`", hint="rows need a field `split`: train or heldout")
+            raise UserError(f"no task of split `{split}` in `{root / config.source}`", hint=ROW)
         if split == "train":
             random.Random(seed).shuffle(rows)
         rows = (rows * -(-count // len(rows)))[:count] if split == "train" else rows[:count]
@@ -34,8 +41,8 @@ def _made(source: str, split: str, *, seed: int, count: int, root: Path) -> list
     except LightningError:
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise UserError(f"`{source}` failed on split `{split}`: {reason}", hint="it is called as f(split, seed=…, count=…)") from error
+        reason, _, hint = f"{type(error).__name__}: {error}".partition("\nhint: ")
+        raise UserError(f"`{source}` failed on split `{split}`: {reason}", hint=hint or "it is called as f(split, seed=…, count=…)") from error
     if not rows or not all(isinstance(row, dict) and "input" in row for row in rows):
         raise UserError(f"`{source}` gave no tasks for split `{split}`", hint='it returns a list of {"input": {…}}')
     return rows
@@ -47,19 +54,41 @@ def derived_seed(*parts: object) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def _read_jsonl(path: Path) -> list[dict[str, Any]]:
+def _file(path: Path) -> tuple[dict[str, Any], ...]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        return _rows(path, path.stat().st_mtime_ns)
     except FileNotFoundError as error:
         raise UserError(f"no task file at `{path}`", hint="`tasks.source` is relative to the recipe's folder") from error
+    except OSError as error:
+        raise UserError(f"cannot read the task file `{path}`: {error.strerror}", hint="`tasks.source` names a JSONL file") from error
+
+
+@lru_cache(maxsize=2)
+def _rows(path: Path, changed_ns: int) -> tuple[dict[str, Any], ...]:
+    """All that are tasks; each line that is none is named in a warning. A file is read once, and again if it has changed since."""
     rows: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            row["input"]
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise UserError(f"`{path}` line {number} is not a task: {error}", hint='a row looks like {"input": {…}, "split": "train"}') from error
-        rows.append(row)
-    return rows
+    for number, line in enumerate(path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines(), start=1):
+        if line.strip():
+            try:
+                rows.append(_task_of(line))
+            except ValueError as error:
+                warnings.warn(f"`{path}` line {number} is left out: {error}\nhint: {ROW}", stacklevel=3)
+    return tuple(rows)
+
+
+def _task_of(line: bytes) -> dict[str, Any]:
+    """Raises `ValueError` for what is none."""
+    try:
+        row = msgspec.json.decode(line.decode())
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start + 1} of it is not UTF-8") from error
+    except RecursionError as error:
+        raise ValueError("too many brackets within brackets") from error
+    if not isinstance(row, dict):
+        raise ValueError(f"a `{type(row).__name__}`, not an object")
+    if not isinstance(row.get("input"), dict):
+        raise ValueError(f"`input` is a `{type(row['input']).__name__}`, not an object" if "input" in row else "`input` is missing")
+    split = row.get("split", SPLITS[0])
+    if split not in SPLITS:
+        raise ValueError(f"there is no split `{split}`: {meant(str(split), SPLITS)}")
+    return row

@@ -1,0 +1,86 @@
+"""What cannot start is told so before anything is loaded; of a task file with broken lines the rest is not lost."""
+
+import io
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from lightningrl.cli.ready import check_tasks
+from lightningrl.config import Config, load_config
+from lightningrl.errors import UserError
+from tests.conftest import SmallRecipe
+
+GOOD = [json.dumps({"input": {"question": "say a word"}, "split": split}) for split in ("train", "heldout")]
+
+
+def config(recipe: SmallRecipe, *lines: str) -> Config:
+    (recipe.folder / "tasks.jsonl").write_text("\n".join(lines))
+    return load_config(recipe.path, ["tasks.source=tasks.jsonl"])
+
+
+def said(config: Config, *splits: str) -> list[str]:
+    console = Console(file=io.StringIO(), width=200)
+    try:
+        check_tasks(config, splits, console=console)
+    except UserError as error:
+        console.print(f"error: {error.message}", soft_wrap=True)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def test_a_few_broken_lines_are_named_and_of_the_others_there_is_a_count(small_recipe: SmallRecipe) -> None:
+    lines = said(config(small_recipe, *GOOD, *(['{"inp'] * 1_207)), "heldout", "train")
+    assert [line.partition(" is left out: ")[0].partition("` ")[2] for line in lines[:5]] == [f"line {number}" for number in range(3, 8)]
+    assert lines[5] == "warning: … and 1,202 more of this kind"
+    assert lines[6].startswith("hint: a row is a line such as") and len(lines) == 7
+
+
+def test_a_whole_file_is_nothing_to_talk_about(small_recipe: SmallRecipe) -> None:
+    assert said(config(small_recipe, *GOOD), "heldout", "train") == []
+
+
+def test_why_no_task_is_left_is_said_before_that(small_recipe: SmallRecipe) -> None:
+    first, hint, error = said(config(small_recipe, GOOD[0], '{"input": {}, "split": "held-out"}'), "heldout", "train")
+    assert first.endswith("line 2 is left out: there is no split `held-out`: did you mean `heldout`? known: `train`, `heldout`")
+    assert hint.startswith("hint:") and error.startswith("error: no task of split `heldout` in `")
+
+
+def test_a_function_of_the_recipe_warns_in_the_same_way(small_recipe: SmallRecipe) -> None:
+    small_recipe.rewrite_agent(
+        lambda text: text.replace(
+            "    return [{", '    import warnings; warnings.warn(f"row 7 of {split} is left out\\nhint: mend it", stacklevel=1)\n    return [{'
+        )
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing gets past
+        assert said(load_config(small_recipe.path), "heldout", "train") == [
+            "warning: row 7 of heldout is left out",
+            "warning: row 7 of train is left out",
+            "hint: mend it",
+        ]
+
+
+@pytest.fixture
+def broken(small_recipe: SmallRecipe) -> SmallRecipe:
+    config(small_recipe, *GOOD, '{"input": ')
+    return small_recipe
+
+
+@pytest.mark.parametrize("command", ["train", "eval"])
+def test_a_run_goes_on_with_the_good_lines(broken: SmallRecipe, command: str) -> None:
+    done = broken.cli(command, str(broken.path), "tasks.source=tasks.jsonl", "loop.steps=1", "--json")
+    assert done.returncode == 0, done.stderr
+    first, *others = done.stderr.splitlines()
+    assert first == f"warning: `{broken.folder}/tasks.jsonl` line 3 is left out: Input data was truncated"
+    assert not any("left out" in line for line in others)
+    assert json.loads(done.stdout.splitlines()[-1])["heldout_tasks" if command == "train" else "tasks"] == 1
+
+
+def test_a_run_without_a_heldout_task_does_not_start(small_recipe: SmallRecipe, tmp_path: Path) -> None:
+    config(small_recipe, GOOD[0])
+    done = small_recipe.cli("train", str(small_recipe.path), "tasks.source=tasks.jsonl", "--run-dir", "run")
+    assert done.returncode == 2 and "error: no task of split `heldout`" in done.stderr and "hint:" in done.stderr
+    assert not (tmp_path / "run" / "store.sqlite").exists()
