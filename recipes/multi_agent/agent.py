@@ -7,8 +7,8 @@ An ordinary LangGraph program. It talks to whatever `OPENAI_BASE_URL` and `OPENA
      │       └──────┼──────┘
      └──────────────┴ plan
 
-Settings come from the environment: TEAM_PLANNER_MODEL, TEAM_SOLVER_MODEL and TEAM_CRITIC_MODEL name the models, TEAM_LOOKS is how often the critic
-may look (0: never).
+Settings come from the environment. TEAM_PLANNER_MODEL, TEAM_SOLVER_MODEL and TEAM_CRITIC_MODEL name the models; TEAM_PLANNER_SYSTEM and so on are
+what they are told to do. TEAM_LOOKS is how often the critic may look (0: never), TEAM_MAX_TOKENS limits an answer.
 """
 
 import json
@@ -40,21 +40,21 @@ class State(TypedDict):
 
 
 def plan(state: State) -> dict[str, Any]:
-    asked = state.get("planning") or [SystemMessage("plan")]
+    asked = state.get("planning") or [told("planner", "plan")]
     asked = [*asked, HumanMessage(AGAIN if state.get("planning") else state["riddle"])]
     answer = ask("planner", asked)
     return {"planning": [*asked, answer], "plan": answer.text.strip(), "solving": []}
 
 
 def solve(state: State) -> dict[str, Any]:
-    asked = [*state["solving"], HumanMessage(AGAIN)] if state["solving"] else [SystemMessage("solve"), HumanMessage(state["plan"])]
+    asked = [*state["solving"], HumanMessage(AGAIN)] if state["solving"] else [told("solver", "solve"), HumanMessage(state["plan"])]
     answer = ask("solver", asked)
     return {"solving": [*asked, answer], "sums": answer.text.strip()}
 
 
 def check(state: State) -> dict[str, Any]:
     work = f"{state['riddle']}\nplan {state['plan']}\nsums {state['sums']}"
-    answer = ask("critic", [SystemMessage("check"), HumanMessage(work)])
+    answer = ask("critic", [told("critic", "check"), HumanMessage(work)])
     return {"verdict": answer.text.strip(), "looks": state["looks"] + 1}
 
 
@@ -66,15 +66,20 @@ def after_check(state: State) -> str:
     return {"plan": "plan", "sums": "solve"}.get(state["verdict"], END)
 
 
+def told(role: str, word: str) -> SystemMessage:
+    return SystemMessage(os.environ.get(f"TEAM_{role.upper()}_SYSTEM", word))
+
+
 def ask(role: str, messages: list[AnyMessage]) -> Any:
     name = os.environ.get(f"TEAM_{role.upper()}_MODEL", role)
-    return client(name, os.environ.get("OPENAI_BASE_URL"), os.environ.get("OPENAI_API_KEY")).invoke(messages)
+    tokens = int(os.environ.get("TEAM_MAX_TOKENS", MAX_TOKENS))
+    return client(name, tokens, os.environ.get("OPENAI_BASE_URL"), os.environ.get("OPENAI_API_KEY")).invoke(messages)
 
 
 @cache
-def client(name: str, _url: str | None, _key: str | None) -> ChatOpenAI:
+def client(name: str, tokens: int, _url: str | None, _key: str | None) -> ChatOpenAI:
     """A client costs milliseconds to make: one per model, server and key."""
-    return ChatOpenAI(model=name, max_completion_tokens=MAX_TOKENS, timeout=60)
+    return ChatOpenAI(model=name, max_completion_tokens=tokens, timeout=60)
 
 
 @cache
