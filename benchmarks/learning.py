@@ -126,9 +126,9 @@ def table(task: str, runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
-def draw_task(axes: Any, task: str, runs: Sequence[Run]) -> None:
+def draw_task(axes: Any, task: str, results: Mapping[str, Any]) -> None:
     """Held-out reward of each run and their mean, where it started, and the control."""
-    study = STUDIES[task]
+    study, runs = STUDIES[task], results["runs"]
     steps = [step for step, _ in runs[0]["rl"]["curve"]]
     curves = [[reward for _, reward in run["rl"]["curve"]] for run in runs]
     for curve in curves:
@@ -136,7 +136,7 @@ def draw_task(axes: Any, task: str, runs: Sequence[Run]) -> None:
     middle = [mean(values) for values in zip(*curves, strict=True)]
     axes.axhline(middle[0], color=GREY, ls=":", lw=1.5, label="before")
     if control := scored(runs, HELD_OUT, "sft"):
-        axes.axhline(mean(score["sampled"] for score in control), color=ORANGE, ls="--", lw=1.5, label="control: the same time of further SFT")
+        axes.axhline(mean(score["sampled"] for score in control), color=ORANGE, ls="--", lw=1.5, label="control: further SFT, as long")
     axes.plot(steps, middle, color=GREEN, lw=3, marker="o", label=f"LightningRL, mean of {len(curves)} runs")
     for where in study.besides:
         ends = [(at, face, scored(runs, where, policy)) for at, face, policy in ((steps[0], "white", "before"), (steps[-1], BLACK, "after"))]
@@ -148,29 +148,29 @@ def draw_task(axes: Any, task: str, runs: Sequence[Run]) -> None:
         place = (steps[index], middle[index])
         axes.annotate(f"{middle[index]:.2f}", place, textcoords="offset points", xytext=(0, below), ha="center", weight="bold")
     minutes = mean(run["rl"]["seconds"] for run in runs) / 60
-    axes.set(xlabel="step", ylim=(0, 1), title=f"{study.title}, {study.agent}: {minutes:.0f} minutes on two CPU cores")
+    axes.set(xlabel="step", ylim=(0, 1), title=f"{study.title}\n{study.agent}, {minutes:.0f} minutes on {results['machine']['cores']} CPU cores")
     tidy(axes, grid="y")
-    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, fontsize=9)
+    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, fontsize=8.5, columnspacing=1, handlelength=1.5)
 
 
-def draw(measured: Mapping[str, Sequence[Run]], path: Path) -> None:
+def draw(measured: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     """The tasks side by side."""
     import matplotlib  # slow to load
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, row = plt.subplots(1, len(measured), figsize=(8 if len(measured) == 1 else 5.8 * len(measured), 4.6), dpi=150, sharey=True, squeeze=False)
-    for axes, (task, runs) in zip(row[0], measured.items(), strict=True):
-        draw_task(axes, task, runs)
+    figure, row = plt.subplots(1, len(measured), figsize=(8 if len(measured) == 1 else 4.9 * len(measured), 4.8), dpi=150, sharey=True, squeeze=False)
+    for axes, (task, results) in zip(row[0], measured.items(), strict=True):
+        draw_task(axes, task, results)
     row[0][0].set_ylabel("held-out reward (T = 1)")
     figure.tight_layout()
     figure.savefig(path)
     plt.close(figure)
 
 
-def machine() -> dict[str, str]:
-    return {"cores": str(os.cpu_count()), "processor": platform.machine(), "python": platform.python_version(), "torch": version("torch")}
+def machine() -> dict[str, Any]:
+    return {"cores": os.cpu_count(), "processor": platform.machine(), "python": platform.python_version(), "torch": version("torch")}
 
 
 def main() -> None:
@@ -197,8 +197,8 @@ def main() -> None:
         runs = [run for own in runs_of(warmstarts, arguments.seeds, one, jobs=arguments.jobs).values() for run in own]
         made = {"date": time.strftime("%Y-%m-%d"), "machine": machine(), "jobs": arguments.jobs, "settings": arguments.set, "runs": runs}
         results_of(task).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
-    measured = {name: json.loads(results_of(name).read_text(encoding="utf-8"))["runs"] for name in STUDIES if results_of(name).exists()}
-    print(table(task, measured[task]))
+    measured = {name: json.loads(results_of(name).read_text(encoding="utf-8")) for name in STUDIES if results_of(name).exists()}
+    print(table(task, measured[task]["runs"]))
     own = PICTURE.with_stem(f"learning-{task}")
     draw({task: measured[task]}, own)
     draw(measured, PICTURE)
