@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import AddedToken, Tokenizer
 
 from lightningrl.chat import ChatTemplate, ConversationTree, Message, ToolCall, reasons
 from lightningrl.chat.template import BadConversation
@@ -233,6 +234,18 @@ def test_an_end_that_the_tokenizer_joins_with_its_surroundings_is_not_spliced() 
     talk = Attempt(template, ConversationTree(template))
     _, answer, _ = talk.says([USER], "red")
     assert talk.prompt([USER, answer, MORE]).reason == reasons.END_JOINED
+
+
+@pytest.mark.parametrize("text", ['"}}\n</tool_call>', '"}', "}"])
+def test_a_token_of_text_that_closes_a_tool_call_is_not_taken_for_the_end_of_its_turn(text: str) -> None:
+    own = Tokenizer.from_str(tokenizer().to_str())
+    own.add_tokens([AddedToken(text, special=False, normalized=False)])
+    template = ChatTemplate(own, chat_template("chatml")._source, special={}, eos_ids=own.encode("<|im_end|>").ids)
+    talk = Attempt(template, ConversationTree(template))
+    wish = '<tool_call>\n{"name": "look", "arguments": {"at": "a"}}\n</tool_call>'
+    _, answer, _ = talk.says([USER], wish, tools=[TOOL])
+    result = Message(role="tool", content="1", tool_call_id=answer.tool_calls[0].id)
+    assert talk.prompt([USER, answer, result], tools=[TOOL]).capture == "bridged"
 
 
 def test_the_history_of_a_request_that_goes_on_is_not_rendered() -> None:

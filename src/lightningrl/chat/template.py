@@ -41,9 +41,10 @@ class ChatTemplate:
         self._looks_back = not isinstance(tokenizer.decoder, decoders.ByteLevel)  # bytes are put behind each other, whatever they are
         added = tokenizer.get_added_tokens_decoder()
         self._added = frozenset(added)
-        self._added_texts: dict[str, tuple[str, ...]] = {}
+        self._control_texts: dict[str, tuple[str, ...]] = {}
         for token in added.values():  # by their first character
-            self._added_texts[token.content[:1]] = (*self._added_texts.get(token.content[:1], ()), token.content)
+            if token.special:  # others are text, such as what closes a tool call
+                self._control_texts[token.content[:1]] = (*self._control_texts.get(token.content[:1], ()), token.content)
         self._special = dict(special)
         self._source = template
         try:
@@ -132,7 +133,7 @@ class ChatTemplate:
             return None
         places = [place for end in self._ends if (place := rest.find(end)) >= 0]
         cut = min(places, default=-1)
-        if rest.startswith(self._added_texts.get(rest[:1], ())):
+        if rest.startswith(self._control_texts.get(rest[:1], ())):
             cut = 0  # whatever token it is that comes next: nothing stands in between
         return None if cut < 0 else (rest[:cut], rest[cut:])
 
