@@ -17,6 +17,7 @@ import numpy as np
 
 from lightningrl.algorithms.air import air_rewards
 from lightningrl.config import Config
+from lightningrl.cpu import CpuSplit
 from lightningrl.data.dump import dump_lessons
 from lightningrl.data.forest import Lesson
 from lightningrl.data.tasks import derived_seed, load_tasks
@@ -83,22 +84,26 @@ class Loop:
         self.learners = learners
         self.folder = folder
         self.watcher = watcher
+        self.cpu = CpuSplit()
 
     async def run(self) -> Summary:
         """Learn for `loop.steps` steps, from wherever the store says we are."""
         config, steps = self.config.loop, self.config.loop.steps
         version = await self.restore()
+        self.cpu.lap("rest")
         before: dict[Mode, Exam] = {mode: await self.examine(0, mode, self.config.tasks.heldout, recall=version > 0) for mode in MODES}
         for step in range(version, steps):
             if step and config.eval_every and step % config.eval_every == 0:
                 await self.examine(step, "sampled", min(config.eval_tasks, self.config.tasks.heldout))
-            started = time.monotonic()
+            started, spent = time.monotonic(), self.cpu.seconds
             batch = await self.collect(step)
             collected = time.monotonic()
+            self.cpu.lap("gateway")
             metrics = await self.learn(step, batch)
             await self.publish(step + 1)
             metrics |= {"time/collect_s": collected - started, "time/learn_s": time.monotonic() - collected}
-            self.watcher.stepped(step, metrics)
+            self.cpu.lap("training")
+            self.watcher.stepped(step, metrics | self.cpu.since(spent))
         after: dict[Mode, Exam] = {mode: await self.examine(steps, mode, self.config.tasks.heldout) for mode in MODES}
         return Summary(before=before, after=after, rollouts=len(await self.store.rollouts()))
 
@@ -229,6 +234,7 @@ class Loop:
             rewards=np.array([rewards.get(rollout.accepted_attempt_id or "", np.nan) for rollout in rollouts]),
         )
         self.watcher.examined(exam)
+        self.cpu.lap("gateway")
         return exam
 
     def _rollout(self, rollout_id: str, task: Task, *, temperature: float, group_id: str | None = None, seed_of: str | None = None) -> Rollout:

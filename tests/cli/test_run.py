@@ -35,6 +35,9 @@ def test_a_run_leaves_everything_behind_and_eval_reproduces_its_figures(small_re
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if row["kind"] == "step"] == [0, 1]
     assert all(row["policy/logprob_gap"] < 1e-4 for row in rows if row["kind"] == "step")
+    for part, seconds in result["cpu_s"].items():
+        each = [row[f"cpu/{part}_s"] for row in rows if row["kind"] == "step"]
+        assert seconds > 0.1 and len(each) == 2 and all(spent >= 0 for spent in each) and sum(each) <= seconds + 0.1, part
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -37,12 +37,14 @@ class Result:
     """Rollouts that failed, over all four exams; they are left out of the means."""
     seconds: float
     """Wall-clock of this command; a resumed run took longer in all."""
+    cpu_s: Mapping[str, float]
+    """Seconds of CPU of this command: agents, gateway, engine, training, rest (see `lightningrl.cpu`); empty where the system does not tell."""
     steps: int
     rollouts: int
     run_dir: str
 
 
-def result_of(summary: Summary, *, seconds: float, steps: int, run_dir: str) -> Result:
+def result_of(summary: Summary, *, seconds: float, cpu_s: Mapping[str, float], steps: int, run_dir: str) -> Result:
     return Result(
         heldout_before=summary.before["sampled"].mean,
         heldout_after=summary.after["sampled"].mean,
@@ -51,10 +53,17 @@ def result_of(summary: Summary, *, seconds: float, steps: int, run_dir: str) -> 
         heldout_tasks=len(summary.after["sampled"].rollouts),
         heldout_failed=sum(exam.failed for exams in (summary.before, summary.after) for exam in exams.values()),
         seconds=round(seconds, 1),
+        cpu_s={part: round(spent, 1) for part, spent in cpu_s.items()},
         steps=steps,
         rollouts=summary.rollouts,
         run_dir=run_dir,
     )
+
+
+def cpu_spent(result: Result) -> str:
+    """`CPU: agents 31 s, engine 12 s, …`, the largest first."""
+    parts = sorted(result.cpu_s.items(), key=lambda part: -part[1])
+    return "CPU: " + ", ".join(f"{part} {spent:.0f} s" for part, spent in parts)
 
 
 def before_after(summary: Summary) -> Table:

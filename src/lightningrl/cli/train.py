@@ -13,7 +13,7 @@ from lightningrl.cli.folder import Journal, RunFolder
 from lightningrl.cli.health import HealthWatcher, checkup, health_report
 from lightningrl.cli.live import Progress
 from lightningrl.cli.ready import check_servers, check_tasks
-from lightningrl.cli.report import Result, before_after, next_steps, result_of, then_and_now
+from lightningrl.cli.report import Result, before_after, cpu_spent, next_steps, result_of, then_and_now
 from lightningrl.config import Config
 from lightningrl.errors import Stopped
 from lightningrl.loop import Exam, Watcher
@@ -62,11 +62,15 @@ async def _train(config: Config, folder: RunFolder, *, console: Console) -> Resu
             server.export(folder.model)
             example = await then_and_now(summary, server.store, decode=server.template.decode)
     draw_curve(folder.rows(), folder.curve, title=config.name)
-    result = result_of(summary, seconds=time.monotonic() - began, steps=config.loop.steps, run_dir=str(folder.path))
+    loop.cpu.lap("rest")
+    seconds = time.monotonic() - began
+    result = result_of(summary, seconds=seconds, cpu_s=loop.cpu.seconds, steps=config.loop.steps, run_dir=str(folder.path))
     console.print(health_report(checkup(folder.rows(), config)))
     console.print(before_after(summary))
     if example:
         console.print(example)
+    if result.cpu_s:
+        console.print(cpu_spent(result), highlight=False)
     console.print(f"{result.steps} steps, {result.rollouts:,} rollouts, {result.seconds:.0f} s", highlight=False)
     next_steps(console, config, run_dir=folder.path)
     (folder.path / "result.json").write_text(json.dumps(asdict(result)) + "\n", encoding="utf-8")
