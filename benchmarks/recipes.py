@@ -1,0 +1,208 @@
+"""Does every recipe learn, how are its calls captured, and where do its minutes go? Each is trained short.
+
+    python benchmarks/recipes.py                     all of them; about a minute each on two cores
+    python benchmarks/recipes.py --recipes multi_agent math_autogen
+    python benchmarks/recipes.py --check             write nothing; exit with 1 if a recipe does not learn, or forks a call that should be bridged
+    python benchmarks/recipes.py --python rag_openai_agents=/path/to/python    a recipe's Python, if it is not where `make` puts it
+
+A recipe with a requirements.txt is run by the Python of its own venv, any other by the one that runs this script; `make recipes` sets them up.
+RECIPES has the settings, and the forks that an agent means. A recipe that cannot be run is named, with its error, and the exit code is 1.
+
+    before, after    held-out reward at T = 1, on the same tasks; `z` is the mean difference over them in standard errors
+    calls            per rollout that succeeded
+    bridged …        share of calls, by how their prompts came about (docs/token-exact.md)
+    prompt …         tokens a call: read, of these reused from the conversation so far, and sampled
+    agents … rest    seconds of CPU (src/lightningrl/cpu.py)
+
+Prints the table and writes benchmarks/results/recipes.json.
+"""
+
+import argparse
+import json
+import math
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lightningrl.chat.reasons import TOOLS_CHANGED
+from lightningrl.cli.rollouts import Line, Listing, read
+from lightningrl.cpu import PARTS
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "recipes.json"
+TIMEOUT_S = 1200.0
+"""For one recipe: ten times what it takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Short:
+    """A recipe, run short."""
+
+    settings: Sequence[str]
+    """Over those of its recipe.toml."""
+    forks: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Reason for which a call of each rollout may be forked, as `capture_reason` has it → what the agent means by it."""
+
+
+EXAMS = ("tasks.heldout=100", "loop.eval_every=0")
+RECIPES = {
+    "rag_openai_agents": Short(settings=["loop.steps=6", *EXAMS]),
+    "math_autogen": Short(
+        settings=["loop.steps=8", *EXAMS],
+        forks={TOOLS_CHANGED: "AutoGen's reflection: after the last round of tool calls it asks once more, without tools"},
+    ),
+    "from_scratch": Short(settings=["loop.steps=8", *EXAMS]),
+    "node_vercel": Short(settings=["loop.steps=6", "tasks.heldout=40", "loop.eval_every=0"]),
+    "multi_agent": Short(settings=["loop.steps=6", *EXAMS]),
+    "sql_langgraph": Short(settings=["loop.steps=6", *EXAMS]),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What came of one recipe."""
+
+    before: float
+    after: float
+    """Mean held-out reward at T = 1."""
+    standard_errors: float
+    """The mean difference, task by task, in its own standard errors; infinite if all tasks differ alike."""
+    tasks: int
+    """Held-out tasks that neither exam has failed."""
+    rollouts: int
+    failed: int
+    """Of them."""
+    calls_per_rollout: float
+    bridged: float
+    rendered: float
+    forked: float
+    """Shares of the calls, those that were not trained included."""
+    fork_reasons: Mapping[str, int]
+    """Calls by reason."""
+    prompt_tokens: float
+    reused_tokens: float
+    sampled_tokens: float
+    """A call, on average."""
+    seconds: float
+    """Wall-clock of the run."""
+    cpu_s: Mapping[str, float]
+    """Seconds of CPU by part; empty where the system does not tell."""
+
+    def broken(self, forks: Mapping[str, str]) -> list[str]:
+        """What is not as it should be, if each rollout may fork a call for each reason in `forks`."""
+        too_many = {why: count for why, count in self.fork_reasons.items() if count > (self.rollouts if why in forks else 0)}
+        found = [f"{count} calls in {self.rollouts} rollouts were forked that should have been bridged: {why}" for why, count in too_many.items()]
+        if not self.after > self.before:
+            found.append(f"held-out reward was {self.before:.3f} before and is {self.after:.3f}")
+        return found
+
+
+def measure(name: str, python: Path, folder: Path) -> Row:
+    """Train the recipe into `folder`. Raises `RuntimeError` if that cannot be done."""
+    if not python.exists():
+        raise RuntimeError(f"there is no `{python}`; hint: `make recipes` sets it up, or name one: --python {name}=/path/to/python")
+    shutil.rmtree(folder, ignore_errors=True)
+    recipe = ROOT / "recipes" / name / "recipe.toml"
+    command = [python, "-m", "lightningrl", "train", recipe, *RECIPES[name].settings, "--run-dir", folder, "--json"]
+    done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"`lightningrl train {recipe.relative_to(ROOT)}` ended with exit code {done.returncode}; why is above")
+    return row_of(read(folder), json.loads(done.stdout.splitlines()[-1]))
+
+
+def row_of(listing: Listing, result: Mapping[str, Any]) -> Row:
+    census, lines = listing.census, listing.lines
+    before, after = (_rewards(lines, f"exam-{version:05d}-sampled-") for version in (0, result["steps"]))
+    difference = (after - before)[~np.isnan(after - before)]
+    error = float(difference.std(ddof=1)) / math.sqrt(len(difference))
+    succeeded = [line for line in lines if line.status == "succeeded"]
+    return Row(
+        before=float(np.nanmean(before)),
+        after=float(np.nanmean(after)),
+        standard_errors=float(difference.mean()) / error if error else math.inf,
+        tasks=len(difference),
+        rollouts=len(lines),
+        failed=len(lines) - len(succeeded),
+        calls_per_rollout=sum(line.calls for line in succeeded) / len(succeeded),
+        bridged=census.captures["bridged"] / census.calls,
+        rendered=census.captures["rendered"] / census.calls,
+        forked=census.captures["forked"] / census.calls,
+        fork_reasons={why: reason.calls for why, reason in census.fork_reasons.items()},
+        prompt_tokens=census.prompt_tokens / census.calls,
+        reused_tokens=census.reused_tokens / census.calls,
+        sampled_tokens=census.sampled_tokens / census.calls,
+        seconds=result["seconds"],
+        cpu_s=result["cpu_s"],
+    )
+
+
+def _rewards(lines: Sequence[Line], exam: str) -> npt.NDArray[np.float64]:
+    """[tasks] NaN for a rollout that failed."""
+    found = {line.id: line.reward for line in lines if line.id.startswith(exam)}
+    return np.array([math.nan if found[name] is None else found[name] for name in sorted(found)])
+
+
+def table(rows: Mapping[str, Row]) -> str:
+    heads = ("before", "after", "z", "calls", "bridged", "rendered", "forked", "prompt", "reused", "sampled", "failed", "seconds", *PARTS)
+    lines = [f"{'':<18}" + "".join(f"{head:>9}" for head in heads)]
+    for name, row in rows.items():
+        cells = [f"{row.before:.3f}", f"{row.after:.3f}", f"{row.standard_errors:+.1f}", f"{row.calls_per_rollout:.2f}"]
+        cells += [f"{share:.0%}" for share in (row.bridged, row.rendered, row.forked)]
+        cells += [f"{tokens:.0f}" for tokens in (row.prompt_tokens, row.reused_tokens, row.sampled_tokens)]
+        cells += [str(row.failed), f"{row.seconds:.0f}", *(f"{row.cpu_s[part]:.0f}" if part in row.cpu_s else "–" for part in PARTS)]
+        lines.append(f"{name:<18}" + "".join(f"{cell:>9}" for cell in cells))
+        lines += [f"    {count} calls forked: {why}" + _meant(name, why) for why, count in row.fork_reasons.items()]
+    return "\n".join(lines)
+
+
+def _meant(name: str, why: str) -> str:
+    forks = RECIPES[name].forks
+    return f" (meant: {forks[why]})" if why in forks else ""
+
+
+def python_of(name: str, given: Mapping[str, Path]) -> Path:
+    if name in given:
+        return given[name]
+    own = (ROOT / "recipes" / name / "requirements.txt").exists()
+    return ROOT / f".venv-{name}" / "bin" / "python" if own else Path(sys.executable)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipes", nargs="+", choices=list(RECIPES), default=list(RECIPES))
+    parser.add_argument("--python", nargs="+", action="extend", default=[], metavar="RECIPE=PATH", help="the Python that runs a recipe")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "recipes", help="where the runs go; those of before are removed")
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    arguments = parser.parse_args()
+    given = {name: Path(path) for name, _, path in (text.partition("=") for text in arguments.python)}
+    rows: dict[str, Row] = {}
+    broken: list[str] = []
+    for name in arguments.recipes:
+        print(f"== {name}", file=sys.stderr, flush=True)
+        try:
+            rows[name] = measure(name, python_of(name, given), arguments.runs / name)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            broken.append(f"{name}: {error}")
+            continue
+        if arguments.check:
+            broken += [f"{name}: {what}" for what in rows[name].broken(RECIPES[name].forks)]
+    print(table(rows))
+    if not arguments.check and rows:
+        results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"recipes": {}}
+        results["recipes"] |= {name: {"date": time.strftime("%Y-%m-%d"), **asdict(row)} for name, row in rows.items()}
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    for line in broken:
+        print(f"error: {line}", file=sys.stderr)
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
