@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from lightningrl.config import load_config
+from lightningrl.conformance import Nobody
 from lightningrl.errors import UserError
 from lightningrl.serve import lightning
 from tests.conftest import SmallRecipe
-from tests.loop.test_parity import Nobody
 
 
 @pytest.mark.parametrize("proximal", [True, False])

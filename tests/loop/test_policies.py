@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from lightningrl.config import Config, load_config
+from lightningrl.conformance import Nobody
 from lightningrl.data.forest import Forest
 from lightningrl.errors import UserError
 from lightningrl.serve import lightning
 from lightningrl.trainer.base import Evaluation, Trainer
 from lightningrl.types import Call
 from tests.conftest import SmallRecipe
-from tests.loop.test_parity import Nobody
 
 POLICIES = """
 [policies.asker]

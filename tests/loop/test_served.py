@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from lightningrl.config import load_config
+from lightningrl.conformance import Nobody
 from lightningrl.errors import EngineError
 from lightningrl.serve import lightning
 from tests.conftest import SmallRecipe
-from tests.loop.test_parity import Nobody
 
 ENGINES = '''
 """Engines with weights of their own, as on other machines."""

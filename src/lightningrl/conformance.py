@@ -1,0 +1,297 @@
+"""Does an agent learn from exactly what was served to it? Invariants 1 to 3, held against one real batch of any recipe.
+
+batch = await collected(Path("recipe.toml"), folder, overrides=["loop.tasks_per_step=4"])
+check(batch)
+
+agent ⇄ its own SDK ⇄ gateway ⇄ tap ⇄ engine       1  what the engine read and sampled is what the store holds, and what the forest spells
+                         ↓                          2  engine, trainer and Hugging Face's own code give every token the same logprob
+                       store → forest → trainer     3  every sampled token is a target once, or counted with the reason why not
+"""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from lightningrl.config import load_config
+from lightningrl.data.forest import Forest, build_forest
+from lightningrl.data.packing import pack, with_weight
+from lightningrl.engine.base import Delta, EngineSetup
+from lightningrl.engine.embedded import embedded
+from lightningrl.learner import Learner
+from lightningrl.loop import Exam, Loop
+from lightningrl.models.plain import plain_logprobs
+from lightningrl.serve import lightning
+from lightningrl.types import Call, Doubles, Ints, Rollout, Sampling, Weights
+
+GAP = 1e-4
+"""Nats by which logprobs in float32 may differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """One generation, as the engine saw it."""
+
+    policy: str
+    version: int
+    """-1 if it ended before its first token."""
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """One per token (nats)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """One forest, and what the trainer made of it."""
+
+    policy: str
+    forest: Forest
+    logprobs: Doubles
+    """[M] in the forest's order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """All that is known of one batch, from the engine to the trainer."""
+
+    heard: tuple[Heard, ...]
+    """Every generation while the batch was collected."""
+    calls: tuple[Call, ...]
+    """What the store holds of the same time: of all attempts, also of those that failed."""
+    rollouts: tuple[Rollout, ...]
+    """Those that are learnt from."""
+    trained: tuple[Trained, ...]
+    """All that has a weight, whatever its advantage."""
+    left_out: Mapping[str, Mapping[str, int]]
+    """Policy → reason → sampled tokens: what the run reports."""
+    plain: Mapping[str, Doubles]
+    """Call id → [C] logprobs by Hugging Face's own code, for every call in a forest."""
+
+    @property
+    def accepted(self) -> tuple[Call, ...]:
+        """The calls of the attempts that are learnt from."""
+        ids = {rollout.accepted_attempt_id for rollout in self.rollouts}
+        return tuple(call for call in self.calls if call.attempt_id in ids)
+
+
+# from the agent to the trainer
+
+TAPE: ContextVar[list[Heard]] = ContextVar("tape")
+
+
+class Tap:
+    """The embedded engine, and a tape of all that goes in and out."""
+
+    def __init__(self, setup: EngineSetup) -> None:
+        self._engine = embedded(setup)
+        self._tape = TAPE.get()
+
+    async def generate(self, prompt_ids: Sequence[int], *, sampling: Sampling, policy: str, stream: bool = False) -> AsyncIterator[Delta]:
+        read, given = tuple(prompt_ids), list[Delta]()
+        deltas = self._engine.generate(prompt_ids, sampling=sampling, policy=policy, stream=stream)
+        try:
+            async with contextlib.aclosing(cast("AsyncGenerator[Delta, None]", deltas)) as closing:
+                async for delta in closing:
+                    given.append(delta)
+                    yield delta
+        finally:
+            heard = Heard(
+                policy=policy,
+                version=given[0].policy_version if given else -1,
+                prompt_ids=read,
+                token_ids=tuple(token_id for delta in given for token_id in delta.token_ids),
+                logprobs=tuple(logprob for delta in given for logprob in delta.logprobs),
+            )
+            self._tape.append(heard)
+
+    async def load(self, weights: Weights) -> None:
+        await self._engine.load(weights)
+
+    async def pause(self, *, timeout_s: float = 60.0) -> None:
+        await self._engine.pause(timeout_s=timeout_s)
+
+    async def resume(self) -> None:
+        await self._engine.resume()
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+
+class Nobody:
+    """A `Watcher` that says nothing."""
+
+    def collecting(self, what: str, done: int, total: int) -> None: ...
+
+    def stepped(self, step: int, metrics: dict[str, float]) -> None: ...
+
+    def examined(self, exam: Exam) -> None: ...
+
+
+async def collected(recipe: Path, folder: Path, *, overrides: Sequence[str] = (), steps: int = 0) -> Batch:
+    """Run the agent of a recipe on one batch of its tasks, after so many steps of learning. `folder` is the run's.
+
+    The recipe's engine is the embedded one, whatever it says.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tape = list[Heard]()
+    TAPE.set(tape)
+    config = load_config(recipe, [*overrides, f"engine.name={__name__}:{Tap.__name__}"])
+    async with lightning(config, folder) as server:
+        loop = server.loop(Nobody())
+        await loop.restore()
+        for step in range(steps):
+            await loop.learn(step, await loop.collect(step))
+            await loop.publish(step + 1)
+        before = {rollout.id for rollout in await server.store.rollouts()}
+        tape.clear()
+        rollouts = await loop.collect(steps)
+        await asyncio.gather(*(learner.engine.pause() for learner in server.learners))
+        heard = tuple(tape)
+        ids = [rollout.id for rollout in await server.store.rollouts() if rollout.id not in before]
+        calls = await server.store.calls([attempt.id for attempt in await server.store.attempts(ids)])
+        trained, left_out = await _learnt(loop, steps, rollouts)
+        plain = [_plainly(learner, folder, steps, calls, trained) for learner in server.learners]
+    return Batch(
+        heard=heard,
+        calls=tuple(calls),
+        rollouts=tuple(rollouts),
+        trained=tuple(trained),
+        left_out=left_out,
+        plain={call_id: logprobs for found in plain for call_id, logprobs in found.items()},
+    )
+
+
+async def _learnt(loop: Loop, step: int, rollouts: Sequence[Rollout]) -> tuple[list[Trained], dict[str, dict[str, int]]]:
+    """What a step would be made from; and policy → reason → tokens that it would leave out."""
+    lessons, metrics = await loop.credit(step, rollouts)
+    trained: list[Trained] = []
+    left_out: dict[str, dict[str, int]] = {}
+    for learner in loop.learners:
+        for piece in pack(lessons[learner.name], max_tokens=learner.config.trainer.max_tokens, teaching=with_weight):
+            forest = build_forest(piece)
+            trained.append(Trained(policy=learner.name, forest=forest, logprobs=learner.trainer.forward_backward(forest).logprobs))
+        said = ("" if len(loop.learners) == 1 else f"{learner.name}/") + "tokens/left_out_"
+        left_out[learner.name] = {name.removeprefix(said): int(n) for name, n in metrics.items() if name.startswith(said)}
+    return trained, left_out
+
+
+def _plainly(learner: Learner, folder: Path, version: int, calls: Sequence[Call], trained: Sequence[Trained]) -> dict[str, Doubles]:
+    """What the folder that was published says of the calls that its policy learns from."""
+    learnt = {call_id for made in trained if made.policy == learner.name for call_id in made.forest.call_ids}
+    kept = [call for call in calls if call.id in learnt]
+    asked = ((call.prompt_ids, call.completion_ids, call.sampling.temperature) for call in kept)
+    return dict(zip([call.id for call in kept], plain_logprobs(folder / learner.weights(version).uri, asked), strict=True))
+
+
+# what must hold
+
+
+def the_store_holds_what_the_engine_read_and_sampled(batch: Batch) -> None:
+    """Invariant 1, and the beginning of 3: nothing is changed, nothing gets lost, whatever becomes of the attempt."""
+    did = Counter(_exact(heard.policy, heard.version, heard.prompt_ids, heard.token_ids, heard.logprobs) for heard in batch.heard if heard.token_ids)
+    keys = {call.id: _exact(call.policy, call.policy_version, call.prompt_ids, call.completion_ids, call.logprobs) for call in batch.calls}
+    stored = Counter(keys[call.id] for call in batch.calls if len(call.completion_ids))
+    odd = [call_id for call_id, key in keys.items() if key in stored - did]
+    assert not odd, f"the engine did not read and sample what {odd[:3]} say"
+    assert not did - stored, f"{(did - stored).total()} generations of the engine were not recorded as they were"
+
+
+def a_history_is_what_was_read_and_sampled(batch: Batch) -> None:
+    """Invariant 1: a prompt that continues a call begins with its very ids."""
+    calls = {call.id: call for call in batch.calls}
+    for call in batch.calls:
+        if call.capture == "bridged":
+            parent = calls[call.parent_call_id or ""]
+            history = np.concatenate((parent.prompt_ids, parent.completion_ids))
+            assert np.array_equal(call.prompt_ids[: len(history)], history), f"`{call.id}` does not go on from what `{parent.id}` read and sampled"
+
+
+def the_trainer_reads_what_the_engine_read(batch: Batch) -> None:
+    """Invariant 1: from its root to a call's last token, the forest spells what was read and sampled, and each token is predicted from there."""
+    calls = {call.id: call for call in batch.calls}
+    for call_id, made, terms in _terms(batch):
+        call, forest = calls[call_id], made.forest
+        path = _path(forest, int(forest.sources[terms[-1]]))
+        read = np.concatenate((call.prompt_ids, call.completion_ids[:-1]))
+        assert np.array_equal(forest.token_ids[path], read), f"the trainer reads something else than the engine did for `{call_id}`"
+        assert np.array_equal(forest.positions[path], np.arange(len(read))), f"tokens of `{call_id}` are not where the engine had them"
+        assert np.array_equal(forest.sources[terms], path[-len(terms) :]), f"tokens of `{call_id}` are predicted from other places"
+
+
+def every_sampled_token_is_learnt_from_once_or_counted(batch: Batch) -> None:
+    """Invariant 3, for all tokens of accepted attempts."""
+    accepted = {call.id: call for call in batch.accepted}
+    targets: dict[str, list[int]] = {}
+    by_policy: Counter[str] = Counter()
+    for call_id, made, terms in _terms(batch):
+        targets.setdefault(call_id, []).extend(made.forest.targets[terms].tolist())
+        by_policy[made.policy] += len(terms)
+    assert targets.keys() <= accepted.keys(), f"{sorted(targets.keys() - accepted.keys())[:3]} are of no accepted attempt"
+    for call_id, found in targets.items():
+        assert found == accepted[call_id].completion_ids.tolist(), f"the tokens of `{call_id}` are not each a target once"
+    sampled = sum(len(call.completion_ids) for call in accepted.values())
+    for policy, reasons in batch.left_out.items():
+        counted = by_policy[policy] + sum(reasons.values())
+        assert counted == sampled, f"`{sampled}` tokens were sampled, `{policy}` accounts for `{counted}`: {by_policy[policy]} learnt from, {reasons}"
+
+
+def all_give_every_token_the_same_logprob(batch: Batch) -> None:
+    """Invariant 2: the engine (as the store has it), the trainer, and Hugging Face's own code."""
+    calls = {call.id: call for call in batch.calls}
+    for call_id, made, terms in _terms(batch):
+        engine, trainer, plain = calls[call_id].logprobs, made.logprobs[terms], batch.plain[call_id]
+        for name, others in (("the trainer", trainer), ("Hugging Face's code", plain)):
+            gap = float(np.abs(others - engine).max())
+            assert gap < GAP, f"{name} and the engine differ by `{gap:.2g}` on a token of `{call_id}`"
+
+
+CHECKS: tuple[Callable[[Batch], None], ...] = (
+    the_store_holds_what_the_engine_read_and_sampled,
+    a_history_is_what_was_read_and_sampled,
+    the_trainer_reads_what_the_engine_read,
+    every_sampled_token_is_learnt_from_once_or_counted,
+    all_give_every_token_the_same_logprob,
+)
+
+
+def check(batch: Batch) -> None:
+    """Raises `AssertionError`, which says what is wrong."""
+    for holds in CHECKS:
+        holds(batch)
+
+
+def _exact(policy: str, version: int, *arrays: Sequence[float] | Ints) -> tuple[object, ...]:
+    """What is the same only if it is the same bit for bit."""
+    prompt, completion, logprobs = arrays
+    return (
+        policy,
+        version,
+        np.asarray(prompt, np.int32).tobytes(),
+        np.asarray(completion, np.int32).tobytes(),
+        np.asarray(logprobs, np.float32).tobytes(),
+    )
+
+
+def _terms(batch: Batch) -> Iterator[tuple[str, Trained, Ints]]:
+    """Every call of every forest, with its terms in there."""
+    for made in batch.trained:
+        for k, call_id in enumerate(made.forest.call_ids):
+            yield call_id, made, np.flatnonzero(made.forest.calls == k).astype(np.int32)
+
+
+def _path(forest: Forest, last: int) -> Ints:
+    """Where in the forest its tokens are, from the root to `last`."""
+    pieces: list[Ints] = []
+    segment = int(np.searchsorted(forest.starts, last, side="right")) - 1
+    while segment >= 0:
+        pieces.insert(0, np.arange(forest.starts[segment], last + 1, dtype=np.int32))
+        segment = int(forest.parents[segment])
+        last = int(forest.starts[segment + 1]) - 1
+    return np.concatenate(pieces)

@@ -1,0 +1,189 @@
+"""The checker of invariants 1 to 3: a real batch with attempts that failed passes, and each kind of damage to its records is seen."""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lightningrl.conformance import Batch, Trained, check, collected
+from lightningrl.data.forest import Forest
+from lightningrl.types import Call
+from tests.conftest import AGENT, RECIPE
+
+BREAKS = """
+        if len(broken) < 3:
+            broken.append(task)
+            raise RuntimeError("the first three attempts break after their first call")
+"""
+OVERRIDES = ["agent.max_attempts=2", "agent.concurrency=1", "loop.group_size=2"]
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Path:
+    """Of an agent whose first three attempts fail in the middle: one rollout fails, the next one is tried twice."""
+    folder = tmp_path_factory.mktemp("recipe")
+    ask, go_on = "client = None\n", '        messages += [{"role": "assistant"'
+    (folder / "agent.py").write_text(AGENT.replace(ask, f"{ask}broken = []\n", 1).replace(go_on, f"{BREAKS.lstrip(chr(10))}{go_on}"))
+    (folder / "recipe.toml").write_text(RECIPE)
+    (folder / "model").symlink_to(model_folder)
+    return folder / "recipe.toml"
+
+
+@pytest.fixture(scope="module")
+def batch(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Batch:
+    return asyncio.run(collected(recipe, tmp_path_factory.mktemp("run"), overrides=OVERRIDES))
+
+
+def test_a_real_batch_passes_with_all_that_its_attempts_left_behind(batch: Batch) -> None:
+    check(batch)
+    assert [rollout.status for rollout in batch.rollouts].count("failed") == 1
+    assert len(batch.calls) == len(batch.heard) == len(batch.accepted) + 3 == 9
+    assert {call.capture for call in batch.accepted} == {"rendered", "bridged"}
+    assert len(batch.plain) == len(batch.accepted)
+
+
+def with_calls(batch: Batch, change: Callable[[Call], Call], *, bridged: bool = True) -> Batch:
+    """The first of the calls that are (or are not) bridged is another one."""
+    place = next(i for i, call in enumerate(batch.calls) if (call.capture == "bridged") == bridged)
+    return dataclasses.replace(batch, calls=(*batch.calls[:place], change(batch.calls[place]), *batch.calls[place + 1 :]))
+
+
+def with_forest(batch: Batch, change: Callable[[Forest], dict[str, object]]) -> Batch:
+    first, *others = batch.trained
+    return dataclasses.replace(batch, trained=(dataclasses.replace(first, forest=dataclasses.replace(first.forest, **change(first.forest))), *others))
+
+
+def plus(array: np.ndarray, number: float) -> np.ndarray:
+    """Another number in the middle."""
+    changed = array.copy()
+    changed[len(array) // 2] += number
+    return changed
+
+
+def call_is_lost(batch: Batch) -> Batch:
+    """Of an attempt that failed."""
+    accepted = {call.id for call in batch.accepted}
+    lost = next(call for call in batch.calls if call.id not in accepted)
+    return dataclasses.replace(batch, calls=tuple(call for call in batch.calls if call is not lost))
+
+
+def prompt_is_recomputed(batch: Batch) -> Batch:
+    return with_calls(batch, lambda call: dataclasses.replace(call, prompt_ids=plus(call.prompt_ids, 1)))
+
+
+def token_is_dropped(batch: Batch) -> Batch:
+    return with_calls(batch, lambda call: dataclasses.replace(call, completion_ids=call.completion_ids[:-1], logprobs=call.logprobs[:-1]))
+
+
+def logprob_is_rounded(batch: Batch) -> Batch:
+    return with_calls(batch, lambda call: dataclasses.replace(call, logprobs=call.logprobs.astype(np.float16).astype(np.float32)))
+
+
+def generation_is_made_up(batch: Batch) -> Batch:
+    return dataclasses.replace(batch, heard=batch.heard[1:])
+
+
+def generation_is_recorded_twice(batch: Batch) -> Batch:
+    return dataclasses.replace(batch, calls=(*batch.calls, dataclasses.replace(batch.calls[0], id="again")))
+
+
+def version_is_another(batch: Batch) -> Batch:
+    return with_calls(batch, lambda call: dataclasses.replace(call, policy_version=1))
+
+
+def history_is_rendered_again(batch: Batch) -> Batch:
+    """The engine did read it so, but it is not what it had said."""
+    calls = {call.id: call for call in batch.calls}
+    child = next(call for call in batch.calls if call.capture == "bridged")
+    parent = calls[child.parent_call_id or ""]
+    place = len(parent.prompt_ids)  # the first token that was sampled
+    assert place < len(child.prompt_ids)
+    told = child.prompt_ids.copy()
+    told[place] += 1
+    heard = [
+        dataclasses.replace(heard, prompt_ids=tuple(told.tolist())) if heard.prompt_ids == tuple(child.prompt_ids.tolist()) else heard
+        for heard in batch.heard
+    ]
+    changed = [dataclasses.replace(call, prompt_ids=told) if call is child else call for call in batch.calls]
+    return dataclasses.replace(batch, calls=tuple(changed), heard=tuple(heard))
+
+
+def forest_spells_something_else(batch: Batch) -> Batch:
+    return with_forest(batch, lambda forest: {"token_ids": plus(forest.token_ids, 1)})
+
+
+def forest_shifts_positions(batch: Batch) -> Batch:
+    return with_forest(batch, lambda forest: {"positions": forest.positions + 1})
+
+
+def token_is_predicted_from_elsewhere(batch: Batch) -> Batch:
+    return with_forest(batch, lambda forest: {"sources": np.append(forest.sources[1], forest.sources[1:])})
+
+
+def target_is_another(batch: Batch) -> Batch:
+    return with_forest(batch, lambda forest: {"targets": plus(forest.targets, 1)})
+
+
+def forest_comes_twice(batch: Batch) -> Batch:
+    return dataclasses.replace(batch, trained=(*batch.trained, batch.trained[0]))
+
+
+def forest_is_lost(batch: Batch) -> Batch:
+    return dataclasses.replace(batch, trained=batch.trained[1:])
+
+
+def report_counts_too_many(batch: Batch) -> Batch:
+    return dataclasses.replace(batch, left_out={"policy": {"sampling": 1}})
+
+
+def failure_is_learnt_from(batch: Batch) -> Batch:
+    succeeded = next(rollout for rollout in batch.rollouts if rollout.accepted_attempt_id)
+    failed = dataclasses.replace(succeeded, status="failed", accepted_attempt_id=None)
+    return dataclasses.replace(batch, rollouts=tuple(failed if rollout is succeeded else rollout for rollout in batch.rollouts))
+
+
+def trainer_differs(batch: Batch) -> Batch:
+    first: Trained = batch.trained[0]
+    return dataclasses.replace(batch, trained=(dataclasses.replace(first, logprobs=plus(first.logprobs, 2e-4)), *batch.trained[1:]))
+
+
+def hugging_face_differs(batch: Batch) -> Batch:
+    return dataclasses.replace(batch, plain={call_id: plus(logprobs, 2e-4) for call_id, logprobs in batch.plain.items()})
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (call_is_lost, "1 generations of the engine were not recorded"),
+        (prompt_is_recomputed, "did not read and sample"),
+        (token_is_dropped, "did not read and sample"),
+        (logprob_is_rounded, "did not read and sample"),
+        (generation_is_made_up, "did not read and sample"),
+        (generation_is_recorded_twice, "did not read and sample"),
+        (version_is_another, "did not read and sample"),
+        (history_is_rendered_again, "does not go on from"),
+        (forest_spells_something_else, "reads something else"),
+        (forest_shifts_positions, "are not where the engine had them"),
+        (token_is_predicted_from_elsewhere, "from other places"),
+        (target_is_another, "not each a target once"),
+        (forest_comes_twice, "not each a target once"),
+        (forest_is_lost, "accounts for `0`"),
+        (report_counts_too_many, "'sampling': 1"),
+        (failure_is_learnt_from, "of no accepted attempt"),
+        (trainer_differs, "the trainer and the engine differ by `0.0002`"),
+        (hugging_face_differs, "Hugging Face's code and the engine differ by `0.0002`"),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_damage_is_seen(batch: Batch, damage: Callable[[Batch], Batch], said: str) -> None:
+    with pytest.raises(AssertionError, match=said):
+        check(damage(batch))
+
+
+async def test_after_a_step_of_learning_all_are_asked_for_the_weights_that_were_published(recipe: Path, tmp_path: Path) -> None:
+    learnt = await collected(recipe, tmp_path, overrides=[*OVERRIDES, "trainer.learning_rate=1e-2"], steps=1)
+    check(learnt)
+    assert {heard.version for heard in learnt.heard} == {1}
