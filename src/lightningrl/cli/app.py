@@ -4,6 +4,7 @@ Errors a person can mend end with exit code 2 and a hint.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -179,10 +180,10 @@ def _console(*, as_json: bool) -> Console:
     return Console(stderr=as_json)
 
 
-def main() -> None:
-    """Run a command; turn errors into a message and an exit code."""
+def main(command: Callable[[], object] = app) -> None:
+    """Run it; turn errors into a message and an exit code."""
     try:
-        app()
+        command()
     except ModuleNotFoundError as error:
         if error.name not in TRAINING:
             raise
