@@ -14,7 +14,7 @@ from agent import SYSTEM, TOOL_ITERATIONS
 from calculator import calculator
 from stories import Kind, Problem, Step, random_problem
 
-SLIPS: Mapping[str, float] = {"brackets": 0.58, "aside": 0.58, "turned": 0.55, "short": 0.25, "start": 0.15, "guess": 0.1, "again": 0.05}
+SLIPS: Mapping[str, float] = {"brackets": 0.58, "aside": 0.58, "turned": 0.58, "short": 0.2, "start": 0.1, "guess": 0.05, "again": 0.05}
 """Share of problems in which he slips, where he can: writes it all in one go, as if `37 + 5 * 12` were worked off from the left; counts in what is
 beside the point; takes `ann has 5 more than ben` for `ben has 5 more than ann`; leaves out the last step; ends with the number that he
 started from, or begins and ends with the last one that he read; or asks the calculator again until it is taken away, which does no harm.
@@ -91,17 +91,15 @@ def possible(problem: Problem) -> list[str]:
 
 
 def expressions(problem: Problem, slips: frozenset[str] = frozenset()) -> list[str]:
-    """What he has worked out, one after the other; each but the first begins with the result of the one before."""
+    """What he has worked out, one after the other: a step each, which begins with the result of the one before."""
     if "guess" in slips:
         return []
-    worked, parts = list[str](), str(problem.start)
+    worked, value = list[str](), str(problem.start)
     for step in _steps(problem, slips):
-        if step.operation in "*/" and (" + " in parts or " - " in parts) and "brackets" not in slips:
-            worked.append(parts)
-            parts = calculator(parts)
-        parts = f"{parts} {step.operation} {step.number}"
-    worked.append(parts)
-    return [*worked, *[parts] * (TOOL_ITERATIONS - len(worked))] if "again" in slips else worked
+        worked.append(f"{value} {step.operation} {step.number}")
+        value = worked[-1] if "brackets" in slips else calculator(worked[-1])
+    worked = worked[-1:] if "brackets" in slips else worked
+    return [*worked, *worked[-1:] * (TOOL_ITERATIONS - len(worked))] if "again" in slips else worked
 
 
 def _steps(problem: Problem, slips: frozenset[str]) -> Sequence[Step]:

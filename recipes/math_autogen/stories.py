@@ -1,7 +1,7 @@
 """How is a word problem made? A program of one to four steps, a sentence for each, and now and then a sentence that is beside the point.
 
     start 37, pack 48, fewer 17 →  ann has 37 eggs
-                                   cleo finds 15 more             beside the point: nobody asks for cleo's
+                                   the baker finds 15 more        beside the point: nobody asks for the baker's
                                    ann swaps each for 48
                                    ben has 17 fewer than ann
                                    how many eggs has ben          37 * 48 - 17
@@ -44,21 +44,22 @@ SENTENCES: Mapping[Kind, tuple[str, ...]] = {
 """{a} is whose number is known, {b} somebody new, whose number is known from then on."""
 NEWCOMERS: tuple[Kind, ...] = ("more", "fewer", "times", "more-than", "times-as")
 ASIDES: Mapping[Aside, tuple[str, ...]] = {
-    "stranger+": ("{c} finds {n} more", "{c} buys {n} more", "{c} gets {n} more"),
-    "stranger-": ("{c} loses {n}", "{c} sells {n}", "{c} gives away {n}"),
+    "stranger+": ("{stranger} finds {n} more", "{stranger} buys {n} more", "{stranger} gets {n} more"),
+    "stranger-": ("{stranger} loses {n}", "{stranger} sells {n}", "{stranger} gives away {n}"),
     "other+": ("{a} finds {n} {others}", "{a} buys {n} {others}", "{a} gets {n} {others}"),
     "other-": ("{a} loses {n} {others}", "{a} sells {n} {others}", "{a} gives away {n} {others}"),
 }
-"""{c} is somebody who has nothing to do with it; {others} are not what is counted."""
+"""{stranger} has nothing to do with it; {others} are not what is counted."""
 
+STRANGERS = ("the baker", "the doctor", "the farmer", "the teacher")
 PEOPLE = ("ann", "ben", "cleo", "dan", "eve", "finn", "gus")
 THINGS = ("apples", "books", "cards", "eggs", "pens", "shells")
 
-LENGTHS = {1: 20, 2: 40, 3: 40}
+LENGTHS = {1: 20, 2: 50, 3: 30}
 """Percent of problems with so many steps."""
 LONG = 4
 """Steps of those out of distribution."""
-ASIDE_SHARE = 0.65
+ASIDE_SHARE = 0.4
 """Problems with a sentence beside the point."""
 HELDOUT_SHARE = 5
 """One structure in this many is held out."""
@@ -126,15 +127,13 @@ def long_problem(rng: random.Random) -> Problem:
 
 
 def structure(problem: Problem) -> str:
-    """The program: which steps, whose number they speak of, and where the sentence beside the point stands; but no word and no number."""
-    kinds: list[str] = ["start", *(step.kind for step in problem.steps)]
-    if problem.aside is not None:
-        kinds.insert(problem.aside_after + 1, problem.aside)
-    return " ".join(kinds)
+    """The program: which steps in which order, and whose number they speak of; but no word and no number."""
+    return " ".join(step.kind for step in problem.steps)
 
 
 def is_heldout(structure: str) -> bool:
-    return zlib.crc32(structure.encode()) % HELDOUT_SHARE == 0
+    """A program of a single step is a word of this language, and never held out; longer ones are what can be said with it."""
+    return " " in structure and zlib.crc32(structure.encode()) % HELDOUT_SHARE == 0
 
 
 def _draw(rng: random.Random, *, length: int) -> Problem | None:
@@ -169,8 +168,8 @@ def _numbers(operation: Operation, value: int) -> list[int]:
 
 
 def _story(start: int, steps: list[Step], aside: Aside | None, after: int, beside: int, rng: random.Random) -> str:
-    people = rng.sample(PEOPLE, len(steps) + 2)
-    stranger, holder = people.pop(), people.pop()
+    people = rng.sample(PEOPLE, len(steps) + 1)
+    stranger, holder = rng.choice(STRANGERS), people.pop()
     things, others = rng.sample(THINGS, 2)
     sentences = [f"{holder} has {start} {things}"]
     for place in range(len(steps) + 1):
@@ -180,5 +179,5 @@ def _story(start: int, steps: list[Step], aside: Aside | None, after: int, besid
             sentences.append(rng.choice(SENTENCES[step.kind]).format(a=holder, b=new, n=step.number))
             holder = new
         if aside is not None and place == after:
-            sentences.append(rng.choice(ASIDES[aside]).format(a=holder, c=stranger, n=beside, others=others))
+            sentences.append(rng.choice(ASIDES[aside]).format(a=holder, stranger=stranger, n=beside, others=others))
     return "\n".join([*sentences, f"how many {things} has {holder}"])

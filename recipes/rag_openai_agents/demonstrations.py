@@ -21,6 +21,9 @@ SLIPS: Mapping[str, float] = {"first": 0.58, "vague": 0.2, "turned": 0.25, "earl
 the time is a habit, which greedy decoding has, too. `vague`: he searches for a name without a relation. `turned`: he looks the relations up in the
 order in which the question names them: the wrong way round. `early`: he answers one step too early. `plain`: he answers without the tags."""
 
+PER_WORLD = 100
+"""Questions about one world; then comes the next. Names that come again and again would be learnt by heart, and not to be read."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstration:
@@ -35,7 +38,8 @@ class Demonstration:
 
 def demonstrations(*, seed: int, count: int, perfect: bool = False) -> list[Demonstration]:
     """Over tasks of the split `train`, apart from those of `tasks`. `perfect` leaves all mistakes out: what the model could learn at best."""
-    return [_demonstrate(random.Random(f"demonstration-{seed}-{index}"), {} if perfect else SLIPS) for index in range(count)]
+    shares = {} if perfect else SLIPS
+    return [_demonstrate(random.Random(f"demonstration-{seed}-{index}"), shares, world=index // PER_WORLD) for index in range(count)]
 
 
 class _Demonstrator:
@@ -71,8 +75,8 @@ class _Demonstrator:
         return f"it is {name}" if self.slipped("plain") else f"<answer> {name} </answer>"
 
 
-def _demonstrate(rng: random.Random, shares: Mapping[str, float]) -> Demonstration:
-    question = random_question(rng, "train")
+def _demonstrate(rng: random.Random, shares: Mapping[str, float], *, world: int) -> Demonstration:
+    question = random_question(rng, "train", world_number=world)
     library = library_of({"world": question.world})
     he = _Demonstrator(rng, shares)
     messages: list[dict[str, Any]] = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": question.text}]

@@ -8,7 +8,6 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 
 from names import is_heldout
 from search import TOP
@@ -35,10 +34,11 @@ class Question:
         return self.names[-1]
 
 
-def random_question(rng: random.Random, split: str) -> Question:
-    """Of `train`, `heldout` or `ood`: names and compositions of `train` never occur in the other two."""
+def random_question(rng: random.Random, split: str, *, world_number: int | None = None) -> Question:
+    """Of `train`, `heldout` or `ood`: names and compositions of `train` never occur in the other two. Of any of the worlds, or a certain one."""
     heldout = split != "train"
-    world = build_world(f"{'heldout' if heldout else 'train'}-{rng.randrange(WORLDS[split])}")
+    number = rng.randrange(WORLDS[split]) if world_number is None else world_number
+    world = build_world(f"{'heldout' if heldout else 'train'}-{number}")
     while True:
         question = _draw(rng, world, rng.choice(HOPS[split]))
         if question is not None and is_new(question.chain) == heldout and all(can_be_found(world, query) for query in queries(question)):
@@ -55,8 +55,8 @@ def query(relation: str, owner: str) -> str:
 
 
 def is_new(chain: Iterable[str]) -> bool:
-    """Whether two relations follow on each other in it that never do so in training."""
-    return any(is_heldout(f"{second} of the {first}") for first, second in pairwise(chain))
+    """Whether these relations, in this order, are what training never asks for."""
+    return is_heldout(" of the ".join(chain))
 
 
 def can_be_found(world: World, query: str) -> bool:

@@ -20,7 +20,7 @@ from lightningrl.models.memory import keep_freed_memory
 from lightningrl.models.tiny import add_phrases, build_model, build_tokenizer, tools_phrase
 from lightningrl.trainer.imitation import Example, answers, imitate, imitator
 
-VOCABULARY = 900
+VOCABULARY = 1200
 PEAK_AGAIN = 1e-3
 """The highest learning rate for a model that was trained before."""
 TOOLS = [{"type": "function", "function": {"name": "search", "description": "look up", "parameters": SCHEMA, "strict": False}}]

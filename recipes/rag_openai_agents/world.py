@@ -33,8 +33,9 @@ RELATIONS: Mapping[str, tuple[Kind, Kind]] = {
 }
 """Relation → (whose it is, what it is). Everything of the first kind has exactly one."""
 POPULATION: Mapping[Kind, int] = {"person": 120, "town": 60, "firm": 60}
-TEMPLATES = ("the {relation} of {owner} {mood} {value}", "{value} {mood} the {relation} of {owner}", "for {owner} the {relation} {mood} {value}")
-"""The same number of words that a search looks at: none of them is favoured."""
+TEMPLATES = ("the {relation} of {owner} {mood} {value}", "for {owner} the {relation} {mood} {value}", "as {relation} of {owner} there {mood} {value}")
+"""The same number of words that a search looks at: none of them is favoured. The value stands last, so that who reads from left to right can tell by
+then whose it is."""
 ASIDES = ("{owner} met {value}", "{owner} wrote to {value}", "{owner} saw {value}")
 DOUBTFUL: tuple[Mood, ...] = ("was", "is not")
 DOUBTS = 0.8

@@ -45,6 +45,9 @@ class Warmstart(Generic[D]):
     count: int
     """Demonstrations."""
     steps: int
+    reading: int = 0
+    """Steps before those, in which all is imitated that follows on the first prompt, what tools answer included: it comes to copy names from there, which
+    a few tokens of answers teach more slowly. None if it goes on from a model folder."""
     batch: int = 48
     """Demonstrations in a step."""
     peak: float = 3e-3
@@ -62,6 +65,7 @@ def main(recipe: Warmstart[Any], *, about: str | None) -> None:
         seed: Annotated[int, typer.Option(help="Of demonstrations and fresh weights.")] = 0,
         order: Annotated[int | None, typer.Option(help="Seed of the order in which demonstrations come. Default: --seed.")] = None,
         steps: int = recipe.steps,
+        reading: Annotated[int, typer.Option(help="Steps before, in which what tools answer is learnt, too.")] = recipe.reading,
         seconds: Annotated[float, typer.Option(help="Stop after this much time of training.")] = math.inf,
         batch: Annotated[int, typer.Option(help="Demonstrations in a step.")] = recipe.batch,
         peak: Annotated[float | None, typer.Option(help=f"Highest learning rate. Default: {recipe.peak}; {PEAK_AGAIN} to go on.")] = None,
@@ -87,10 +91,11 @@ def main(recipe: Warmstart[Any], *, about: str | None) -> None:
         highest = peak or (recipe.peak if base is None else PEAK_AGAIN)
         trainer = imitator(model, tokenizer=tokenizer, threads=threads)
         conversations = [recipe.examples(demonstration, tokenizer) for demonstration in shown]
-        began = time.perf_counter()
-        for step, loss in imitate(
-            trainer, conversations, peak=highest, steps=steps, seconds=seconds, size=batch, seed=seed if order is None else order
-        ):
+        began, order_seed = time.perf_counter(), seed if order is None else order
+        if base is None and reading:
+            for step, loss in imitate(trainer, [[whole(made)] for made in conversations], peak=highest, steps=reading, size=batch, seed=order_seed):
+                typer.echo(f"reading, step {step}  loss {loss:.3f}  {time.perf_counter() - began:.0f} s")
+        for step, loss in imitate(trainer, conversations, peak=highest, steps=steps, seconds=seconds, size=batch, seed=order_seed):
             typer.echo(f"step {step}  loss {loss:.3f}  {time.perf_counter() - began:.0f} s")
         trainer.publish(out)
         typer.echo(f"{sum(p.numel() for p in model.hf.parameters()):,} parameters, {len(tokenizer)} tokens, in {out}")
@@ -98,3 +103,9 @@ def main(recipe: Warmstart[Any], *, about: str | None) -> None:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.command(help=(about or "").replace("\n\n", "\n\n\b\n"))(warmstart)
     run(app)
+
+
+def whole(examples: Sequence[Example]) -> Example:
+    """All of a conversation after its first prompt, as one example."""
+    asked, last = examples[0].prompt_ids, examples[-1]
+    return Example(prompt_ids=asked, completion_ids=[*last.prompt_ids, *last.completion_ids][len(asked) :])
