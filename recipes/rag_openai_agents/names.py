@@ -8,8 +8,8 @@ Kind: TypeAlias = Literal["person", "town", "firm"]
 
 PARTS: Mapping[Kind, tuple[str, str]] = {
     "person": (
-        "ada amos anna beth boris carl clara cleo dan dora edgar emil enid eva felix finn gia greta gus hanna hugo ida ines jack jon judith kira kurt "
-        "lena leo lucy marc mira nadia nils nora olga otis paul petra quin ralph rita rosa sam seth sofia tara theo tilda uma urban vera victor "
+        "ada amos anna beth boris carl clara cleo dan dora edgar emil enid eva felix finn gia greta gus hanna hugo ida ines jack jon judith kira "
+        "kurt lena leo lucy marc mira nadia nils nora olga otis paul petra quin ralph rita rosa sam seth sofia tara theo tilda uma urban vera victor "
         "walt wanda xenia yara yves zeno zora",
         "abel adler bauer becker bishop bloom clark cohen conrad dietz drake dunn ellis engel evans fabian fischer frost grant gruber hale hoffman "
         "irwin jansen jonas keller kern klein lang larsen lorenz maier moss murphy nagel nolan norris olsen otto parker pike quist ramsey reed roth "
@@ -22,8 +22,8 @@ PARTS: Mapping[Kind, tuple[str, str]] = {
         "worth mouth pool brook burn fell ridge vale heath grove meadow holm ness thorpe",
     ),
     "firm": (
-        "apex argon atlas bolt cobalt comet delta drift echo ember falcon fathom gamma garnet helix hydra indigo ivory jade jet kappa krypton lotus lunar "
-        "metro mono nova nimbus omega onyx pixel prism quartz quantum rapid rocket solar sigma titan turbo",
+        "apex argon atlas bolt cobalt comet delta drift echo ember falcon fathom gamma garnet helix hydra indigo ivory jade jet kappa krypton lotus "
+        "lunar metro mono nova nimbus omega onyx pixel prism quartz quantum rapid rocket solar sigma titan turbo",
         "works labs foods tools lines media motors paper rail textiles toys glass bank press steel energy crafts farms games optics cables ceramics "
         "clocks engines fabrics furniture gears lamps leather machines maps metals mining oils paints pumps robots sails ships tyres",
     ),

@@ -46,8 +46,8 @@ class Warmstart(Generic[D]):
     """Demonstrations."""
     steps: int
     reading: int = 0
-    """Steps before those, in which all is imitated that follows on the first prompt, what tools answer included: it comes to copy names from there, which
-    a few tokens of answers teach more slowly. None if it goes on from a model folder."""
+    """Steps before those, in which all is imitated that follows on the first prompt, what tools answer included: copying from there is learnt sooner
+    from many tokens than from the few of an answer. None if it goes on from a model folder."""
     batch: int = 48
     """Demonstrations in a step."""
     peak: float = 3e-3
