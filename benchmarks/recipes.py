@@ -122,12 +122,12 @@ def row_of(listing: Listing, result: Mapping[str, Any]) -> Row:
     census, lines = listing.census, listing.lines
     before, after = (_rewards(lines, f"exam-{version:05d}-sampled-") for version in (0, result["steps"]))
     difference = (after - before)[~np.isnan(after - before)]
-    error = float(difference.std(ddof=1)) / math.sqrt(len(difference))
+    mean, error = float(difference.mean()), float(difference.std(ddof=1)) / math.sqrt(len(difference))
     succeeded = [line for line in lines if line.status == "succeeded"]
     return Row(
         before=float(np.nanmean(before)),
         after=float(np.nanmean(after)),
-        standard_errors=float(difference.mean()) / error if error else math.inf,
+        standard_errors=mean / error if error else math.copysign(math.inf, mean) if mean else 0.0,
         tasks=len(difference),
         rollouts=len(lines),
         failed=len(lines) - len(succeeded),
