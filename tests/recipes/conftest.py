@@ -41,6 +41,12 @@ def imported(name: str) -> Iterator[Recipe]:
 
 
 @pytest.fixture(scope="module")
+def scratch() -> Iterator[Recipe]:
+    with imported("from_scratch") as recipe:
+        yield recipe
+
+
+@pytest.fixture(scope="module")
 def sql() -> Iterator[Recipe]:
     with imported("sql_langgraph") as recipe:
         yield recipe

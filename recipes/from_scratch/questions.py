@@ -1,0 +1,75 @@
+"""Which questions are there? Each takes two look-ups, in facts of its own: whoever does not look up cannot know.
+
+what is the city of the boss of ann?        boss of ann → ben, city of ben → oslo
+
+python questions.py > tasks.jsonl           makes the file that recipe.toml names
+"""
+
+import json
+import random
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+PEOPLE = ("ann", "ben", "cleo", "dan", "eva", "fred", "gina", "hugo")
+LINKS = ("boss", "friend", "aunt")
+"""What leads from one person to another."""
+WORDS: Mapping[str, tuple[str, ...]] = {
+    "city": ("oslo", "rome", "lima", "cairo", "paris", "delhi"),
+    "pet": ("cat", "dog", "owl", "fox", "hen", "goat"),
+    "job": ("cook", "pilot", "judge", "baker", "nurse", "clerk"),
+}
+"""What is asked for, and what it may be."""
+HELDOUT_SHARE = 5
+"""One question in this many is held out."""
+ROWS = {"train": 160, "heldout": 100}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    person: str
+    link: str
+    word: str
+    facts: Mapping[str, str]
+    """`boss of ann` → `ben`, and so on."""
+
+    @property
+    def text(self) -> str:
+        return f"what is the {self.word} of the {self.link} of {self.person}?"
+
+    @property
+    def answer(self) -> str:
+        return self.facts[f"{self.word} of {self.facts[f'{self.link} of {self.person}']}"]
+
+
+def random_question(rng: random.Random, *, heldout: bool) -> Question:
+    """No word is ever held out, only what comes together in a question."""
+    while True:
+        question = _draw(rng)
+        if is_heldout(question.text) == heldout:
+            return question
+
+
+def is_heldout(text: str) -> bool:
+    return zlib.crc32(text.encode()) % HELDOUT_SHARE == 0
+
+
+def _draw(rng: random.Random) -> Question:
+    """Four people of whom everything differs: a wrong way never leads to the right answer."""
+    person, *others = people = rng.sample(PEOPLE, 1 + len(LINKS))
+    facts = {f"{link} of {person}": other for link, other in zip(LINKS, others, strict=True)}
+    for word, known in WORDS.items():
+        facts |= {f"{word} of {name}": value for name, value in zip(people, rng.sample(known, len(people)), strict=True)}
+    return Question(person=person, link=rng.choice(LINKS), word=rng.choice(list(WORDS)), facts=facts)
+
+
+def main() -> None:
+    for split, count in ROWS.items():
+        for index in range(count):
+            question = random_question(random.Random(f"{split}-{index}"), heldout=split == "heldout")
+            task = {"question": question.text, "facts": question.facts, "answer": question.answer}
+            print(json.dumps({"input": task, "split": split}))
+
+
+if __name__ == "__main__":
+    main()

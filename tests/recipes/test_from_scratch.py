@@ -1,0 +1,118 @@
+"""The shortest agent: a loop over one tool on OpenAI's own client, tasks from a file, a reward of one line."""
+
+import asyncio
+import json
+import random
+from typing import Any
+
+import pytest
+
+TASK = {
+    "question": "what is the city of the boss of ann?",
+    "facts": {"boss of ann": "ben", "city of ann": "rome", "city of ben": "oslo", "pet of ben": "cat"},
+    "answer": "oslo",
+}
+COUNT = 300
+
+
+@pytest.fixture
+def run(scratch: Any, server: Any) -> Any:
+    """The agent, with a client for this test's server."""
+    scratch.agent.client.cache_clear()
+    return lambda task: asyncio.run(scratch.agent.run(task))
+
+
+def look_up(fact: object, name: str = "call_0") -> dict[str, Any]:
+    function = {"name": "look_up", "arguments": json.dumps({"fact": fact})}
+    return {"content": None, "tool_calls": [{"id": name, "type": "function", "function": function}]}
+
+
+def rows(scratch: Any) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (scratch.folder / "tasks.jsonl").read_text().splitlines()]
+
+
+def test_the_agent_has_thirty_lines_and_not_a_word_of_who_trains_it(scratch: Any) -> None:
+    text = (scratch.folder / "agent.py").read_text()
+    assert len(text.splitlines()) <= 30
+    assert "lightningrl" not in text.lower()
+
+
+def test_what_is_looked_up_is_told_to_the_model_until_it_answers(scratch: Any, server: Any, run: Any) -> None:
+    server.answers = [look_up("boss of ann", "call_1"), look_up("city of ben", "call_2"), "oslo"]
+    answer = run(TASK)
+    assert (answer, scratch.agent.reward(TASK, answer)) == ("oslo", 1.0)
+    told = [(message["tool_call_id"], message["content"]) for message in server.asked[-1]["messages"] if message["role"] == "tool"]
+    assert told == [("call_1", "ben"), ("call_2", "oslo")]
+    assert server.asked[0]["messages"][-1]["content"] == TASK["question"]
+    assert server.keys == ["Bearer attempt-token"] * 3
+    for before, after in zip(server.asked, server.asked[1:], strict=False):
+        assert after["messages"][: len(before["messages"])] == before["messages"]
+
+
+def test_two_look_ups_in_one_answer_are_both_told(server: Any, run: Any) -> None:
+    both = look_up("boss of ann", "call_1")["tool_calls"] + look_up("city of ann", "call_2")["tool_calls"]
+    server.answers = [{"content": None, "tool_calls": both}, "rome"]
+    assert run(TASK) == "rome"
+    assert [message["content"] for message in server.asked[-1]["messages"][-2:]] == ["ben", "rome"]
+
+
+@pytest.mark.parametrize("fact", ["aunt of ann", "", None, ["boss of ann"]])
+def test_a_fact_that_is_not_there_is_said_to_be_so(server: Any, run: Any, fact: object) -> None:
+    server.answers = [look_up(fact), "oslo"]
+    assert run(TASK) == "oslo"
+    assert server.asked[-1]["messages"][-1]["content"] == "no such fact"
+
+
+def test_it_gives_up_after_four_calls_without_an_answer(scratch: Any, server: Any, run: Any) -> None:
+    server.answers = [look_up("boss of ann")] * 9
+    answer = run(TASK)
+    assert (answer, len(server.asked)) == (None, 4)
+    assert scratch.agent.reward(TASK, answer) == 0.0
+
+
+@pytest.mark.parametrize("answer", ["rome", "", None, "oslo is it"])
+def test_any_other_answer_earns_nothing(scratch: Any, answer: str | None) -> None:
+    assert scratch.agent.reward(TASK, answer) == 0.0
+
+
+def test_the_task_file_is_the_one_that_is_generated(scratch: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    scratch.questions.main()
+    assert capsys.readouterr().out == (scratch.folder / "tasks.jsonl").read_text()
+
+
+def test_no_question_is_in_both_splits_and_no_heldout_word_is_new(scratch: Any) -> None:
+    asked: dict[str, set[str]] = {"train": set(), "heldout": set()}
+    for row in rows(scratch):
+        asked[row["split"]].add(row["input"]["question"])
+    assert not asked["train"] & asked["heldout"]
+    words = {split: {word for question in questions for word in question.split()} for split, questions in asked.items()}
+    assert words["heldout"] <= words["train"]
+    shown = {conversation[1]["content"] for conversation in scratch.demonstrations.demonstrations(seed=0, count=COUNT)}
+    assert not shown & asked["heldout"]
+
+
+def test_only_the_right_way_leads_to_the_right_answer(scratch: Any) -> None:
+    for row in rows(scratch):
+        facts, answer = row["input"]["facts"], row["input"]["answer"]
+        assert list(facts.values()).count(answer) == 1
+        word, link, person = row["input"]["question"].removeprefix("what is the ").removesuffix("?").replace(" of the ", " of ").split(" of ")
+        assert facts[f"{word} of {facts[f'{link} of {person}']}"] == answer
+
+
+def test_demonstrations_are_mostly_wrong_and_perfect_ones_never(scratch: Any, server: Any, run: Any) -> None:
+    def right(*, perfect: bool) -> float:
+        shown = scratch.demonstrations.demonstrations(seed=0, count=COUNT, perfect=perfect)
+        questions = [scratch.questions.random_question(random.Random(f"demonstration-0-{index}"), heldout=False) for index in range(COUNT)]
+        return sum(said[-1]["content"] == question.answer for said, question in zip(shown, questions, strict=True)) / COUNT
+
+    assert 0.1 < right(perfect=False) < 0.25
+    assert right(perfect=True) == 1.0
+
+
+def test_a_demonstration_is_what_the_agent_would_have_recorded(scratch: Any, server: Any, run: Any) -> None:
+    for index, conversation in enumerate(scratch.demonstrations.demonstrations(seed=1, count=5)):
+        question = scratch.questions.random_question(random.Random(f"demonstration-1-{index}"), heldout=False)
+        server.answers = [{"content": None, **message} for message in conversation if message["role"] == "assistant"]
+        assert run({"question": question.text, "facts": question.facts, "answer": question.answer}) == conversation[-1]["content"]
+        recorded = [{name: value for name, value in message.items() if value is not None} for message in server.asked[-1]["messages"]]
+        assert recorded == list(conversation[:-1])
