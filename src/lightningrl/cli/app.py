@@ -1,4 +1,4 @@
-"""The command line: `lightningrl demo | train | eval | run | rollouts | health | doctor | settings`.
+"""The command line: `lightningrl demo | new | train | eval | run | rollouts | health | doctor | settings`.
 
 Errors a person can mend end with exit code 2 and a hint.
 """
@@ -33,9 +33,20 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that wa
 @app.command()
 def demo(overrides: Overrides = None, run_dir: RunDir = None, as_json: Json = False, dry_run: DryRun = False) -> None:
     """Watch a LangGraph text-to-SQL agent learn, on this very machine, in minutes."""
-    from lightningrl.cli.train import demo_recipe
+    from lightningrl.cli.shipped import shipped
 
-    train(demo_recipe(), overrides, run_dir=run_dir, as_json=as_json, dry_run=dry_run)
+    train(shipped("sql_langgraph") / "recipe.toml", overrides, run_dir=run_dir, as_json=as_json, dry_run=dry_run)
+
+
+@app.command()
+def new(folder: Annotated[Path, typer.Argument(help="A folder to make; its name is the agent's.")], as_json: Json = False) -> None:
+    """Begin an agent of your own: a folder that learns as it is, to be changed."""
+    from lightningrl.cli.new import lay_out, show
+
+    made = lay_out(folder)
+    show(made, _console(as_json=as_json))
+    if as_json:
+        typer.echo(_json(made))
 
 
 @app.command()

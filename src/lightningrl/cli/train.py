@@ -3,7 +3,6 @@
 import json
 import time
 from dataclasses import asdict
-from pathlib import Path
 
 import uvloop
 from rich.console import Console
@@ -69,16 +68,9 @@ async def _train(config: Config, folder: RunFolder, *, console: Console) -> Resu
     console.print(before_after(summary))
     if example:
         console.print(example)
+    console.print(f"{result.steps} steps, {result.rollouts:,} rollouts, {result.seconds:.0f} s", highlight=False)
     if result.cpu_s:
         console.print(cpu_spent(result), highlight=False)
-    console.print(f"{result.steps} steps, {result.rollouts:,} rollouts, {result.seconds:.0f} s", highlight=False)
     next_steps(console, config, run_dir=folder.path)
     (folder.path / "result.json").write_text(json.dumps(asdict(result)) + "\n", encoding="utf-8")
     return result
-
-
-def demo_recipe() -> Path:
-    """The text-to-SQL recipe: beside the package in a wheel, two folders up in a checkout."""
-    package = Path(__file__).resolve().parent.parent
-    inside, checkout = package / "recipes", package.parent.parent / "recipes"
-    return (inside if inside.exists() else checkout) / "sql_langgraph" / "recipe.toml"

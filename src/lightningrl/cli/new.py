@@ -1,0 +1,76 @@
+"""`lightningrl new my-agent`: what does an agent of one's own begin with? With a copy of `recipes/from_scratch`, which learns as it is."""
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from lightningrl.cli.shipped import shipped
+from lightningrl.errors import UserError
+
+TEMPLATE = "from_scratch"
+PARTS = ("agent.py", "tasks.jsonl", "recipe.toml", "gpu.toml", "README.md", "warmstart")
+"""What a user wants of it; how the tasks and the model were made stays in the repository."""
+NAMED = 'name = "from-scratch'
+"""How the name stands in its `.toml` files."""
+MEANT: dict[str, str] = {
+    "agent.py": "`run` does a task; `reward` says what the answer is worth",
+    "tasks.jsonl": "what it is asked; rows of split `heldout` are never trained on",
+    "recipe.toml": "`model.path`: `warmstart` knows the words of these tasks alone; gpu.toml has a model that can read yours",
+}
+"""What to change, and what it says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaidOut:
+    """A folder that can be trained."""
+
+    name: str
+    folder: str
+    """As it was asked for."""
+    files: list[str]
+    """Relative to the folder."""
+    next: list[str]
+    """Commands that train it."""
+
+
+def lay_out(folder: Path) -> LaidOut:
+    """Copy the template into a new or empty folder, under the folder's name."""
+    name = folder.resolve().name
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        hint = "its runs are named after it: letters, digits, `_`, `-` and `.`, such as `my-agent`"
+        raise UserError(f"an agent cannot be named `{name}`", hint=hint)
+    template = shipped(TEMPLATE)
+    files = [path for part in PARTS for path in sorted([template / part, *(template / part).rglob("*")]) if path.is_file()]
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            raise UserError(f"`{folder}` is there already, and is not empty", hint="give another name; nothing was changed")
+        for path in files:
+            copy = folder / path.relative_to(template)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            data = path.read_bytes()
+            copy.write_bytes(data.replace(NAMED.encode(), f'name = "{name}'.encode()) if path.suffix == ".toml" else data)
+    except OSError as error:
+        raise UserError(f"`{folder}` cannot be made: {error.strerror}", hint="give a folder that you may write to") from error
+    enter = [] if folder.resolve() == Path.cwd() else [f"cd {shlex.quote(str(folder))}"]
+    return LaidOut(
+        name=name,
+        folder=str(folder),
+        files=[str(path.relative_to(template)) for path in files],
+        next=[*enter, "lightningrl train recipe.toml"],
+    )
+
+
+def show(made: LaidOut, console: Console) -> None:
+    """What to type next, and what to change first."""
+    console.print(f"[bold]{made.name}[/]: an agent, its tasks, a reward, and a tiny model that has bad habits", highlight=False)
+    _row(console, "see it learn", " && ".join(made.next))
+    console.print("\n[bold]then make it yours[/]")
+    for file, meant in MEANT.items():
+        _row(console, file, meant)
+
+
+def _row(console: Console, what: str, how: str) -> None:
+    console.print(f"  {what:<16}{how}", highlight=False, soft_wrap=True, markup=False)
