@@ -26,8 +26,9 @@ def test_no_structure_is_in_two_splits_and_no_heldout_word_is_new(math: Any) -> 
     assert words[1] <= words[0]
 
 
-def test_problems_take_one_to_three_steps_and_four_out_of_distribution(math: Any) -> None:
-    assert {len(p.steps) for p in math.tasks.problems("heldout", seed=0, count=COUNT)} == {1, 2, 3}
+def test_problems_take_one_to_three_steps_of_which_single_ones_are_not_held_out_and_four_out_of_distribution(math: Any) -> None:
+    assert {len(p.steps) for p in math.tasks.problems("heldout", seed=0, count=COUNT)} == {2, 3}
+    assert {len(p.steps) for p in math.tasks.problems("train", seed=0, count=COUNT)} == {1, 2, 3}
     assert {len(p.steps) for p in math.tasks.problems("ood", seed=0, count=20)} == {4}
     assert math.tasks.ood("heldout", seed=0, count=3) == math.tasks.tasks("ood", seed=0, count=3)
 
@@ -121,25 +122,25 @@ def test_the_calculator_is_exact_and_answers_errors_in_a_line(math: Any, express
     assert math.calculator.calculator(expression) == answer
 
 
-def test_demonstrations_solve_under_a_third_of_their_problems_and_perfect_ones_all(math: Any) -> None:
+def test_demonstrations_solve_under_half_of_their_problems_and_perfect_ones_all(math: Any) -> None:
     def rewards(*, perfect: bool) -> list[float]:
         shown = math.demonstrations.demonstrations(seed=0, count=400, perfect=perfect)
         return [math.tasks.reward(math.tasks.as_task(d.problem, "x")["input"], {"answer": d.answer}) for d in shown]
 
-    assert 0.2 < sum(rewards(perfect=False)) / 400 < 0.35
+    assert 0.2 < sum(rewards(perfect=False)) / 400 < 0.5
     assert set(rewards(perfect=True)) == {1.0}
 
 
-def test_a_sum_is_handed_in_before_it_is_multiplied_or_divided(math: Any) -> None:
-    steps = tuple(math.stories.Step(kind=kind, number=number) for kind, number in (("gain", 5), ("times", 12), ("times-as", 6), ("lose", 7)))
-    problem = math.stories.Problem(start=37, steps=steps, aside="other-", aside_after=2, aside_number=11, story="")
-    assert math.demonstrations.expressions(problem) == ["37 + 5", "42 * 12 / 6 - 7"]
+def test_each_step_is_worked_out_from_the_result_of_the_one_before(math: Any) -> None:
+    steps = tuple(math.stories.Step(kind=kind, number=number) for kind, number in (("gain", 5), ("times", 12), ("times-as", 6)))
+    problem = math.stories.Problem(start=37, steps=steps, aside="other-", aside_after=2, aside_number=12, story="")
+    assert math.demonstrations.expressions(problem) == ["37 + 5", "42 * 12", "504 / 6"]
     slip = math.demonstrations.expressions
-    assert slip(problem, frozenset({"brackets"})) == ["37 + 5 * 12 / 6 - 7"]
-    assert slip(problem, frozenset({"aside"})) == ["37 + 5", "42 * 12 - 11", "493 / 6 - 7"]
-    assert slip(problem, frozenset({"turned"})) == ["37 + 5", "42 * 12 * 6 - 7"]
-    assert slip(problem, frozenset({"short"})) == ["37 + 5", "42 * 12 / 6"]
-    assert slip(problem, frozenset({"again"})) == ["37 + 5", *["42 * 12 / 6 - 7"] * 3]
+    assert slip(problem, frozenset({"brackets"})) == ["37 + 5 * 12 / 6"]
+    assert slip(problem, frozenset({"aside"})) == ["37 + 5", "42 * 12", "504 - 12", "492 / 6"]
+    assert slip(problem, frozenset({"turned"})) == ["37 + 5", "42 * 12", "504 * 6"]
+    assert slip(problem, frozenset({"short"})) == ["37 + 5", "42 * 12"]
+    assert slip(problem, frozenset({"again"})) == ["37 + 5", "42 * 12", "504 / 6", "504 / 6"]
     assert slip(problem, frozenset({"guess"})) == []
 
 

