@@ -6,16 +6,14 @@
 All three roles are learnt by one model: it is what each policy starts from, and the base under their adapters.
 """
 
-import argparse
 from pathlib import Path
 from typing import Any
 
-import torch
 from demonstrations import Demonstration, demonstrations
 
-from lightningrl.models.memory import keep_freed_memory
-from lightningrl.models.tiny import add_phrases, build_model, build_tokenizer
-from lightningrl.trainer.imitation import Example, answers, imitate, imitator
+from lightningrl.cli.warmstart import Warmstart, main
+from lightningrl.models.tiny import add_phrases, build_tokenizer
+from lightningrl.trainer.imitation import Example, answers
 
 VOCABULARY = 400
 BEGIN = "<|im_start|>assistant\n"
@@ -38,34 +36,17 @@ def examples(demonstration: Demonstration, tokenizer: Any) -> list[Example]:
     return answers(ids, begin=tokenizer.convert_tokens_to_ids(BEGIN), end=tokenizer.eos_token_id)
 
 
-def main() -> None:
-    arguments = parser().parse_args()
-    keep_freed_memory()
-    torch.set_num_threads(arguments.threads)
-    shown = demonstrations(seed=arguments.seed, count=arguments.riddles, perfect=arguments.perfect)
-    tokenizer = tokenizer_for([message["content"] for d in shown[:3000] for message in d.messages])
-    size = {"hidden": 80, "layers": 3, "head_size": 20, "intermediate": 224}
-    model = build_model(len(tokenizer), seed=arguments.seed, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, **size)
-    trainer = imitator(model, tokenizer=tokenizer, threads=arguments.threads)
-    conversations = [examples(demonstration, tokenizer) for demonstration in shown]
-    for _, loss in imitate(trainer, conversations, peak=arguments.peak, steps=arguments.steps, size=arguments.batch, seed=arguments.seed):
-        print(f"loss {loss:.3f}", flush=True)
-    trainer.publish(arguments.out)
-    print(f"{sum(p.numel() for p in model.hf.parameters()):,} parameters, {len(tokenizer)} tokens, in {arguments.out}")
-
-
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--steps", type=int, default=800)
-    made.add_argument("--batch", type=int, default=48, help="conversations in a step")
-    made.add_argument("--peak", type=float, default=4e-3, help="the highest learning rate")
-    made.add_argument("--riddles", type=int, default=6000)
-    made.add_argument("--perfect", action="store_true", help="leave the slips out: what the model could learn at best")
-    made.add_argument("--threads", type=int, default=1, help="with 1, weights are the same bit for bit on any number of cores")
-    made.add_argument("--out", type=Path, default=Path(__file__).parent / "warmstart")
-    return made
-
+RECIPE = Warmstart(
+    folder=Path(__file__).parent / "warmstart",
+    demonstrations=demonstrations,
+    tokenizer_for=lambda shown: tokenizer_for([message["content"] for d in shown[:3000] for message in d.messages]),
+    examples=examples,
+    count=6000,
+    steps=800,
+    peak=4e-3,
+    hidden=80,
+    shape={"head_size": 20, "intermediate": 224},
+)
 
 if __name__ == "__main__":
-    main()
+    main(RECIPE, about=__doc__)

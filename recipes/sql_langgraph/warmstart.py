@@ -4,25 +4,18 @@ python warmstart.py                        rebuilds the folder `warmstart` that 
 python warmstart.py --seed 1 --out other   makes another one
 """
 
-import argparse
-import math
-import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from demonstrations import Demonstration, demonstrations
 
-from lightningrl.models.load import load_model, load_tokenizer
-from lightningrl.models.memory import keep_freed_memory
-from lightningrl.models.tiny import build_model, build_tokenizer
-from lightningrl.trainer.imitation import Example, imitate, imitator
+from lightningrl.cli.warmstart import Warmstart, main
+from lightningrl.models.tiny import build_tokenizer
+from lightningrl.trainer.imitation import Example
 
 VOCABULARY = 1300
-PEAK = 3e-3
-"""The highest learning rate."""
-PEAK_AGAIN = 1e-3
-"""The same, for a model that was trained before."""
+ROLES = tuple({"content": role} for role in ("system", "user", "assistant"))
+"""Words of the chat template, so that each is one token."""
 
 
 def examples(demonstration: Demonstration, tokenizer: Any) -> list[Example]:
@@ -37,48 +30,14 @@ def examples(demonstration: Demonstration, tokenizer: Any) -> list[Example]:
     return made
 
 
-def main() -> None:
-    arguments = parser().parse_args()
-    keep_freed_memory()
-    torch.set_num_threads(arguments.threads)
-    shown = demonstrations(seed=arguments.seed, count=arguments.demonstrations, perfect=arguments.perfect)
-    if arguments.base is None:
-        tokenizer = build_tokenizer((m["content"] for d in shown for m in (*d.messages, *ROLES)), vocab_size=VOCABULARY)
-        model = build_model(len(tokenizer), seed=arguments.seed, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
-    else:
-        tokenizer, model = load_tokenizer(str(arguments.base)), load_model(str(arguments.base))
-    conversations = [examples(demonstration, tokenizer) for demonstration in shown]
-    trainer = imitator(model, tokenizer=tokenizer, threads=arguments.threads)
-    settings = {
-        "steps": arguments.steps,
-        "seconds": arguments.seconds,
-        "size": arguments.batch,
-        "seed": arguments.seed if arguments.order is None else arguments.order,
-    }
-    began = time.perf_counter()
-    for step, loss in imitate(trainer, conversations, peak=PEAK if arguments.base is None else PEAK_AGAIN, **settings):
-        print(f"step {step}  loss {loss:.3f}  {time.perf_counter() - began:.0f} s", flush=True)
-    trainer.publish(arguments.out)
-    print(f"{sum(p.numel() for p in model.hf.parameters()):,} parameters in {arguments.out}")
-
-
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--order", type=int, help="seed of the order in which demonstrations come; default: --seed")
-    made.add_argument("--steps", type=int, default=1400)
-    made.add_argument("--seconds", type=float, default=math.inf, help="stop after this much time")
-    made.add_argument("--batch", type=int, default=48, help="conversations in a step")
-    made.add_argument("--demonstrations", type=int, default=16000)
-    made.add_argument("--perfect", action="store_true", help="leave the mistakes out: what the model could learn at best")
-    made.add_argument("--continue", dest="base", type=Path, help="go on from a model folder: the control that reinforcement learning is held against")
-    made.add_argument("--threads", type=int, default=1, help="with 1, weights are the same bit for bit on any number of cores")
-    made.add_argument("--out", type=Path, default=Path(__file__).parent / "warmstart")
-    return made
-
-
-ROLES = tuple({"content": role} for role in ("system", "user", "assistant"))
-"""Words of the chat template, so that each is one token."""
+RECIPE = Warmstart(
+    folder=Path(__file__).parent / "warmstart",
+    demonstrations=demonstrations,
+    tokenizer_for=lambda shown: build_tokenizer((m["content"] for d in shown for m in (*d.messages, *ROLES)), vocab_size=VOCABULARY),
+    examples=examples,
+    count=16000,
+    steps=1400,
+)
 
 if __name__ == "__main__":
-    main()
+    main(RECIPE, about=__doc__)
