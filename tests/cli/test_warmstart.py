@@ -90,7 +90,5 @@ def test_a_folder_without_a_model_is_told_of(make: Make, tmp_path: Path) -> None
 def test_help_shows_the_recipes_own_numbers_and_words(make: Make) -> None:
     code, said = make("--help")
     assert code == 0
-    assert [line.strip() for line in ABOUT.splitlines() if line] == [
-        line.strip() for line in said.splitlines() if "make.py  " in line or "Makes" in line or "--out other" in line
-    ]
+    assert [line for line in ABOUT.splitlines() if line not in said] == []
     assert "[default: 20]" in said
