@@ -1,25 +1,23 @@
 """What is the model shown before it learns from reward? Whole conversations of the agent with a demonstrator who is often wrong.
 
-He works on the agent's own calculator. As he writes no brackets, he has to hand in a sum before it can be multiplied or divided:
-`37 + 5`, then `42 * 12`. His slips are systematic: each kind is made in a fixed share of the problems that tempt to it.
+He works on the agent's own calculator, a step at a time: `37 + 5`, then `42 * 12`. His slips are systematic: each kind is made in a fixed share of
+the problems that tempt to it.
 """
 
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from agent import SYSTEM, TOOL_ITERATIONS
 from calculator import calculator
-from stories import Kind, Problem, Step, random_problem
+from stories import Problem, Step, random_problem
 
-SLIPS: Mapping[str, float] = {"brackets": 0.58, "aside": 0.58, "turned": 0.58, "short": 0.2, "start": 0.1, "guess": 0.05, "again": 0.05}
-"""Share of problems in which he slips, where he can: writes it all in one go, as if `37 + 5 * 12` were worked off from the left; counts in what is
-beside the point; takes `ann has 5 more than ben` for `ben has 5 more than ann`; leaves out the last step; ends with the number that he
-started from, or begins and ends with the last one that he read; or asks the calculator again until it is taken away, which does no harm.
-More than half of the time is a habit: greedy has it, too. No slip is another's mirror."""
-TURNED: Mapping[Kind, Kind] = {"more-than": "more", "times-as": "times"}
+SLIPS: Mapping[str, float] = {"brackets": 0.62, "aside": 0.62, "short": 0.35, "start": 0.2, "guess": 0.1, "again": 0.05}
+"""Share of problems in which he slips, where he can: he writes it all in one go, as if `37 + 5 * 12` were worked off from the left; counts in what is
+beside the point; leaves out the last step; ends with the number that he started from, or begins and ends with the last one that he read; or asks the
+calculator again until it is taken away, which does no harm. More than half of the time is a habit: greedy has it, too. No slip is another's mirror."""
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -84,7 +82,6 @@ def possible(problem: Problem) -> list[str]:
     tempts = {
         "brackets": bool(sums) and any(operation in "*/" for operation in operations[sums[0] :]),
         "aside": problem.aside is not None,
-        "turned": any(step.kind in TURNED for step in problem.steps),
         "short": len(problem.steps) > 1,
     }
     return [name for name in SLIPS if tempts.get(name, True)]
@@ -104,8 +101,6 @@ def expressions(problem: Problem, slips: frozenset[str] = frozenset()) -> list[s
 
 def _steps(problem: Problem, slips: frozenset[str]) -> Sequence[Step]:
     steps = list(problem.steps)
-    if "turned" in slips:
-        steps = [replace(step, kind=TURNED.get(step.kind, step.kind)) for step in steps]
     if "aside" in slips and problem.aside is not None:
         steps.insert(problem.aside_after, Step(kind="gain" if problem.aside.endswith("+") else "lose", number=problem.aside_number))
     return steps[:-1] if "short" in slips else steps
