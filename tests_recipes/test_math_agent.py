@@ -102,7 +102,7 @@ async def test_when_the_server_dies_in_the_middle_of_a_call_all_who_use_it_fail_
     await asyncio.sleep(0.2)
     os.kill(server, signal.SIGKILL)
     for outcome in await asyncio.gather(*attempts, return_exceptions=True):
-        assert isinstance(outcome, math.workbench.ServerDied) and "Connection closed" in str(outcome)
+        assert isinstance(outcome, math.workbench.CalculatorFailed) and "Connection closed" in str(outcome)
     scripted.answers = [wish("1 + 2"), "3"]
     assert (await math.agent.run(TASK))["answer"] == "3"
     assert results(scripted.asked[-1]) == ["3"] and server not in servers()
@@ -113,7 +113,7 @@ async def test_a_server_that_dies_between_two_calls_is_no_reward_of_0_either(mat
     for server in servers():
         os.kill(server, signal.SIGKILL)
     scripted.answers = [wish("1 + 1"), "0"]
-    with pytest.raises(math.workbench.ServerDied):
+    with pytest.raises(math.workbench.CalculatorFailed):
         await math.agent.run(TASK)
 
 

@@ -80,6 +80,12 @@ async def test_a_call_that_cannot_be_understood_is_told_to_the_model(rag: Any, s
     assert server.asked[1]["input"][-1]["output"] == "error: search needs a query"
 
 
+@pytest.mark.parametrize("call", [wish('{"query": '), wish("{}"), wish('{"other": "ada"}')])
+async def test_it_is_told_the_same_where_search_is_behind_mcp(rag: Any, server: Any, task: Any, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAG_SEARCH", "mcp")
+    await test_a_call_that_cannot_be_understood_is_told_to_the_model(rag, server, task, call)
+
+
 async def test_a_tool_that_does_not_exist_is_told_to_the_model(rag: Any, server: Any, task: Any) -> None:
     server.answers = [wish("ada", tool="find"), ANSWER]
     assert await rag.agent.run(task) == {"answer": ANSWER}

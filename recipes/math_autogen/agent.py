@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any
 
 from autogen_agentchat.agents import AssistantAgent
-from autogen_agentchat.messages import TextMessage, ToolCallRequestEvent
+from autogen_agentchat.messages import TextMessage, ToolCallExecutionEvent, ToolCallRequestEvent
 from autogen_core.models import ModelFamily, ModelInfo
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 from workbench import close, shared
@@ -29,7 +29,7 @@ ANY_MODEL = ModelInfo(family=ModelFamily.UNKNOWN, function_calling=True, vision=
 
 
 async def run(task: Mapping[str, Any]) -> dict[str, Any]:
-    """What the agent said in the end, and what it wanted worked out before. Raises `ServerDied` if the calculator's server has died."""
+    """What the agent said in the end, and what it wanted worked out before. Raises `CalculatorFailed` if it was told what is nobody's answer."""
     calculator = await shared()
     agent = AssistantAgent(
         "math",
@@ -40,7 +40,7 @@ async def run(task: Mapping[str, Any]) -> dict[str, Any]:
         max_tool_iterations=int(os.environ.get("MATH_TOOL_ITERATIONS", TOOL_ITERATIONS)),
     )
     result = await agent.run(task=task["question"])
-    calculator.check()
+    calculator.check([told for message in result.messages if isinstance(message, ToolCallExecutionEvent) for told in message.content])
     last = result.messages[-1]
     calls = [call.arguments for message in result.messages if isinstance(message, ToolCallRequestEvent) for call in message.content]
     return {"answer": last.content if isinstance(last, TextMessage) else "", "calls": calls}

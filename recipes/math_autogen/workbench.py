@@ -6,7 +6,7 @@ wants their list before every answer and every call.
 
 import asyncio
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import Context
 from pathlib import Path
 from typing import Any, final
@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 from anyio import BrokenResourceError, ClosedResourceError
 from autogen_core import CancellationToken
+from autogen_core.models import FunctionExecutionResult
 from autogen_core.tools import TextResultContent, ToolResult, ToolSchema, Workbench
 from autogen_ext.tools.mcp import McpWorkbench, StdioServerParams
 from mcp import McpError
@@ -25,14 +26,20 @@ GONE = (McpError, ClosedResourceError, BrokenResourceError, RuntimeError, Except
 """What asking a dead server may raise: the connection was closed or timed out, or the task that held it has ended."""
 
 
-class ServerDied(Exception):
+UNFIT = "validation error"
+"""In what a server says of arguments that do not fit: the model's mistake. Any other error says that the calculator itself has failed; an expression
+that cannot be worked out is none."""
+FAILED = "the calculator has failed: "
+
+
+class CalculatorFailed(Exception):
     """What the model was told was not the calculator's answer, so nothing it said after can be held against it."""
 
 
 @final
 class Calculator(Workbench):
     """The tools of one server. AutoGen takes whatever goes wrong for the tool's answer, and waits for ever if a workbench raises; so this one
-    remembers that its server has died, and whoever runs the agent asks for it: `check`."""
+    marks what is no answer and remembers that its server has died, and whoever runs the agent asks for it: `check`."""
 
     def __init__(self) -> None:
         parameters = StdioServerParams(command=sys.executable, args=[str(SERVER)], read_timeout_seconds=TIMEOUT_S)
@@ -41,10 +48,13 @@ class Calculator(Workbench):
         self.failure: str | None = None
         """What the server's end looked like; None: it lives."""
 
-    def check(self) -> None:
-        """Raise `ServerDied` if it did."""
+    def check(self, told: Sequence[FunctionExecutionResult]) -> None:
+        """Raise `CalculatorFailed` if the server has died, or has failed in one of the answers that a model was told."""
         if self.failure is not None:
-            raise ServerDied(f"the calculator's server has died: {self.failure}")
+            raise CalculatorFailed(f"the calculator's server has died: {self.failure}")
+        for answer in told:
+            if answer.is_error and answer.content.startswith(FAILED):
+                raise CalculatorFailed(answer.content)
 
     async def start(self) -> None:
         await self._server.start()
@@ -66,9 +76,10 @@ class Calculator(Workbench):
         if self.failure is not None:
             return ToolResult(name=name, result=[TextResultContent(content=self.failure)], is_error=True)
         result = await self._server.call_tool(name, arguments, cancellation_token, call_id)
-        if result.is_error:
-            await self._look_after(result.to_text())
-        return result
+        if not result.is_error or UNFIT in result.to_text():
+            return result
+        await self._look_after(result.to_text())
+        return ToolResult(name=name, result=[TextResultContent(content=FAILED + result.to_text())], is_error=True)
 
     async def _look_after(self, error: str) -> None:
         """Was it the tool that failed, or the server? A server that lives lists its tools."""
@@ -76,7 +87,7 @@ class Calculator(Workbench):
             await self._server.list_tools()
         except GONE:
             if self.failure is None:
-                self.failure = error or "no answer"
+                self.failure = error.strip() or "no answer"
                 await self._server.stop()
 
     async def reset(self) -> None:

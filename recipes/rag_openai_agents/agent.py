@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agents import Agent, ModelSettings, RunConfig, RunContextWrapper, Runner, Tool, function_tool
-from agents.exceptions import ModelBehaviorError
+from agents.exceptions import ModelBehaviorError, UserError
 from agents.mcp import MCPServer, MCPServerStdio
 from search import SCHEMA, Library, library_of
 
@@ -25,13 +25,15 @@ SERVER = Path(__file__).parent / "server.py"
 MAX_TURNS = 5
 """What four steps take: a search for each, and the answer."""
 MAX_TOKENS = 24
+UNFIT = "missing required parameters"
+"""What the SDK says of a call that it does not pass on to a server of MCP."""
 CALL_S = 60.0
 """What a server of MCP gets to start, and for each answer."""
 
 
 def told(_: RunContextWrapper[Any], error: Exception) -> str:
     """A call that cannot be understood is the model's mistake, and it is told. Anything else is nobody's answer."""
-    if isinstance(error, ModelBehaviorError):
+    if isinstance(error, ModelBehaviorError) or (isinstance(error, UserError) and UNFIT in str(error)):
         return "error: search needs a query"
     raise error
 

@@ -16,6 +16,16 @@ MAX_BYTES = 1_000_000
 READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
 
 
+BROKEN = frozenset(
+    {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+)
+"""Codes of errors that no query is to blame for."""
+
+
+class DatabaseFailed(Exception):
+    """The database could not be read: what came of a query says nothing about the query."""
+
+
 class Database(sqlite3.Connection):
     """A connection that knows how much work a query may be."""
 
@@ -37,7 +47,9 @@ def open_database(source: Mapping[str, Any]) -> Database:
 
 
 def run_query(connection: Database, query: str) -> list[Row]:
-    """The rows. Raises `sqlite3.Error` for anything wrong with the query, too much work and too many rows included."""
+    """The rows. Raises `sqlite3.Error` for anything wrong with the query, too much work and too many rows included, and `DatabaseFailed` for what is
+    wrong with the database.
+    """
     ticks = iter(range(connection.steps))
     connection.set_progress_handler(lambda: next(ticks, None) is None, 1000)
     try:
@@ -45,6 +57,10 @@ def run_query(connection: Database, query: str) -> list[Row]:
         if cursor.description is None:
             raise sqlite3.ProgrammingError("not a query")
         rows = cursor.fetchmany(connection.rows + 1)
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in BROKEN:  # the lowest byte: the others go into detail; our own errors have none
+            raise DatabaseFailed(str(error)) from error
+        raise
     except sqlite3.Warning as warning:  # two statements in one
         raise sqlite3.ProgrammingError(str(warning)) from warning
     finally:
