@@ -15,8 +15,7 @@ from typing import Any
 
 PEOPLE = ("ann", "ben", "cleo", "dan", "eva", "finn")
 DEEDS = ("bought", "rents", "returned", "wants")
-COLOURS = ("blue", "green", "red", "white")
-THINGS = ("book", "clock", "cup", "lamp", "rope", "vase")
+THINGS = tuple(f"{colour} {kind}" for colour in ("blue", "green", "red", "white") for kind in ("book", "clock", "cup", "lamp", "rope", "vase"))
 FIELDS = ("price", "shelf", "stock", "weight")
 NUMBERS = tuple(str(number) for number in range(10, 40))
 LINES = 3
@@ -93,7 +92,7 @@ def is_heldout(structure: str) -> bool:
 
 def _draw(rng: random.Random) -> Problem:
     people = rng.sample(PEOPLE, 2)
-    things = rng.sample([f"{colour} {thing}" for colour in COLOURS for thing in THINGS], len(people) * LINES)
+    things = rng.sample(THINGS, len(people) * LINES)
     numbers = rng.sample(NUMBERS, len(things) * LINES)
     records = {person: dict(zip(rng.sample(DEEDS, LINES), things[i * LINES :], strict=False)) for i, person in enumerate(people)}
     records |= {thing: dict(zip(rng.sample(FIELDS, LINES), numbers[i * LINES :], strict=False)) for i, thing in enumerate(things)}
