@@ -1,6 +1,6 @@
 """What can be asked? A chain of relations from somebody's name to the answer, of which every step can be looked up.
 
-mira voss  → boss →  tom hale  → home →  oak ford  → mayor →  dan pike
+mira voss  → boss →  seth hale  → home →  oak ford  → mayor →  dan pike
 name the mayor of the home of the boss of mira voss
 """
 

@@ -29,7 +29,7 @@ class Library:
     scorer: Scorer
 
     def search(self, query: str) -> str:
-        """The best passages, a line each: `- the boss of mira voss is tom hale`. Of those that fit alike, the first."""
+        """The best passages, a line each: `- the boss of mira voss is seth hale`. Of those that fit alike, the first."""
         scores = self.scorer(query)
         best = np.argsort(-scores, kind="stable")[:TOP]
         return "\n".join(f"- {self.passages[index]}" for index in best if scores[index] > 0) or NOTHING

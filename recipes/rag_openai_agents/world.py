@@ -3,8 +3,8 @@
 Everything follows from the name of a world. Facts are true now; around them stand passages about the same names:
 what was true once, what is not true, and asides.
 
-    the boss of mira voss is tom hale             the fact
-    tom hale was the boss of ida reed             who was
+    the boss of mira voss is seth hale            the fact
+    as boss of ida reed there was seth hale       who was
     for mira voss the boss is not ida reed        who is not
     mira voss met dan pike                        an aside
 """
