@@ -1,8 +1,8 @@
 """What is an answer worth? 0.9 · F1 + 0.1 · format (arXiv 2508.03680): F1 of its words, and whether it stands where it was asked for.
 
-<answer> seth hale </answer>    for `seth hale`     0.9 · 1   + 0.1
-<answer> seth moss </answer>                      0.9 · 1/2 + 0.1
-it is seth hale                                   0.9 · 2/3
+<answer> seth hale </answer>    for `seth hale`    0.9 · 1   + 0.1
+<answer> seth moss </answer>                       0.9 · 1/2 + 0.1
+it is seth hale                                    0.9 · 2/3
 """
 
 import re
