@@ -141,18 +141,6 @@ async def calls_of(path: Path) -> list[Any]:
         await store.close()
 
 
-def test_a_step_of_training_forks_no_call_and_learns_what_was_computed(shop: Any, tmp_path: Path) -> None:
-    few = ["tasks.heldout=2", "loop.steps=1", "loop.tasks_per_step=2", "loop.group_size=2", "loop.eval_every=0"]
-    ours = [sys.executable, "-m", "lightningrl", "train", str(shop.folder / "recipe.toml"), "--run-dir", str(tmp_path / "run")]
-    done = subprocess.run([*ours, *few], capture_output=True, text=True, timeout=110, check=False)
-    assert done.returncode == 0, done.stderr
-    (metrics,) = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
-    assert metrics["calls/forked"] == metrics["calls/incomplete"] == 0
-    assert metrics["calls/rendered"] == 4, "one conversation for each rollout"
-    assert metrics["calls/bridged"] > 0
-    assert metrics["policy/logprob_gap"] < 1e-4
-
-
 def test_the_recipe_runs_with_the_packages_that_the_gateway_is_tested_with(shop: Any) -> None:
     ours = json.loads((shop.folder / "package.json").read_text())["dependencies"]
     tested = json.loads((Path(__file__).parents[1] / "tests/matrix/node/package.json").read_text())["dependencies"]

@@ -8,7 +8,7 @@ import { openai } from '@ai-sdk/openai';
 import { generateText, isStepCount, tool } from 'ai';
 import { z } from 'zod';
 
-const { SHOP_MODEL = 'assistant', SHOP_MAX_STEPS = '4', SHOP_MAX_TOKENS = '24' } = process.env;
+const { SHOP_MODEL = 'assistant', SHOP_MAX_STEPS = '4', SHOP_MAX_TOKENS = '256' } = process.env;
 const task = JSON.parse(await text(process.stdin));
 const records = new Map(Object.entries(task.records));
 
