@@ -10,7 +10,7 @@ from lightningrl.cli.settings import settings_page
 from lightningrl.config import Config
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/**/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/*/*.md")])
 
 
 def commands(page: Path) -> list[str]:
@@ -32,7 +32,7 @@ def test_what_a_page_names_exists(page: Path) -> None:
     overrides = every(r"(?<=\s)([a-z_]+(?:\.[a-z_0-9]+)*)=\S", runs)
     quoted = re.findall(rf"`((?:{'|'.join(Config.model_fields)})\.[a-z_0-9]+)(?:=[^`]*)?`", text)
     known = {*Config.model_fields, *re.findall(r"^\| `([a-z_0-9.]+)`", settings_page(), re.MULTILINE)}
-    assert [name for name in [*overrides, *quoted] if name not in known and not name.endswith((".py", ".jsonl", ".sqlite"))] == []
+    assert [name for name in [*overrides, *quoted] if name not in known and not name.endswith((".py", ".mjs", ".jsonl", ".sqlite"))] == []
 
     verbs = set(re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert [verb for verb in every(r"^\s*make ([a-z]+)", commands(page)) + re.findall(r"`make ([a-z]+)", text) if verb not in verbs] == []
