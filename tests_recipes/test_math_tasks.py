@@ -140,7 +140,6 @@ def test_each_step_is_worked_out_from_the_result_of_the_one_before(math: Any) ->
     assert slip(problem, frozenset({"aside"})) == ["37 + 5", "42 * 12", "504 - 12", "492 / 6"]
     assert slip(problem, frozenset({"short"})) == ["37 + 5", "42 * 12"]
     assert slip(problem, frozenset({"again"})) == ["37 + 5", "42 * 12", "504 / 6", "504 / 6"]
-    assert slip(problem, frozenset({"guess"})) == []
 
 
 def test_nothing_in_the_agent_knows_who_trains_it(math: Any) -> None:

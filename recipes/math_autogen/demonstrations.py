@@ -14,10 +14,10 @@ from agent import SYSTEM, TOOL_ITERATIONS
 from calculator import calculator
 from stories import Problem, Step, random_problem
 
-SLIPS: Mapping[str, float] = {"brackets": 0.62, "aside": 0.62, "short": 0.35, "start": 0.2, "guess": 0.1, "again": 0.05}
+SLIPS: Mapping[str, float] = {"brackets": 0.45, "aside": 0.45, "short": 0.15, "start": 0.56, "again": 0.05}
 """Share of problems in which he slips, where he can: he writes it all in one go, as if `37 + 5 * 12` were worked off from the left; counts in what is
-beside the point; leaves out the last step; ends with the number that he started from, or begins and ends with the last one that he read; or asks the
-calculator again until it is taken away, which does no harm. More than half of the time is a habit: greedy has it, too. No slip is another's mirror."""
+beside the point; leaves out the last step; ends with the number that he started from; or asks the calculator again until it is taken away, which does
+no harm. More than half of the time is a habit: greedy has it, too. No slip is another's mirror."""
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -89,8 +89,6 @@ def possible(problem: Problem) -> list[str]:
 
 def expressions(problem: Problem, slips: frozenset[str] = frozenset()) -> list[str]:
     """What he has worked out, one after the other: a step each, which begins with the result of the one before."""
-    if "guess" in slips:
-        return []
     worked, value = list[str](), str(problem.start)
     for step in _steps(problem, slips):
         worked.append(f"{value} {step.operation} {step.number}")
@@ -107,6 +105,4 @@ def _steps(problem: Problem, slips: frozenset[str]) -> Sequence[Step]:
 
 
 def _answer(problem: Problem, slips: frozenset[str], result: str) -> str:
-    if "guess" in slips:
-        return str(problem.steps[-1].number)
     return str(problem.start) if "start" in slips else result

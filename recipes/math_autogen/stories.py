@@ -59,7 +59,7 @@ LENGTHS = {1: 20, 2: 50, 3: 30}
 """Percent of problems with so many steps."""
 LONG = 4
 """Steps of those out of distribution."""
-ASIDE_SHARE = 0.5
+ASIDE_SHARE = 0.4
 """Problems with a sentence beside the point."""
 HELDOUT_SHARE = 5
 """One structure in this many is held out."""
