@@ -63,8 +63,8 @@ RECIPE = Warmstart(
     demonstrations=demonstrations,
     tokenizer_for=lambda shown: tokenizer_for([*(text_of(m) for d in shown[:2000] for m in d.messages), json.dumps(TOOLS), "system user assistant"]),
     examples=examples,
-    count=12000,
-    steps=1400,
+    count=120000,
+    steps=3000,
     layers=4,
 )
 
