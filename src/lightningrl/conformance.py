@@ -28,7 +28,7 @@ from lightningrl.learner import Learner
 from lightningrl.loop import Exam, Loop
 from lightningrl.models.plain import plain_logprobs
 from lightningrl.serve import lightning
-from lightningrl.types import Call, Doubles, Ints, Rollout, Sampling, Weights
+from lightningrl.types import Call, Doubles, Floats, Ints, Rollout, Sampling, Weights
 
 GAP = 1e-4
 """Nats by which logprobs in float32 may differ."""
@@ -267,7 +267,7 @@ def check(batch: Batch) -> None:
         holds(batch)
 
 
-def _exact(policy: str, version: int, *arrays: Sequence[float] | Ints) -> tuple[object, ...]:
+def _exact(policy: str, version: int, *arrays: Sequence[float] | Ints | Floats) -> tuple[object, ...]:
     """What is the same only if it is the same bit for bit."""
     prompt, completion, logprobs = arrays
     return (
