@@ -63,8 +63,9 @@ RECIPE = Warmstart(
     demonstrations=demonstrations,
     tokenizer_for=lambda shown: tokenizer_for([*(text_of(m) for d in shown[:3000] for m in d.messages), NOTHING]),
     examples=examples,
-    count=16000,
-    steps=1400,
+    count=40000,
+    reading=400,
+    steps=1100,
     layers=4,
 )
 
