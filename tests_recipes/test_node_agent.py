@@ -13,7 +13,7 @@ import pytest
 HINT = "install Node.js 20 or newer with npm, then `make test-recipes`"
 TASK = {
     "question": "ben asks: price of what ann returned",
-    "records": {"ann": "bought red cup\nreturned blue lamp", "ben": "wants green book", "blue lamp": "shelf 31\nprice 14"},
+    "records": {"ann returned": "blue lamp", "ben returned": "green book", "blue lamp shelf": "31", "blue lamp price": "14"},
     "answer": "14",
 }
 
@@ -42,11 +42,11 @@ def told(server: Any) -> list[str]:
 
 
 def test_two_records_are_read_and_the_number_is_the_answer(shop: Any, server: Any) -> None:
-    server.answers = [wish("ann"), wish("blue lamp", place=1), "14"]
+    server.answers = [wish("ann returned"), wish("blue lamp price", place=1), "14"]
     output = answered(shop, TASK)
     assert output == {"answer": "14"}
     assert shop.tasks.reward(TASK, output) == 1.0
-    assert told(server) == [TASK["records"]["ann"], TASK["records"]["blue lamp"]]
+    assert told(server) == ["blue lamp", "14"]
     assert server.keys == ["Bearer attempt-token"] * 3
     assert {request["model"] for request in server.asked} == {"assistant"}
     for before, after in zip(server.asked, server.asked[1:], strict=False):
@@ -107,7 +107,7 @@ def test_the_gateway_renders_a_conversation_as_the_warm_start_has_shown_it(shop:
 def test_a_run_of_the_program_is_captured_whole(shop: Any, tmp_path: Path) -> None:
     (tmp_path / "scripts.py").write_text(
         "def script(prompt, messages, tools):\n"
-        "    names = ['ann', 'blue lamp']\n"
+        "    names = ['ann returned', 'blue lamp price']\n"
         "    read = sum(message['role'] == 'tool' for message in messages)\n"
         "    return {'tool_calls': [{'name': 'look_up', 'arguments': {'name': names[read]}}]} if read < 2 else '14'\n"
     )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tasks import Problem, random_problem, text_of
+from tasks import Problem, random_problem
 
 INSTRUCTIONS = "look up records, then answer"
 """Those of agent.mjs."""
@@ -31,8 +31,8 @@ TOOLS: list[Any] = [
     }
 ]
 """The tool of agent.mjs, as the SDK tells the model of it."""
-SLIPS: Mapping[str, float] = {"asker": 0.3, "thing": 0.58, "number": 0.58, "early": 0.12}
-"""To look up who asks, not who is asked about; to go on with the first thing of a record, whatever it is; to answer with its first number;
+SLIPS: Mapping[str, float] = {"asker": 0.3, "wanted": 0.2, "price": 0.58, "early": 0.12}
+"""To look up what the one who asks has done; to look up what is wanted, whatever was asked about; to look up the price, whatever was asked for;
 to answer with the thing itself. More than half of the time is a habit: greedy has it, too."""
 
 
@@ -54,23 +54,17 @@ def _demonstrate(rng: random.Random, shares: Mapping[str, float]) -> Demonstrati
     problem = random_problem(rng, heldout=False)
     slips: dict[str, bool | None] = {kind: rng.random() < shares.get(kind, 0.0) for kind in SLIPS}
     person = problem.asker if slips["asker"] else problem.person
-    thing = _read(problem.records[person], problem.deed, first=bool(slips["thing"]))
-    looked_up, answer = [person], thing
+    looked_up = [f"{person} {'wants' if slips['wanted'] else problem.deed}"]
+    answer = problem.records[looked_up[0]]
     if slips["early"]:
-        slips["number"] = None
+        slips["price"] = None
     else:
-        looked_up.append(thing)
-        answer = _read(problem.records[thing], problem.field, first=bool(slips["number"]))
+        looked_up.append(f"{answer} {'price' if slips['price'] else problem.field}")
+        answer = problem.records[looked_up[1]]
     messages: list[dict[str, Any]] = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": problem.question}]
     for place, name in enumerate(looked_up):
         function = {"name": "look_up", "arguments": json.dumps({"name": name})}
         messages.append({"role": "assistant", "tool_calls": [{"id": f"call_{place}", "type": "function", "function": function}]})
-        messages.append({"role": "tool", "tool_call_id": f"call_{place}", "content": text_of(problem.records[name])})
+        messages.append({"role": "tool", "tool_call_id": f"call_{place}", "content": problem.records[name]})
     messages.append({"role": "assistant", "content": answer})
     return Demonstration(problem=problem, messages=tuple(messages), slips=slips)
-
-
-def _read(record: Mapping[str, str], key: str, *, first: bool) -> str:
-    """What a record says; where it says nothing of the kind, its first line."""
-    values = list(record.values())
-    return values[0] if first else record.get(key, values[0])

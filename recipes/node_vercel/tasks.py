@@ -1,9 +1,9 @@
 """Which questions is the assistant asked, and what is an answer worth? Everything follows from (split, seed) alone.
 
 question   ben asks: price of what ann returned
-records    ann         bought red cup, returned blue lamp, wants green book
-           blue lamp   shelf 31, price 14, stock 22
-           …           and so for ben, and all that the two have to do with
+records    ann returned      blue lamp
+           blue lamp price   14
+           …                 and so for all that the two have to do with
 answer     14
 """
 
@@ -17,9 +17,7 @@ PEOPLE = ("ann", "ben", "cleo", "dan", "eva", "finn")
 DEEDS = ("bought", "rents", "returned", "wants")
 THINGS = tuple(f"{colour} {kind}" for colour in ("blue", "green", "red", "white") for kind in ("book", "clock", "cup", "lamp", "rope", "vase"))
 FIELDS = ("price", "shelf", "stock", "weight")
-NUMBERS = tuple(str(number) for number in range(10, 40))
-LINES = 3
-"""In every record."""
+NUMBERS = tuple(str(number) for number in range(10, 60))
 HELDOUT_SHARE = 5
 """One structure in this many is held out."""
 
@@ -31,8 +29,8 @@ class Problem:
     """Who has to do with the thing that is meant."""
     deed: str
     field: str
-    records: Mapping[str, Mapping[str, str]]
-    """Of each person: deed → thing. Of each thing: field → number. No two things, and no two numbers, are the same."""
+    records: Mapping[str, str]
+    """`ann returned` → a thing, for all that the two do; `blue lamp price` → a number, for all that can be asked of a thing. None is there twice."""
 
     @property
     def question(self) -> str:
@@ -40,11 +38,11 @@ class Problem:
 
     @property
     def thing(self) -> str:
-        return self.records[self.person][self.deed]
+        return self.records[f"{self.person} {self.deed}"]
 
     @property
     def answer(self) -> str:
-        return self.records[self.thing][self.field]
+        return self.records[f"{self.thing} {self.field}"]
 
 
 def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
@@ -59,13 +57,7 @@ def problems(split: str, *, seed: int, count: int) -> list[Problem]:
 
 def as_task(problem: Problem, task_id: str) -> dict[str, Any]:
     """The agent reads `question` and looks things up in `records`; the rest is for the grader."""
-    records = {name: text_of(record) for name, record in problem.records.items()}
-    return {"id": task_id, "input": {"question": problem.question, "records": records, "answer": problem.answer}}
-
-
-def text_of(record: Mapping[str, str]) -> str:
-    """A record as the tool shows it."""
-    return "\n".join(f"{key} {value}" for key, value in record.items())
+    return {"id": task_id, "input": {"question": problem.question, "records": dict(problem.records), "answer": problem.answer}}
 
 
 def reward(task_input: Mapping[str, Any], output: object) -> float:
@@ -91,11 +83,9 @@ def is_heldout(structure: str) -> bool:
 
 
 def _draw(rng: random.Random) -> Problem:
-    people = rng.sample(PEOPLE, 2)
-    things = rng.sample(THINGS, len(people) * LINES)
-    numbers = rng.sample(NUMBERS, len(things) * LINES)
-    records = {person: dict(zip(rng.sample(DEEDS, LINES), things[i * LINES :], strict=False)) for i, person in enumerate(people)}
-    records |= {thing: dict(zip(rng.sample(FIELDS, LINES), numbers[i * LINES :], strict=False)) for i, thing in enumerate(things)}
-    deed = rng.choice(list(records[people[1]]))
-    field = rng.choice(list(records[records[people[1]][deed]]))
-    return Problem(asker=people[0], person=people[1], deed=deed, field=field, records=records)
+    asker, person = rng.sample(PEOPLE, 2)
+    done = [f"{name} {deed}" for name in (asker, person) for deed in DEEDS]
+    records = dict(zip(done, rng.sample(THINGS, len(done)), strict=True))
+    known = [f"{thing} {field}" for thing in records.values() for field in FIELDS]
+    records |= zip(known, rng.sample(NUMBERS, len(known)), strict=True)
+    return Problem(asker=asker, person=person, deed=rng.choice(DEEDS), field=rng.choice(FIELDS), records=records)

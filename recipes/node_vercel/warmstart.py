@@ -15,7 +15,7 @@ from lightningrl.cli.warmstart import Warmstart, main
 from lightningrl.models.tiny import add_phrases, build_tokenizer, tools_phrase
 from lightningrl.trainer.imitation import Example, answers
 
-VOCABULARY = 380
+VOCABULARY = 400
 BEGIN = "<|im_start|>assistant\n"
 PHRASES = (
     BEGIN,
@@ -27,7 +27,7 @@ PHRASES = (
     "<|im_start|>user\n<tool_response>\n",
     "\n</tool_response>",
 )
-"""What every conversation has, one token each: so an answer is two to four tokens long."""
+"""What every conversation has, one token each: so an answer is two to six tokens long."""
 
 
 def tokenizer_for(_: Sequence[Demonstration]) -> Any:
@@ -55,9 +55,8 @@ RECIPE = Warmstart(
     demonstrations=demonstrations,
     tokenizer_for=tokenizer_for,
     examples=examples,
-    count=4000,
-    reading=100,
-    steps=300,
+    count=8000,
+    steps=800,
     batch=24,
     peak=4e-3,
     hidden=64,

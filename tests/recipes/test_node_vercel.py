@@ -35,16 +35,14 @@ def test_two_records_lead_to_the_answer(shop: Any) -> None:
     for row in shop.tasks.tasks("heldout", seed=0, count=100):
         asked, records = row["input"]["question"].split(), row["input"]["records"]
         field, person, deed = asked[2], asked[5], asked[6]
-        said = dict(line.split(" ", 1) for line in records[person].split("\n"))
-        assert f"{field} {row['input']['answer']}" in records[said[deed]].split("\n")
-        assert asked[0] != person and asked[0] in records
+        assert records[f"{records[f'{person} {deed}']} {field}"] == row["input"]["answer"]
+        assert asked[0] != person and f"{asked[0]} {deed}" in records
 
 
 def test_no_other_path_leads_to_the_answer(shop: Any) -> None:
     for row in shop.tasks.tasks("train", seed=0, count=100):
-        numbers = [line.split()[-1] for record in row["input"]["records"].values() for line in record.split("\n") if line.split()[-1].isdigit()]
-        assert numbers.count(row["input"]["answer"]) == 1
-        assert len(numbers) == 18
+        said = list(row["input"]["records"].values())
+        assert len(set(said)) == len(said) == 8 + 32
 
 
 @pytest.mark.parametrize(("output", "expected"), [({"answer": "14"}, 1.0), ({"answer": " 14\n"}, 1.0), ("14", 1.0), ({"answer": "price 14"}, 0.0)])
@@ -64,8 +62,8 @@ def test_each_mistake_is_made_in_its_declared_share_of_the_cases(shop: Any, show
         assert abs(sum(made) / len(made) - share) < 4 * deviation, kind
 
 
-def test_demonstrations_earn_about_a_fifth_and_perfect_ones_all(shop: Any, shown: list[Any]) -> None:
-    assert 0.15 < sum(reward(shop, d) for d in shown) / COUNT < 0.27
+def test_demonstrations_earn_under_a_third_and_perfect_ones_all(shop: Any, shown: list[Any]) -> None:
+    assert 0.2 < sum(reward(shop, d) for d in shown) / COUNT < 0.33
     assert {reward(shop, d) for d in shop.demonstrations.demonstrations(seed=0, count=100, perfect=True)} == {1.0}
 
 
@@ -75,10 +73,10 @@ def test_demonstrations_follow_from_the_seed_and_never_show_a_heldout_structure(
     assert not any(shop.tasks.is_heldout(shop.tasks.structure(d.problem)) for d in shown)
 
 
-def test_a_conversation_takes_less_than_70_tokens_and_an_answer_at_most_four(shop: Any, shown: list[Any]) -> None:
+def test_a_conversation_takes_less_than_60_tokens_and_an_answer_at_most_six(shop: Any, shown: list[Any]) -> None:
     tokenizer = shop.warmstart.tokenizer_for(shown)
-    assert max(len(shop.warmstart.ids_of(list(d.messages), tokenizer)) for d in shown) < 70
-    assert max(len(example.completion_ids) for d in shown for example in shop.warmstart.examples(d, tokenizer)) <= 4
+    assert max(len(shop.warmstart.ids_of(list(d.messages), tokenizer)) for d in shown) < 60
+    assert max(len(example.completion_ids) for d in shown for example in shop.warmstart.examples(d, tokenizer)) <= 6
 
 
 def test_nothing_in_the_agent_knows_who_trains_it(shop: Any) -> None:
