@@ -71,9 +71,30 @@ def load(name: str, *, kind: str, root: Path | None = None) -> Any:
         return entry.load()
     if ":" not in name:
         raise UserError(f"unknown {kind} `{name}`", hint=f"{meant(name, names(kind))}; or `pkg.module:attr`")
-    if root is not None and str(root) not in sys.path:
-        sys.path.insert(0, str(root))
+    if root is not None:
+        _enter(root.resolve(), name.partition(":")[0].partition(".")[0])
     return _attribute(name, kind=kind)
+
+
+def _enter(root: Path, module: str) -> None:
+    """Let `module` be imported from `root`, if it is there. If an earlier recipe's is loaded instead, all modules of that one's folder are forgotten."""
+    ours = _files(root, module)
+    loaded = getattr(sys.modules.get(module), "__file__", None)
+    if loaded and Path(loaded) not in ours and any(file.exists() for file in ours):
+        former = next(folder for folder in Path(loaded).parents if Path(loaded) in _files(folder, module))
+        tops = {name for name in sys.modules if "." not in name}
+        gone = {top for top in tops if Path(getattr(sys.modules[top], "__file__", None) or "") in _files(former, top)}
+        for name in [name for name in sys.modules if name.partition(".")[0] in gone]:
+            del sys.modules[name]
+    if str(root) in sys.path[1:]:
+        sys.path.remove(str(root))
+    if str(root) not in sys.path[:1]:
+        sys.path.insert(0, str(root))
+
+
+def _files(folder: Path, module: str) -> tuple[Path, Path]:
+    """Where a module would be."""
+    return folder / f"{module}.py", folder / module / "__init__.py"
 
 
 def _attribute(path: str, *, kind: str) -> Any:
