@@ -77,7 +77,7 @@ def load(name: str, *, kind: str, root: Path | None = None) -> Any:
 
 
 def _enter(root: Path, module: str) -> None:
-    """Let `module` be imported from `root`, if it is there. If an earlier recipe's is loaded instead, all modules of that one's folder are forgotten."""
+    """Let `module` be imported from `root`, if it is there. If an earlier recipe's is loaded, all modules of that one's folder are forgotten."""
     ours = _files(root, module)
     loaded = getattr(sys.modules.get(module), "__file__", None)
     if loaded and Path(loaded) not in ours and any(file.exists() for file in ours):
