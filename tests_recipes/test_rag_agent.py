@@ -147,7 +147,8 @@ async def test_the_gateway_renders_a_conversation_as_the_warm_start_has_shown_it
         await rag.agent.run(rag.tasks.as_task(demonstration.question, "x")["input"])
         asked = OpenAIResponses().parse(server.asked[-1], Past())
         ids = template.render(asked.messages, tools=asked.tools)
-        assert ids == rag.warmstart.ids_of(list(demonstration.messages[:-1]), tokenizer, go_on=True)
+        begun = list(demonstration.messages[:-1])
+        assert ids == tokenizer.apply_chat_template(begun, tools=rag.warmstart.TOOLS, add_generation_prompt=True, return_dict=False)
         *_, last = rag.warmstart.examples(demonstration, tokenizer)
         assert list(last.prompt_ids) == ids
 

@@ -59,7 +59,7 @@ def test_demonstrations_never_show_a_heldout_world_or_composition(rag: Any, show
 
 def test_a_conversation_of_three_steps_takes_less_than_180_tokens(rag: Any, shown: list[Any]) -> None:
     tokenizer = rag.warmstart.tokenizer_for([rag.warmstart.text_of(message) for d in shown for message in d.messages])
-    longest = max(len(rag.warmstart.ids_of(list(d.messages), tokenizer)) for d in shown)
+    longest = max(len(tokenizer.apply_chat_template(list(d.messages), tools=rag.warmstart.TOOLS, return_dict=False)) for d in shown)
     assert longest < 180
     answers = [example for d in shown for example in rag.warmstart.examples(d, tokenizer)]
     assert max(len(example.completion_ids) for example in answers) <= 12

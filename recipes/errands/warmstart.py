@@ -13,11 +13,10 @@ from demonstrations import Demonstration, demonstrations
 from house import TOOLS
 
 from lightningrl.cli.warmstart import Warmstart, main
-from lightningrl.models.tiny import add_phrases, build_tokenizer, tools_phrase
+from lightningrl.models.tiny import BEGIN, add_phrases, build_tokenizer, tools_phrase
 from lightningrl.trainer.imitation import Example, answers
 
 VOCABULARY = 420
-BEGIN = "<|im_start|>assistant\n"
 PHRASES = (
     BEGIN,
     '<tool_call>\n{"name": "',
@@ -39,8 +38,7 @@ def tokenizer_for(texts: list[str]) -> Any:
 
 def examples(demonstration: Demonstration, tokenizer: Any) -> list[Example]:
     """One for each answer of the conversation, given all that came before it."""
-    ids: list[int] = tokenizer.apply_chat_template(list(demonstration.messages), tools=TOOLS, return_dict=False)
-    return answers(ids, begin=tokenizer.convert_tokens_to_ids(BEGIN), end=tokenizer.eos_token_id)
+    return answers(demonstration.messages, tokenizer, tools=TOOLS)
 
 
 def text_of(message: dict[str, Any]) -> str:

@@ -13,11 +13,10 @@ from demonstrations import Conversation, demonstrations
 from questions import LINKS, PEOPLE, WORDS
 
 from lightningrl.cli.warmstart import Warmstart, main
-from lightningrl.models.tiny import add_phrases, build_tokenizer, tools_phrase
+from lightningrl.models.tiny import BEGIN, add_phrases, build_tokenizer, tools_phrase
 from lightningrl.trainer.imitation import Example, answers
 
 VOCABULARY = 360
-BEGIN = "<|im_start|>assistant\n"
 PHRASES = (
     BEGIN,
     "<|im_start|>user\nwhat is the ",
@@ -42,8 +41,7 @@ def tokenizer_for(_: Sequence[Conversation]) -> Any:
 
 def examples(conversation: Conversation, tokenizer: Any) -> list[Example]:
     """One for each answer of the conversation, given all that came before it."""
-    ids: list[int] = tokenizer.apply_chat_template(list(conversation), tools=TOOLS, return_dict=False)
-    return answers(ids, begin=tokenizer.convert_tokens_to_ids(BEGIN), end=tokenizer.eos_token_id)
+    return answers(conversation, tokenizer, tools=TOOLS)
 
 
 RECIPE = Warmstart(

@@ -12,11 +12,10 @@ from agent import SYSTEM
 from demonstrations import TOOLS, Demonstration, demonstrations
 
 from lightningrl.cli.warmstart import Warmstart, main
-from lightningrl.models.tiny import add_phrases, build_tokenizer, tools_phrase
+from lightningrl.models.tiny import BEGIN, add_phrases, build_tokenizer, tools_phrase
 from lightningrl.trainer.imitation import Example, answers
 
 VOCABULARY = 560
-BEGIN = "<|im_start|>assistant\n"
 PHRASES = (
     BEGIN,
     "<|im_start|>user\n",
@@ -43,14 +42,8 @@ def tokenizer_for(texts: list[str]) -> Any:
 
 def examples(demonstration: Demonstration, tokenizer: Any) -> list[Example]:
     """One for each answer of the conversation, given all that came before it. Who reflects is shown no tools."""
-    begin, end = tokenizer.convert_tokens_to_ids(BEGIN), tokenizer.eos_token_id
-
-    def shown(tools: list[dict[str, Any]] | None) -> list[Example]:
-        ids: list[int] = tokenizer.apply_chat_template(list(demonstration.messages), tools=tools, return_dict=False)
-        return answers(ids, begin=begin, end=end)
-
-    made = shown(TOOLS)
-    return [*made[:-1], shown(None)[-1]] if demonstration.reflects else made
+    made = answers(demonstration.messages, tokenizer, tools=TOOLS)
+    return [*made[:-1], answers(demonstration.messages, tokenizer)[-1]] if demonstration.reflects else made
 
 
 def text_of(message: dict[str, Any]) -> str:

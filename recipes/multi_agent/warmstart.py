@@ -12,11 +12,10 @@ from typing import Any
 from demonstrations import Demonstration, demonstrations
 
 from lightningrl.cli.warmstart import Warmstart, main
-from lightningrl.models.tiny import add_phrases, build_tokenizer
+from lightningrl.models.tiny import BEGIN, add_phrases, build_tokenizer
 from lightningrl.trainer.imitation import Example, answers
 
 VOCABULARY = 400
-BEGIN = "<|im_start|>assistant\n"
 PHRASES = (BEGIN, "<|im_start|>user\n", "<|im_start|>system\n")
 """Marks of the chat template, one token each."""
 NUMBERS = tuple(space + str(number) for number in range(40) for space in ("", " "))
@@ -32,8 +31,7 @@ def tokenizer_for(texts: list[str]) -> Any:
 
 def examples(demonstration: Demonstration, tokenizer: Any) -> list[Example]:
     """One for each answer of the conversation, given all that came before it."""
-    ids: list[int] = tokenizer.apply_chat_template(list(demonstration.messages), return_dict=False)
-    return answers(ids, begin=tokenizer.convert_tokens_to_ids(BEGIN), end=tokenizer.eos_token_id)
+    return answers(demonstration.messages, tokenizer)
 
 
 RECIPE = Warmstart(

@@ -12,11 +12,10 @@ from demonstrations import INSTRUCTIONS, TOOLS, Demonstration, demonstrations
 from tasks import DEEDS, FIELDS, NUMBERS, PEOPLE, THINGS
 
 from lightningrl.cli.warmstart import Warmstart, main
-from lightningrl.models.tiny import add_phrases, build_tokenizer, tools_phrase
+from lightningrl.models.tiny import BEGIN, add_phrases, build_tokenizer, tools_phrase
 from lightningrl.trainer.imitation import Example, answers
 
 VOCABULARY = 400
-BEGIN = "<|im_start|>assistant\n"
 PHRASES = (
     BEGIN,
     "<|im_start|>user\n",
@@ -39,15 +38,9 @@ def tokenizer_for(_: Sequence[Demonstration]) -> Any:
     return tokenizer
 
 
-def ids_of(messages: list[dict[str, Any]], tokenizer: Any) -> list[int]:
-    """A conversation as the model reads it."""
-    return tokenizer.apply_chat_template(messages, tools=TOOLS, return_dict=False)
-
-
 def examples(demonstration: Demonstration, tokenizer: Any) -> list[Example]:
     """One for each answer of the conversation, given all that came before it."""
-    ids = ids_of(list(demonstration.messages), tokenizer)
-    return answers(ids, begin=tokenizer.convert_tokens_to_ids(BEGIN), end=tokenizer.eos_token_id)
+    return answers(demonstration.messages, tokenizer, tools=TOOLS)
 
 
 RECIPE = Warmstart(

@@ -13,13 +13,12 @@ from names import PARTS
 from search import NOTHING, SCHEMA
 
 from lightningrl.cli.warmstart import Warmstart, main
-from lightningrl.models.tiny import add_phrases, build_tokenizer, tools_phrase
+from lightningrl.models.tiny import BEGIN, add_phrases, build_tokenizer, tools_phrase
 from lightningrl.trainer.imitation import Example, answers
 
 VOCABULARY = 1200
 TOOLS = [{"type": "function", "function": {"name": "search", "description": "look up", "parameters": SCHEMA, "strict": False}}]
 """As the model is told of it, whichever way the agent comes by it."""
-BEGIN = "<|im_start|>assistant\n"
 PHRASES = (
     BEGIN,
     "<|im_start|>system\n",
@@ -43,15 +42,9 @@ def tokenizer_for(texts: list[str]) -> Any:
     return tokenizer
 
 
-def ids_of(messages: list[dict[str, Any]], tokenizer: Any, *, go_on: bool = False) -> list[int]:
-    """A conversation as the model reads it; with `go_on`, up to where it is to answer."""
-    return tokenizer.apply_chat_template(messages, tools=TOOLS, add_generation_prompt=go_on, return_dict=False)
-
-
 def examples(demonstration: Demonstration, tokenizer: Any) -> list[Example]:
     """One for each answer of the conversation, given all that came before it."""
-    ids = ids_of(list(demonstration.messages), tokenizer)
-    return answers(ids, begin=tokenizer.convert_tokens_to_ids(BEGIN), end=tokenizer.eos_token_id)
+    return answers(demonstration.messages, tokenizer, tools=TOOLS)
 
 
 def text_of(message: dict[str, Any]) -> str:

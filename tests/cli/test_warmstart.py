@@ -10,7 +10,7 @@ import pytest
 
 from lightningrl.cli.warmstart import Warmstart, main
 from lightningrl.models.tiny import build_tokenizer
-from lightningrl.trainer.imitation import Example
+from lightningrl.trainer.imitation import Example, whole
 from tests.conftest import TEXTS
 
 ABOUT = """Makes a model of five sentences.
@@ -79,6 +79,12 @@ def test_it_goes_on_from_a_folder_with_the_tokenizer_that_is_there_until_time_is
     assert weights(make, tmp_path / "on", *on, "--steps", "1000000000", "--seconds", "0.3") != first
     assert (tmp_path / "on" / "tokenizer.json").read_text() == (tmp_path / "first" / "tokenizer.json").read_text()
     assert weights(make, tmp_path / "kept", *on, "--seconds", "1e-9") == first
+
+
+def test_reading_learns_the_rest_of_a_conversation_before_its_answers(make: Make, tmp_path: Path) -> None:
+    assert weights(make, tmp_path / "read", "--reading", "1") != weights(make, tmp_path / "unread")
+    turns = [Example(prompt_ids=[1, 2], completion_ids=[3, 4]), Example(prompt_ids=[1, 2, 3, 4, 5, 6], completion_ids=[7, 8])]
+    assert whole(turns) == Example(prompt_ids=[1, 2], completion_ids=[3, 4, 5, 6, 7, 8])
 
 
 def test_a_folder_without_a_model_is_told_of(make: Make, tmp_path: Path) -> None:

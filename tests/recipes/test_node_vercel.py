@@ -75,7 +75,8 @@ def test_demonstrations_follow_from_the_seed_and_never_show_a_heldout_structure(
 
 def test_a_conversation_takes_less_than_60_tokens_and_an_answer_at_most_six(shop: Any, shown: list[Any]) -> None:
     tokenizer = shop.warmstart.tokenizer_for(shown)
-    assert max(len(shop.warmstart.ids_of(list(d.messages), tokenizer)) for d in shown) < 60
+    tools = shop.demonstrations.TOOLS
+    assert max(len(tokenizer.apply_chat_template(list(d.messages), tools=tools, return_dict=False)) for d in shown) < 60
     assert max(len(example.completion_ids) for d in shown for example in shop.warmstart.examples(d, tokenizer)) <= 6
 
 

@@ -16,7 +16,7 @@ from lightningrl.cli.app import main as run
 from lightningrl.models.load import load_model, load_tokenizer
 from lightningrl.models.memory import keep_freed_memory
 from lightningrl.models.tiny import build_model
-from lightningrl.trainer.imitation import Example, imitate, imitator
+from lightningrl.trainer.imitation import Example, imitate, imitator, whole
 
 PEAK_AGAIN = 1e-3
 """The highest learning rate for a model that was trained before."""
@@ -103,9 +103,3 @@ def main(recipe: Warmstart[Any], *, about: str | None) -> None:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.command(help=(about or "").replace("\n\n", "\n\n\b\n"))(warmstart)
     run(app)
-
-
-def whole(examples: Sequence[Example]) -> Example:
-    """All of a conversation after its first prompt, as one example."""
-    asked, last = examples[0].prompt_ids, examples[-1]
-    return Example(prompt_ids=asked, completion_ids=[*last.prompt_ids, *last.completion_ids][len(asked) :])

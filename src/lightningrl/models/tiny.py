@@ -28,6 +28,9 @@ PIECES = {
 }
 WORD = re.compile(r"[^\W\d]+")
 
+BEGIN = "<|im_start|>assistant\n"
+"""How an assistant's turn begins. Where it is one of a tokenizer's phrases, a conversation can be cut into its answers by it."""
+
 CHAT_TEMPLATE = r"""
 {%- macro text(content) -%}
     {%- if content is string -%}{{- content -}}

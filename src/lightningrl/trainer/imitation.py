@@ -6,7 +6,7 @@ Supervised learning is the policy gradient with an advantage of 1 on every token
 import math
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from lightningrl.config import LossConfig, TrainerConfig
 from lightningrl.data.forest import Lesson, build_forest
 from lightningrl.models.dense import DenseModel
 from lightningrl.models.load import export_folder
+from lightningrl.models.tiny import BEGIN
 from lightningrl.trainer.base import Trainer
 from lightningrl.trainer.local import LocalTrainer
 from lightningrl.types import Transition
@@ -42,10 +43,19 @@ def imitator(model: DenseModel, *, tokenizer: Any, threads: int) -> LocalTrainer
     return LocalTrainer(model, config=config, loss=loss, export=partial(export_folder, tokenizer=tokenizer))
 
 
-def answers(ids: Sequence[int], *, begin: int, end: int) -> list[Example]:
-    """One for each answer of a conversation, given all that came before it. An answer follows a token `begin` and lasts to the next `end`."""
+def answers(messages: Sequence[Mapping[str, Any]], tokenizer: Any, *, tools: Sequence[Any] | None = None) -> list[Example]:
+    """One for each answer of a conversation, given all that came before it. The tokenizer is one of `models.tiny`, with `BEGIN` among its phrases."""
+    ids: list[int] = tokenizer.apply_chat_template(list(messages), tools=tools, return_dict=False)
+    begin, end = tokenizer.convert_tokens_to_ids(BEGIN), tokenizer.eos_token_id
     begins = [place + 1 for place, token in enumerate(ids) if token == begin]
     return [Example(prompt_ids=ids[:place], completion_ids=ids[place : ids.index(end, place) + 1]) for place in begins]
+
+
+def whole(examples: Sequence[Example]) -> Example:
+    """All of a conversation after its first prompt, as one example."""
+    asked, last = examples[0].prompt_ids, examples[-1]
+    assert last.prompt_ids[: len(asked)] == asked, "a conversation only ever goes on"
+    return Example(prompt_ids=asked, completion_ids=[*last.prompt_ids, *last.completion_ids][len(asked) :])
 
 
 def imitate(
