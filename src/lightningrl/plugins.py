@@ -81,15 +81,13 @@ def _enter(root: Path, module: str) -> None:
     ours = _files(root, module)
     loaded = getattr(sys.modules.get(module), "__file__", None)
     if loaded and Path(loaded) not in ours and any(file.exists() for file in ours):
-        former = next(folder for folder in Path(loaded).parents if Path(loaded) in _files(folder, module))
+        former = Path(loaded).parent.parent if Path(loaded).name == "__init__.py" else Path(loaded).parent
         tops = {name for name in sys.modules if "." not in name}
         gone = {top for top in tops if Path(getattr(sys.modules[top], "__file__", None) or "") in _files(former, top)}
         for name in [name for name in sys.modules if name.partition(".")[0] in gone]:
             del sys.modules[name]
-    if str(root) in sys.path[1:]:
-        sys.path.remove(str(root))
-    if str(root) not in sys.path[:1]:
-        sys.path.insert(0, str(root))
+    if sys.path[:1] != [str(root)]:
+        sys.path[:] = [str(root), *(entry for entry in sys.path if entry != str(root))]
 
 
 def _files(folder: Path, module: str) -> tuple[Path, Path]:
