@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shlex
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -62,6 +63,21 @@ async def test_a_failing_program_is_reported_with_the_end_of_its_stderr(tmp_path
     assert outcome.status == "failed" and outcome.rewards == () and outcome.error
     assert outcome.error.splitlines()[0] == "AgentError: `sh` exited with code 3: no such table"
     assert len(outcome.error) < 5000
+
+
+@pytest.mark.parametrize(
+    "stderr",
+    [
+        "node:internal:873\n  throw new Error();\n\nError [ERR_MODULE_NOT_FOUND]: Cannot find package 'ai'\n    at resolve (x:9)\n\nNode.js v20.20.2",
+        "java.lang.Exception: no such table\n\tat Main.main(Main.java:3)",
+        "panic: no such table\n\ngoroutine 1 [running]:\nexit status 2",
+        "ValueError: first\n\nDuring handling of the above exception, another exception occurred:\n\nKeyError: no such table",
+    ],
+)
+async def test_a_failing_program_is_reported_with_the_line_that_says_why(tmp_path: Path, stderr: str) -> None:
+    async with pool(tmp_path, "sh", "-c", f"printf %s {shlex.quote(stderr)} >&2; exit 1") as runner:
+        outcome = await run(runner)
+    assert outcome.error and outcome.error.splitlines()[0].endswith(("Cannot find package 'ai'", "no such table"))
 
 
 async def test_a_program_that_is_killed_has_failed(tmp_path: Path) -> None:

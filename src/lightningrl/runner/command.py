@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +17,8 @@ MAX_ENV = 120_000
 """Linux refuses a program any single variable of 128 KiB or more (MAX_ARG_STRLEN); a larger task is on stdin alone."""
 MAX_STDERR = 4000
 """Characters of stderr that a record keeps: the last."""
+REASON = re.compile(r"^[\w.]*(?:[Ee]rror|Exception|panic)\b[^:\n]*: .+", re.MULTILINE)
+"""A line that says what went wrong, in Python, JavaScript, Java or Go. Some print more after it: node its version, Go where it was."""
 
 
 async def run_command(command: Sequence[str], task: bytes, env: Mapping[str, str], *, started: Callable[[int], None]) -> Any:
@@ -42,8 +45,8 @@ async def run_command(command: Sequence[str], task: bytes, env: Mapping[str, str
     if code != 0:
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         text = stderr.decode(errors="replace").strip()
-        last = text.splitlines()[-1:] or ["it wrote nothing to stderr"]
-        raise AgentError(f"`{command[0]}` {how}: {last[0]}\n{text[-MAX_STDERR:]}")
+        why = [*text.splitlines()[-1:], *REASON.findall(text)] or ["it wrote nothing to stderr"]
+        raise AgentError(f"`{command[0]}` {how}: {why[-1]}\n{text[-MAX_STDERR:]}")
     return _parsed(stdout)
 
 
