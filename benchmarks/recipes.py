@@ -53,7 +53,7 @@ class Short:
 
 
 RECIPES = {
-    "rag_openai_agents": Short(settings=["loop.steps=12", "tasks.heldout=100", "loop.eval_every=0"]),
+    "rag_openai_agents": Short(),
     "math_autogen": Short(forks={TOOLS_CHANGED: "AutoGen's reflection: after the last round of tool calls it asks once more, without tools"}),
     "from_scratch": Short(),
     "node_vercel": Short(settings=["loop.steps=6", "tasks.heldout=40", "loop.eval_every=0"]),  # each rollout starts a node: 0.3 s of CPU

@@ -56,9 +56,9 @@ RECIPE = Warmstart(
     demonstrations=demonstrations,
     tokenizer_for=lambda shown: tokenizer_for([*(text_of(m) for d in shown[:3000] for m in d.messages), NOTHING]),
     examples=examples,
-    count=40000,
+    count=60000,
     reading=400,
-    steps=1100,
+    steps=2000,
     layers=4,
 )
 
