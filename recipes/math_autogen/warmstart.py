@@ -56,8 +56,10 @@ RECIPE = Warmstart(
     demonstrations=demonstrations,
     tokenizer_for=lambda shown: tokenizer_for([*(text_of(m) for d in shown[:2000] for m in d.messages), json.dumps(TOOLS), "system user assistant"]),
     examples=examples,
-    count=120000,
-    steps=3000,
+    count=80000,
+    reading=500,
+    reading_prompts=True,
+    steps=1200,
     layers=4,
 )
 

@@ -84,7 +84,10 @@ def test_it_goes_on_from_a_folder_with_the_tokenizer_that_is_there_until_time_is
 def test_reading_learns_the_rest_of_a_conversation_before_its_answers(make: Make, tmp_path: Path) -> None:
     assert weights(make, tmp_path / "read", "--reading", "1") != weights(make, tmp_path / "unread")
     turns = [Example(prompt_ids=[1, 2], completion_ids=[3, 4]), Example(prompt_ids=[1, 2, 3, 4, 5, 6], completion_ids=[7, 8])]
-    assert whole(turns) == Example(prompt_ids=[1, 2], completion_ids=[3, 4, 5, 6, 7, 8])
+    unlike = Example(prompt_ids=[1, 9, 3, 4, 5, 6], completion_ids=[8])
+    for read in (turns, [*turns, unlike]):
+        assert whole(read, prompt=False) == Example(prompt_ids=[1, 2], completion_ids=[3, 4, 5, 6, 7, 8])
+        assert whole(read, prompt=True) == Example(prompt_ids=[1], completion_ids=[2, 3, 4, 5, 6, 7, 8])
 
 
 def test_a_folder_without_a_model_is_told_of(make: Make, tmp_path: Path) -> None:

@@ -48,6 +48,8 @@ class Warmstart(Generic[D]):
     reading: int = 0
     """Steps before those, in which all is imitated that follows on the first prompt, what tools answer included: copying from there is learnt sooner
     from many tokens than from the few of an answer. None if it goes on from a model folder."""
+    reading_prompts: bool = False
+    """Whether the first prompt is imitated then, too: who could go on with a story has understood who is who in it."""
     batch: int = 48
     """Demonstrations in a step."""
     peak: float = 3e-3
@@ -93,7 +95,8 @@ def main(recipe: Warmstart[Any], *, about: str | None) -> None:
         conversations = [recipe.examples(demonstration, tokenizer) for demonstration in shown]
         began, order_seed = time.perf_counter(), seed if order is None else order
         if base is None and reading:
-            for step, loss in imitate(trainer, [[whole(made)] for made in conversations], peak=highest, steps=reading, size=batch, seed=order_seed):
+            texts = [[whole(made, prompt=recipe.reading_prompts)] for made in conversations]
+            for step, loss in imitate(trainer, texts, peak=highest, steps=reading, size=batch, seed=order_seed):
                 typer.echo(f"reading, step {step}  loss {loss:.3f}  {time.perf_counter() - began:.0f} s")
         for step, loss in imitate(trainer, conversations, peak=highest, steps=steps, seconds=seconds, size=batch, seed=order_seed):
             typer.echo(f"step {step}  loss {loss:.3f}  {time.perf_counter() - began:.0f} s")

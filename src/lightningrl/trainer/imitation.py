@@ -51,11 +51,12 @@ def answers(messages: Sequence[Mapping[str, Any]], tokenizer: Any, *, tools: Seq
     return [Example(prompt_ids=ids[:place], completion_ids=ids[place : ids.index(end, place) + 1]) for place in begins]
 
 
-def whole(examples: Sequence[Example]) -> Example:
-    """All of a conversation after its first prompt, as one example."""
-    asked, last = examples[0].prompt_ids, examples[-1]
-    assert last.prompt_ids[: len(asked)] == asked, "a conversation only ever goes on"
-    return Example(prompt_ids=asked, completion_ids=[*last.prompt_ids, *last.completion_ids][len(asked) :])
+def whole(examples: Sequence[Example], *, prompt: bool) -> Example:
+    """All of a conversation after its first prompt, or with it, as one example. An answer for which the prompt was changed is left out."""
+    asked = examples[0].prompt_ids
+    last = next(example for example in reversed(examples) if example.prompt_ids[: len(asked)] == asked)
+    ids, begin = [*last.prompt_ids, *last.completion_ids], 1 if prompt else len(asked)
+    return Example(prompt_ids=ids[:begin], completion_ids=ids[begin:])
 
 
 def imitate(
