@@ -244,6 +244,14 @@ async def test_a_worker_loads_no_torch(tmp_path: Path) -> None:
     assert not {"torch", "transformers"} & set(loaded)
 
 
+async def test_a_process_that_dies_before_it_reads_anything_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightningrl.runner.process.sys.executable", "/bin/false")
+    too_much_for_a_socket = ["true", "x" * 2**22]
+    runner = WorkerPool(AgentConfig(command=too_much_for_a_socket, reward="dies:reward"), root=tmp_path)
+    with pytest.raises(AgentError, match=r"died while it loaded the agent \(exit code 1\)"):
+        await runner.start()
+
+
 async def test_a_process_that_dies_while_loading_is_reported(tmp_path: Path) -> None:
     (tmp_path / "dies.py").write_text("import os\nprint('so long')\nos._exit(7)\n")
     runner = WorkerPool(AgentConfig(entry="dies:run", reward="dies:reward"), root=tmp_path, log_path=tmp_path / "agent.log")

@@ -56,8 +56,8 @@ class WorkerProcess:
             async with asyncio.timeout(timeout_s):
                 writer.write(wire.line(setup))
                 line = await reader.readline()
-        except ConnectionResetError:
-            line = b""  # it died before it had read everything
+        except ConnectionError:
+            line = b""  # it died before it had read everything, or anything
         except TimeoutError as error:
             await worker.close()
             name = setup.entry or "command"
@@ -150,7 +150,7 @@ class WorkerProcess:
                         self._groups[job_id] = group
                     case message:
                         raise AssertionError(f"unexpected `{message}`")
-        except (ConnectionResetError, msgspec.DecodeError):
+        except (ConnectionError, msgspec.DecodeError):
             pass  # it was killed before it had read everything, or in the middle of a line
 
     def _end(self, done: wire.Done) -> None:

@@ -176,7 +176,7 @@ async def _serve(connection: socket.socket) -> NoReturn:
         await writer.drain()
         return _leave()
     send(wire.Ready())
-    with suppress(ConnectionResetError):  # the parent was killed before it had read everything
+    with suppress(ConnectionError):  # the parent was killed before it had read everything
         await _listen(reader, worker)
     await worker.stop()
     _leave()
