@@ -1,6 +1,9 @@
 """What the embedded engine does beyond the promises of every engine: sharing prompts, sharing weights, letting go."""
 
 import asyncio
+import os
+import sys
+import threading
 import time
 from pathlib import Path
 
@@ -197,6 +200,18 @@ async def test_the_engines_threads_are_its_own() -> None:
     assert torch.get_num_threads() == 2
     torch.set_num_threads(threads)
     await engine.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a priority for each thread")
+async def test_whoever_decodes_lets_agents_go_first() -> None:
+    engine = EmbeddedEngine(build_model(300, seed=0), policy="late")
+    try:
+        await engine.resume()  # the thread has begun
+        [decoder] = [thread.native_id for thread in threading.enumerate() if thread.name == "engine-late"]
+        assert decoder is not None
+        assert os.getpriority(os.PRIO_PROCESS, decoder) > os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    finally:
+        await engine.close()
 
 
 def test_a_slot_longer_than_the_model_is_refused() -> None:

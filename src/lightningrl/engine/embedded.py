@@ -10,8 +10,10 @@ choice does not bind a trainer. Results are the same bit for bit whatever else i
 import asyncio
 import contextlib
 import math
+import os
 import queue
 import secrets
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -35,6 +37,10 @@ from lightningrl.errors import EngineError, UserError
 from lightningrl.models.dense import DenseModel
 from lightningrl.models.load import DTypeName, load_into, load_model
 from lightningrl.types import FinishReason, Sampling, Weights
+
+NICENESS = 10
+"""Of the thread that decodes. Agents and the gateway come first while they can use a core; what they ask for gathers meanwhile, and the more is
+decoded together, the less each token costs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +236,8 @@ class EmbeddedEngine:
     @torch.inference_mode()
     def _run(self) -> None:
         torch.set_num_threads(self._threads)
+        if sys.platform == "linux":  # elsewhere it would be the whole process's
+            os.nice(NICENESS)
         while not self._closed:
             self._read_inbox()
             if self._runnable():
