@@ -6,6 +6,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+from lightningrl import __version__
+
 
 def lightningrl(folder: Path, *arguments: str) -> str:
     command = [sys.executable, "-m", "lightningrl", *arguments]
@@ -32,5 +34,9 @@ def test_dry_run_prints_settings_that_read_back(tmp_path: Path) -> None:
 
 def test_doctor_finds_this_machine_fit(tmp_path: Path) -> None:
     found = json.loads(lightningrl(tmp_path, "doctor", "--json").splitlines()[-1])
-    assert {check["name"] for check in found} >= {"python", "torch", "langgraph", "sqlite"}
-    assert all(check["ok"] for check in found)
+    assert {check["name"] for check in found} >= {"python", "torch", "langgraph", "sqlite", "gpu", "vllm"}
+    assert all(check["ok"] is not False for check in found)
+
+
+def test_the_version_is_told(tmp_path: Path) -> None:
+    assert lightningrl(tmp_path, "--version") == f"lightningrl {__version__}\n"

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 import lightningrl
+from lightningrl.cli.console import make_console, say
+from lightningrl.cli.extras import extra_of, install, require
 from lightningrl.config import Config, dump_config, load_config
 from lightningrl.errors import LightningError, Stopped, UserError
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich", help=lightningrl.__doc__)
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings over the recipe's, e.g. `trainer.learning_rate=1e-4`.")
@@ -30,11 +31,26 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved sett
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was cut off: `--run-dir`, or the newest of this recipe.")]
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"lightningrl {lightningrl.__version__}")
+        raise typer.Exit
+
+
+@app.callback(help=lightningrl.__doc__)
+def options(
+    version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and stop.")] = False,
+) -> None:
+    """What may stand before a command."""
+
+
 @app.command()
 def demo(overrides: Overrides = None, run_dir: RunDir = None, as_json: Json = False, dry_run: DryRun = False) -> None:
     """Watch a LangGraph text-to-SQL agent learn, on this very machine, in minutes."""
     from lightningrl.cli.shipped import shipped
 
+    if not dry_run:
+        require("train", "recipes")
     train(shipped("sql_langgraph") / "recipe.toml", overrides, run_dir=run_dir, as_json=as_json, dry_run=dry_run)
 
 
@@ -44,7 +60,7 @@ def new(folder: Annotated[Path, typer.Argument(help="A folder to make; its name 
     from lightningrl.cli.new import lay_out, show
 
     made = lay_out(folder)
-    show(made, _console(as_json=as_json))
+    show(made, make_console(stderr=as_json))
     if as_json:
         typer.echo(_json(made))
 
@@ -66,10 +82,11 @@ def train(
         resolved = _resolved(config)
         typer.echo(resolved.model_dump_json() if as_json else dump_config(resolved), nl=as_json)
         return
-    from lightningrl.cli.train import train as run  # loads torch
+    require("train")
+    from lightningrl.cli.train import train as run
 
     folder = resumed_folder(config, run_dir) if resume else new_folder(config, run_dir)
-    result = run(config, folder, console=_console(as_json=as_json))
+    result = run(config, folder, console=make_console(stderr=as_json))
     if as_json:
         typer.echo(_json(result))
 
@@ -88,7 +105,7 @@ def evaluate(
     from lightningrl.cli.evaluate import evaluate as run
 
     config = _known(load_config(recipe, overrides or []))
-    found = run([contestant(config, what, key_env=key_env) for what in (checkpoint, *(against or ()))], console=_console(as_json=as_json))
+    found = run([contestant(config, what, key_env=key_env) for what in (checkpoint, *(against or ()))], console=make_console(stderr=as_json))
     if as_json:
         typer.echo(json.dumps(found.as_json()))
 
@@ -110,7 +127,7 @@ def run(
 
     options = RunOptions(engine=engine, model=model, urls=url or [], recipe=recipe, overrides=overrides or [], routes=route or [], run_dir=run_dir)
     captured = run_command(command, options)
-    show(captured, Console(stderr=True))
+    show(captured, make_console(stderr=True))
     if as_json:
         typer.echo(f"\n{captured.as_json()}")  # whatever the command has printed last, this is a line of its own
     raise typer.Exit(captured.exit_code)
@@ -127,7 +144,7 @@ def rollouts(
     from lightningrl.cli.rollouts import read, show
 
     listing = read(run_dir)
-    show(listing, _console(as_json=as_json), report=report, limit=limit)
+    show(listing, make_console(stderr=as_json), report=report, limit=limit)
     if as_json:
         typer.echo(json.dumps(listing.as_json(report=report)))
 
@@ -138,7 +155,7 @@ def health(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The 
     from lightningrl.cli.health import health_report, read
 
     found = read(run_dir)
-    _console(as_json=as_json).print(health_report(found))
+    make_console(stderr=as_json).print(health_report(found))
     if as_json:
         typer.echo(json.dumps(found.as_json()))
 
@@ -146,16 +163,13 @@ def health(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The 
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """Check that this machine has what a run needs."""
-    from lightningrl.cli.doctor import checks
+    from lightningrl.cli.doctor import checks, show
 
     found = list(checks())
-    console = _console(as_json=as_json)
-    for check in found:
-        mark = "[green]✓[/]" if check.ok else "[red]✗[/]"
-        console.print(f"{mark} {check.name:<18}{check.found}" + (f"  [yellow]{check.hint}[/]" if check.hint else ""), highlight=False)
+    show(found, make_console(stderr=as_json))
     if as_json:
         typer.echo(json.dumps([asdict(check) for check in found]))
-    if not all(check.ok for check in found):
+    if any(check.ok is False for check in found):
         raise typer.Exit(1)
 
 
@@ -187,35 +201,23 @@ def _json(result: Any) -> str:
     return json.dumps(asdict(result))
 
 
-def _console(*, as_json: bool) -> Console:
-    return Console(stderr=as_json)
-
-
 def main(command: Callable[[], object] = app) -> None:
     """Run it; turn errors into a message and an exit code."""
     try:
         command()
     except ModuleNotFoundError as error:
-        if error.name not in TRAINING:
+        extra = extra_of(error.name or "")
+        if extra is None:
             raise
-        _complain(UserError(f"`{error.name}` is not installed", hint='pip install "lightningrl[train,recipes]"'))
+        _complain(UserError(f"`{error.name}` is not installed", hint=install(extra)))
         raise SystemExit(2) from None
     except LightningError as error:
         _complain(error)
         raise SystemExit(2 if isinstance(error, UserError) else 130 if isinstance(error, Stopped) else 1) from None
 
 
-TRAINING = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "jinja2", "matplotlib")
-"""What the extra `train` brings."""
-
-
 def _complain(error: LightningError) -> None:
-    console = Console(stderr=True)
-    console.print(f"[bold red]error:[/] {_plain(error.message)}", highlight=False)
+    console = make_console(stderr=True)
+    say(console, ("error: ", "bold red"), error.message)
     if error.hint:
-        console.print(f"[yellow]hint:[/] {_plain(error.hint)}", highlight=False, soft_wrap=True)
-
-
-def _plain(text: str) -> str:
-    """Square brackets in messages are not markup."""
-    return text.replace("[", "\\[")
+        say(console, ("hint: ", "yellow"), error.hint)

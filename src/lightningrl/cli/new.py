@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from lightningrl.cli.console import say
 from lightningrl.cli.shipped import shipped
 from lightningrl.errors import UserError
 
@@ -65,12 +66,12 @@ def lay_out(folder: Path) -> LaidOut:
 
 def show(made: LaidOut, console: Console) -> None:
     """What to type next, and what to change first."""
-    console.print(f"[bold]{made.name}[/]: an agent, its tasks, a reward, and a tiny model that has bad habits", highlight=False)
+    say(console, (made.name, "bold"), ": an agent, its tasks, a reward, and a tiny model that has bad habits")
     _row(console, "see it learn", " && ".join(made.next))
-    console.print("\n[bold]then make it yours[/]")
+    say(console, ("\nthen make it yours", "bold"))
     for file, meant in MEANT.items():
         _row(console, file, meant)
 
 
 def _row(console: Console, what: str, how: str) -> None:
-    console.print(f"  {what:<16}{how}", highlight=False, soft_wrap=True, markup=False)
+    say(console, f"  {what:<16}{how}")

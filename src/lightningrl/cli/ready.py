@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from rich.console import Console
-from rich.text import Text
 
+from lightningrl.cli.console import say
 from lightningrl.config import Config
 from lightningrl.data.tasks import load_tasks
 from lightningrl.errors import UserError
@@ -53,8 +53,8 @@ def check_tasks(config: Config, splits: Sequence[str], *, console: Console) -> N
 def _show(messages: Sequence[str], console: Console) -> None:
     told = [message.partition("\nhint: ") for message in messages]
     for text, _, _ in told[:SHOWN]:
-        console.print(Text.assemble(("warning: ", "bold yellow"), text), soft_wrap=True)
+        say(console, ("warning: ", "bold yellow"), text)
     if len(told) > SHOWN:
-        console.print(Text.assemble(("warning: ", "bold yellow"), f"… and {len(told) - SHOWN:,} more of this kind"))
+        say(console, ("warning: ", "bold yellow"), f"… and {len(told) - SHOWN:,} more of this kind")
     for hint in dict.fromkeys(hint for _, _, hint in told if hint):
-        console.print(Text.assemble(("hint: ", "yellow"), hint), soft_wrap=True)
+        say(console, ("hint: ", "yellow"), hint)

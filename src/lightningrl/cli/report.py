@@ -13,6 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from lightningrl.cli.console import say
 from lightningrl.config import Config
 from lightningrl.data.intervals import bootstrap_mean
 from lightningrl.loop import MODES, Exam, Summary
@@ -131,7 +132,7 @@ async def _answers(store: Store, rollout: Rollout, *, decode: Decode) -> list[st
 
 def next_steps(console: Console, config: Config, *, run_dir: Path) -> None:
     """What to type next."""
-    console.print("\n[bold]Next[/]")
+    say(console, ("\nNext", "bold"))
     rows = {
         "look at the curve": str(run_dir / "curve.png"),
         "reproduce the figures": f"lightningrl eval {run_dir / 'config.toml'} --checkpoint {run_dir}",
@@ -140,7 +141,7 @@ def next_steps(console: Console, config: Config, *, run_dir: Path) -> None:
     if agent.is_file():
         rows["read the agent, unchanged"] = _near(agent)
     for what, how in rows.items():
-        console.print(f"  {what:<28}{how}", highlight=False, soft_wrap=True, markup=False)
+        say(console, f"  {what:<28}{how}")
 
 
 def _near(path: Path) -> str:

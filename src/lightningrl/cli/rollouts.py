@@ -74,7 +74,7 @@ def show(listing: Listing, console: Console, *, report: bool, limit: int) -> Non
     for place, table in enumerate([*tables, *(_report_tables(listing.census) if report else [])]):
         if place:
             console.print()
-        console.print(table, highlight=False)
+        console.print(table)
 
 
 async def _read(file: Path) -> Listing:

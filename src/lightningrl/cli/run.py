@@ -16,6 +16,7 @@ from rich.text import Text
 
 from lightningrl.chat import ChatTemplate
 from lightningrl.cli.census import CAPTURES, Census, Reader
+from lightningrl.cli.console import say
 from lightningrl.cli.folder import RUNS
 from lightningrl.config import Config, RouteConfig, load_config, make_config
 from lightningrl.errors import UserError
@@ -113,12 +114,10 @@ def show(captured: Captured, console: Console) -> None:
             table.add_row(title, Text(" · ".join(f"{name or '(no name)'} {times}" for name, times in counts.most_common(8))))
     table.add_row("records", Text(f"lightningrl rollouts {captured.store.parent} --report"))
     console.print()
-    console.print(Text("captured", style="bold"), highlight=False)
-    console.print(table, highlight=False, soft_wrap=False)
+    say(console, ("captured", "bold"))
+    console.print(table)
     if not census.calls:
-        console.print(
-            "[yellow]hint:[/] it never called the model: does it take its base URL from the environment? (docs/gateway.md)", highlight=False
-        )
+        say(console, ("hint: ", "yellow"), "it never called the model: does it take its base URL from the environment? (docs/gateway.md)")
 
 
 async def _run(command: Sequence[str], config: Config, folder: Path) -> Captured:

@@ -1,0 +1,36 @@
+"""What a person is told stands there as it was meant."""
+
+import io
+
+from rich.console import Console
+from rich.table import Table
+
+from lightningrl.cli.console import make_console, say
+
+
+def said(text: str, *, terminal: bool, width: int = 40) -> list[str]:
+    out = io.StringIO()
+    say(Console(file=out, force_terminal=terminal, color_system=None, width=width), ("hint: ", "yellow"), text)
+    return out.getvalue().splitlines()
+
+
+def test_square_brackets_are_no_markup(capsys) -> None:
+    console = make_console(stderr=False)
+    table = Table(title="pip [title]", box=None)
+    table.add_row('pip install "lightningrl[train]"')
+    console.print(table)
+    console.print("routes=[bold]")
+    say(console, "agent [/] said: [red]")
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in ("pip [title]", '"lightningrl[train]"', "routes=[bold]", "agent [/] said: [red]"))
+
+
+def test_in_a_terminal_lines_break_at_spaces_only() -> None:
+    command = "lightningrl train runs/a-folder-with-a-very-long-name-of-its-own/config.toml --run-dir runs/x --resume"
+    lines = said(f"go on with: {command}", terminal=True)
+    assert len(lines) > 2
+    assert " ".join(line.strip() for line in lines) == f"hint: go on with: {command}"
+
+
+def test_in_a_pipe_a_message_is_one_line() -> None:
+    assert len(said("word " * 40, terminal=False)) == 1
