@@ -149,7 +149,7 @@ class Nobody:
     def __init__(self) -> None:
         self.gaps: list[float] = []
 
-    def collecting(self, what: str, done: int, total: int) -> None: ...
+    def doing(self, what: str, done: int = 0, total: int = 0) -> None: ...
 
     def stepped(self, step: int, metrics: dict[str, float]) -> None:
         self.gaps.append(metrics["policy/logprob_gap"])

@@ -59,7 +59,7 @@ class Exam:
 class Watcher(Protocol):
     """Somebody who wants to know how it goes. Nothing it does changes the run."""
 
-    def collecting(self, what: str, done: int, total: int) -> None: ...
+    def doing(self, what: str, done: int = 0, total: int = 0) -> None: ...
 
     def stepped(self, step: int, metrics: dict[str, float]) -> None: ...
 
@@ -91,20 +91,23 @@ class Loop:
         config, steps = self.config.loop, self.config.loop.steps
         version = await self.restore()
         self.cpu.lap("rest")
-        before: dict[Mode, Exam] = {mode: await self.examine(0, mode, self.config.tasks.heldout, recall=version > 0) for mode in MODES}
+        tasks, recall = self.config.tasks.heldout, version > 0
+        before: dict[Mode, Exam] = {mode: await self.examine(0, mode, tasks, when="before training", recall=recall) for mode in MODES}
         for step in range(version, steps):
             if step and config.eval_every and step % config.eval_every == 0:
-                await self.examine(step, "sampled", min(config.eval_tasks, self.config.tasks.heldout))
+                await self.examine(step, "sampled", min(config.eval_tasks, tasks), when=f"after {step} steps")
             started, spent = time.monotonic(), self.cpu.seconds
             batch = await self.collect(step)
             collected = time.monotonic()
             self.cpu.lap("gateway")
+            self.watcher.doing(f"step {step + 1}: learning from {len(batch)} rollouts")
             metrics = await self.learn(step, batch)
+            self.watcher.doing(f"step {step + 1}: saving the new weights and serving them")
             await self.publish(step + 1)
             metrics |= {"time/collect_s": collected - started, "time/learn_s": time.monotonic() - collected}
             self.cpu.lap("training")
             self.watcher.stepped(step, metrics | self.cpu.since(spent))
-        after: dict[Mode, Exam] = {mode: await self.examine(steps, mode, self.config.tasks.heldout) for mode in MODES}
+        after: dict[Mode, Exam] = {mode: await self.examine(steps, mode, tasks, when="after training") for mode in MODES}
         return Summary(before=before, after=after, rollouts=len(await self.store.rollouts()))
 
     async def restore(self) -> int:
@@ -213,8 +216,10 @@ class Loop:
         for learner in self.learners:
             await learner.serve(learner.weights(version))
 
-    async def examine(self, version: int, mode: Mode, count: int, *, recall: bool = False) -> Exam:
-        """Try the policy on held-out tasks, the same ones every time. `recall`: read an exam of earlier weights, and run nothing."""
+    async def examine(self, version: int, mode: Mode, count: int, *, when: str = "", recall: bool = False) -> Exam:
+        """Try the policy on held-out tasks, the same ones every time. `when`: how the exam is told from others in messages.
+        `recall`: read an exam of earlier weights, and run nothing.
+        """
         config = self.config
         tasks = load_tasks(config.tasks, "heldout", seed=config.tasks.seed, count=count, root=config.root)
         rollouts = [
@@ -224,7 +229,7 @@ class Loop:
         if recall:
             rollouts = await self.store.rollouts(ids=[rollout.id for rollout in rollouts])
         else:
-            rollouts = await self._finish(rollouts, what=f"{mode} exam of version {version}")
+            rollouts = await self._finish(rollouts, what=f"{mode} exam {when}".rstrip())
         accepted = [rollout.accepted_attempt_id for rollout in rollouts if rollout.accepted_attempt_id]
         rewards = {reward.attempt_id: reward.value for reward in await self.store.rewards(accepted) if reward.name == FINAL}
         exam = Exam(
@@ -253,9 +258,10 @@ class Loop:
         ids = [rollout.id for rollout in rollouts]
         await self.store.enqueue(rollouts)
         ended: list[Rollout] = []
+        self.watcher.doing(f"{what}: running the agent", 0, len(ids))
         while len(ended) < len(ids):
             ended = await self.store.wait(ids, timeout_s=PROGRESS_EVERY_S)
-            self.watcher.collecting(what, len(ended), len(ids))
+            self.watcher.doing(f"{what}: running the agent", len(ended), len(ids))
         if all(rollout.status == "failed" for rollout in ended):
             await self._give_up(ended, what=what)
         return await self.store.rollouts(ids=ids)

@@ -2,12 +2,13 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from lightningrl import plugins
 from lightningrl.chat import ChatTemplate
@@ -24,6 +25,9 @@ from lightningrl.models.memory import keep_freed_memory
 from lightningrl.runner.dispatch import Dispatcher
 from lightningrl.runner.pool import WorkerPool
 from lightningrl.store import Store, open_store
+
+Starting: TypeAlias = Callable[[str], None]
+"""Is told, in words for a person, what takes a while now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,20 +56,22 @@ class LightningServer:
 
 
 @asynccontextmanager
-async def lightning(config: Config, folder: Path) -> AsyncIterator[LightningServer]:
+async def lightning(config: Config, folder: Path, *, starting: Starting = lambda what: None) -> AsyncIterator[LightningServer]:
     """Start store, engines, gateway and agents; end them all, in turn, when the block is left.
 
-    What a person may have got wrong is tried first: the port, then the model, then the agent.
+    What a person may have got wrong is tried first: the port, then the model, then the agent. `starting` is told each of them as it begins.
     """
     async with AsyncExitStack() as stack:
         sock = stack.enter_context(bound(config.gateway))
         keep_freed_memory()
+        starting(f"loading the model `{config.model.path}`")
         folders = {path: Path(local_folder(path, root=config.root)) for path in _paths(config)}
         template = ChatTemplate.load(folders[config.model.path])
         models = _models(config, folders)
         store = await open_store(f"sqlite://{folder.resolve() / 'store.sqlite'}", exclusive=True)
         stack.push_async_callback(store.close)
 
+        starting(f"starting the engine `{config.engine.name}`")
         engines: dict[str, Engine] = {}
         for name, learner in config.learners().items():
             engines[name] = make_engine_for(config, name, folder=folders[learner.model.path], template=template, model=models[name])
@@ -77,18 +83,20 @@ async def lightning(config: Config, folder: Path) -> AsyncIterator[LightningServ
         learners = _learners(config, models, engines, folders, compute=compute, folder=folder)
         for learner in learners:
             await learner.engine.pause()  # until the loop has restored its weights: attempts of an earlier run may be queued
+        starting(_workers(config))
         await stack.enter_async_context(_agents(config, sock, folder, store=store, template=template, engines=engines))
         yield LightningServer(config=config, folder=folder, store=store, template=template, learners=learners)
 
 
 @asynccontextmanager
-async def relaying(config: Config, folder: Path) -> AsyncIterator[LightningServer]:
+async def relaying(config: Config, folder: Path, *, starting: Starting = lambda what: None) -> AsyncIterator[LightningServer]:
     """The same where every route leads to another server: nobody learns, and no model is needed."""
     async with AsyncExitStack() as stack:
         sock = stack.enter_context(bound(config.gateway))
         template = ChatTemplate.load(PLAIN)
         store = await open_store(f"sqlite://{folder.resolve() / 'store.sqlite'}", exclusive=True)
         stack.push_async_callback(store.close)
+        starting(_workers(config))
         await stack.enter_async_context(_agents(config, sock, folder, store=store, template=template, engines={}))
         yield LightningServer(config=config, folder=folder, store=store, template=template, learners=())
 
@@ -105,6 +113,11 @@ async def _agents(
         stack.push_async_callback(runner.close)
         await stack.enter_async_context(_dispatching(config, store, runner, base_url))
         yield
+
+
+def _workers(config: Config) -> str:
+    count = config.agent.workers
+    return f"starting {count} worker{'s' if count > 1 else ''} for the agent"
 
 
 def _paths(config: Config) -> list[str]:

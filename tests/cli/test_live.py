@@ -1,35 +1,83 @@
 import io
+import re
 
 import numpy as np
+import pytest
 from rich.console import Console
 
-from lightningrl.cli.live import Progress, sparkline
+from lightningrl.cli.live import Progress, exams_chart, training_chart
 from lightningrl.loop import Exam
 
+STEP = {"reward/mean": 0.25, "tokens/sampled": 900.0, "time/collect_s": 2.0, "time/learn_s": 1.0}
 
-def test_a_sparkline_rises_with_the_reward_and_never_outgrows_its_width() -> None:
-    assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
-    assert sparkline([]) == ""
-    long = sparkline([index / 999 for index in range(1000)], width=20)
+
+def test_the_chart_of_training_has_the_whole_run_as_its_width() -> None:
+    assert training_chart({}, steps=4, width=8) == ""
+    assert training_chart({0: 0.0, 1: 0.5}, steps=4, width=8) == "▁▁▅▅"
+    assert training_chart({2: 1.0}, steps=4, width=8) == "    ██", "a run that goes on without its first rows"
+    long = training_chart({step: step / 999 for step in range(1000)}, steps=1000, width=20)
     assert len(long) == 20 and list(long) == sorted(long)
 
 
-def watched(*, terminal: bool) -> str:
+@pytest.mark.parametrize("width", [3, 7, 58, 171])
+@pytest.mark.parametrize("steps", [1, 2, 7, 120, 500])
+def test_no_chart_outgrows_its_width(steps: int, width: int) -> None:
+    for done in range(1, steps + 1):
+        assert len(training_chart(dict.fromkeys(range(done), 0.5), steps=steps, width=width)) <= width
+        assert len(exams_chart({0: 0.5, done: 0.5}, steps=steps, width=width)) <= width
+
+
+def test_exams_stand_where_their_step_stands() -> None:
+    assert exams_chart({0: 0.0, 2: 0.5, 4: 1.0}, steps=4, width=9) == "▁···▅···█"
+
+
+def watched(*, terminal: bool, width: int = 100, steps: int | None = 3) -> str:
     out = io.StringIO()
-    progress = Progress(Console(file=out, force_terminal=terminal, width=100), name="small", steps=3, where="runs/small")
+    progress = Progress(Console(file=out, force_terminal=terminal, width=width), name="small [1]", steps=steps, where="runs/small")
     with progress:
+        progress.starting("loading the model `small`")
         progress.examined(Exam(version=0, mode="sampled", rollouts=(), rewards=np.array([0.0, 1.0])))
-        progress.collecting("step 0", 3, 8)
-        progress.stepped(0, {"reward/mean": 0.25, "tokens/sampled": 900.0, "time/collect_s": 2.0, "time/learn_s": 1.0})
+        progress.doing("step 1: running the agent", 3, 8)
+        if steps:
+            progress.stepped(0, STEP)
     return out.getvalue()
 
 
+def frames(shown: str) -> list[str]:
+    """What was drawn one after the other, without colours."""
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    return re.findall(r"╭.*?╯[^╭]*", plain, re.DOTALL)
+
+
 def test_without_a_terminal_there_is_one_plain_line_for_each_event() -> None:
-    exam, step = watched(terminal=False).splitlines()
-    assert exam.startswith("held-out reward 0.500") and "\x1b" not in exam + step
+    loading, exam, step = watched(terminal=False).splitlines()
+    assert loading == "loading the model `small`"
+    assert exam.startswith("held-out reward 0.500") and "after 0 steps" in exam and "\x1b" not in exam + step
     assert "step   1/3" in step and "train reward 0.250" in step and "300 tokens/s" in step and "left 0:06" in step
 
 
-def test_in_a_terminal_a_panel_shows_where_the_run_is() -> None:
-    shown = watched(terminal=True)
-    assert "small" in shown and "step 1/3" in shown and "0:06 left" in shown and "held-out" in shown
+def test_in_a_terminal_a_panel_shows_where_the_run_is_and_what_goes_on() -> None:
+    first, *_, last = frames(watched(terminal=True))
+    assert "starting" in first
+    assert any("loading the model `small`" in frame for frame in frames(watched(terminal=True)))
+    for said in ("small [1]", "step 1/3", "0:06 left", "held-out", "3/8", "step 1: running the agent", "runs/small"):
+        assert said in last
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_the_panel_is_as_wide_as_the_terminal(width: int) -> None:
+    lines = frames(watched(terminal=True, width=width))[-1].splitlines()
+    assert {len(line) for line in lines if line[:1] in ("│", "╰")} == {width}
+    assert max(line.count("━") for line in lines) > width - 45
+
+
+def test_what_a_terminal_echoes_lands_below_the_panel() -> None:
+    """`^C` behind the last line of the panel would push it up by a line, out of reach of what wipes it away."""
+    for frame in frames(watched(terminal=True)):
+        assert re.fullmatch(r"\n[\r\n]*", frame.rpartition("╯")[2]), "the cursor waits at the beginning of an empty line"
+
+
+def test_an_evaluation_has_no_steps() -> None:
+    shown = watched(terminal=True, steps=None)
+    assert "step 0" not in shown and "train" not in shown and "sampled 0.500" in shown
+    assert "steps" not in watched(terminal=False, steps=None)

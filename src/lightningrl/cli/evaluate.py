@@ -13,6 +13,7 @@ from typing import Any
 import uvloop
 from rich.console import Console
 
+from lightningrl.cli.console import say
 from lightningrl.cli.live import Progress
 from lightningrl.cli.ready import check_servers, check_tasks
 from lightningrl.cli.report import heldout_table, interval, mean_interval
@@ -20,7 +21,6 @@ from lightningrl.config import Config, RouteConfig, UpstreamConfig
 from lightningrl.data.intervals import RESAMPLES, Difference, paired_difference
 from lightningrl.errors import UserError
 from lightningrl.loop import MODES, Exam, Mode
-from lightningrl.serve import lightning, relaying
 
 SERVER = "evaluated"
 """The name of the upstream that all calls go to."""
@@ -112,9 +112,12 @@ async def _evaluate(contestants: Sequence[Contestant], *, console: Console) -> E
 
 async def _examine(one: Contestant, *, console: Console) -> dict[Mode, Exam]:
     config = one.config
-    progress = Progress(console, name=f"{config.name}: held-out tasks", steps=0, where=one.name)
+    progress = Progress(console, name=f"{config.name}: held-out tasks", steps=None, where=one.name)
     with tempfile.TemporaryDirectory(prefix="lightningrl-eval-") as scratch, progress:
-        async with (relaying if one.server else lightning)(config, Path(scratch)) as server:
+        progress.starting("loading torch")
+        from lightningrl.serve import lightning, relaying  # slow to load: a person is told first
+
+        async with (relaying if one.server else lightning)(config, Path(scratch), starting=progress.starting) as server:
             loop = server.loop(progress)
             if not one.server:
                 await loop.restore()
@@ -138,7 +141,7 @@ def _show(
     contestants: Sequence[Contestant], exams: Sequence[Mapping[Mode, Exam]], differences: Sequence[Mapping[Mode, Difference]], *, console: Console
 ) -> None:
     for number, one in enumerate(contestants, start=1):
-        console.print(f"{number}  {one.name}", highlight=False, soft_wrap=True, markup=False)
+        say(console, f"{number}  {one.name}")
     table = heldout_table(exam for own in exams for exam in own.values())
     for column in ("", "mode", "reward", *(("change against 1", "p") if differences else ())):
         table.add_column(column, justify="left" if column == "mode" else "right", no_wrap=True)
@@ -149,7 +152,7 @@ def _show(
             table.add_row(str(number), "as it answers" if one.server else mode, interval(exam), *change)
     console.print(table)
     if differences:
-        console.print(f"change: task by task; p: two-sided, by swapping the two at random ({RESAMPLES:,} times)", style="dim")
+        say(console, (f"change: task by task; p: two-sided, by swapping the two at random ({RESAMPLES:,} times)", "dim"))
 
 
 def _with_weights(config: Config, given: Path) -> Config:

@@ -84,7 +84,7 @@ class Journal:
         self._path = folder.metrics
         self._written = {_name(row) for row in kept}
 
-    def collecting(self, what: str, done: int, total: int) -> None:
+    def doing(self, what: str, done: int = 0, total: int = 0) -> None:
         pass
 
     def stepped(self, step: int, metrics: dict[str, float]) -> None:

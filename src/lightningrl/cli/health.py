@@ -155,7 +155,7 @@ class HealthWatcher:
         for row in _metrics(before):
             self._health.stepped(row)
 
-    def collecting(self, what: str, done: int, total: int) -> None:
+    def doing(self, what: str, done: int = 0, total: int = 0) -> None:
         pass
 
     def stepped(self, step: int, metrics: dict[str, float]) -> None:

@@ -1,9 +1,10 @@
-"""How it goes, while it goes: a panel that redraws itself in a terminal, one line a step anywhere else."""
+"""How it goes, while it goes: a panel that redraws itself in a terminal, one line an event anywhere else."""
 
-import itertools
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -11,20 +12,13 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from lightningrl.cli.console import say
 from lightningrl.loop import Exam
 
 BARS = "▁▂▃▄▅▆▇█"
-WIDTH = 36
-
-
-def sparkline(values: Sequence[float], *, width: int = WIDTH) -> str:
-    """Rewards in [0, 1] as bars; the mean of neighbours where there are more than fit."""
-    if not values:
-        return ""
-    count = min(width, len(values))
-    edges = [round(index * len(values) / count) for index in range(count + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
-    return "".join(BARS[min(len(BARS) - 1, max(0, int(mean * len(BARS))))] for mean in means)
+BESIDES = 2 * (1 + 2) + len("held-out") + 2 + 2 + len("1000/1000")
+"""Columns of the panel that are no chart: border and padding on both sides, a label, a figure, and the gaps between them."""
+NARROWEST = 10
 
 
 def clock(seconds: float) -> str:
@@ -32,80 +26,140 @@ def clock(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
-class Progress:
-    """A watcher that shows the run to a person."""
+def training_chart(rewards: Mapping[int, float], *, steps: int, width: int) -> str:
+    """Step → reward in [0, 1] as bars: the whole run has `width` columns. Several steps share a column, or a step has several.
 
-    def __init__(self, console: Console, *, name: str, steps: int, where: str) -> None:
+    `{0: 0.0, 1: 0.5}` of 4 steps in 8 columns: `▁▁▅▅`
+    """
+    columns = math.ceil((max(rewards, default=-1) + 1) * width / steps)
+    found = []
+    for column in range(columns):
+        first = column * steps // width
+        last = max(first, math.ceil((column + 1) * steps / width) - 1)
+        values = [rewards[step] for step in range(first, last + 1) if step in rewards]
+        found.append(_bar(sum(values) / len(values)) if values else " ")
+    return "".join(found)
+
+
+def exams_chart(rewards: Mapping[int, float], *, steps: int, width: int) -> str:
+    """Steps taken → reward in an exam, in the columns of `training_chart`, with dots in between.
+
+    `{0: 0.0, 2: 0.5}` of 4 steps in 8 columns: `▁··▅`
+    """
+    at = {done * (width - 1) // steps: _bar(reward) for done, reward in rewards.items()}
+    return "".join(at.get(column, "·") for column in range(max(at, default=-1) + 1))
+
+
+def _bar(reward: float) -> str:
+    return BARS[min(len(BARS) - 1, max(0, int(reward * len(BARS))))]
+
+
+class Progress:
+    """A watcher that shows the run to a person. `steps`: None for an evaluation, which takes none. `before`: rows of a run that goes on."""
+
+    def __init__(self, console: Console, *, name: str, steps: int | None, where: str, before: Sequence[Mapping[str, Any]] = ()) -> None:
         self._console = console
         self._name, self._steps, self._where = name, steps, where
         self._began = time.monotonic()
         self._step_times: list[float] = []
-        self._done = 0
-        self._train: list[float] = []
-        self._heldout: list[float] = []
+        self._train = {row["step"]: row["reward/mean"] for row in before if row["kind"] == "step"}
+        self._heldout = {row["step"]: row["reward/mean"] for row in before if row.get("mode") == "sampled"}
+        self._latest: dict[str, float] = {}  # exam mode → reward
         self._metrics: dict[str, float] = {}
         self._doing = ("starting", 0, 0)
-        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._panel, transient=True) if console.is_terminal else None
+        live = Live(console=console, refresh_per_second=4, get_renderable=self._frame, transient=True)
+        self._live = live if console.is_terminal else None
 
     def __enter__(self) -> "Progress":
         if self._live:
-            self._live.start()
+            self._live.start(refresh=True)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._live:
             self._live.stop()
 
-    def collecting(self, what: str, done: int, total: int) -> None:
+    def starting(self, what: str) -> None:
+        """Something that comes before the first rollout, and takes a while."""
+        self.doing(what)
+        if not self._live:
+            say(self._console, what)
+
+    def doing(self, what: str, done: int = 0, total: int = 0) -> None:
+        fresh = what != self._doing[0]
         self._doing = (what, done, total)
+        if self._live and fresh:
+            self._live.refresh()  # what follows may hold the interpreter
 
     def stepped(self, step: int, metrics: dict[str, float]) -> None:
-        self._done = step + 1
-        self._train.append(metrics["reward/mean"])
+        self._train[step] = metrics["reward/mean"]
         self._metrics = metrics
         self._step_times.append(metrics["time/collect_s"] + metrics["time/learn_s"])
         if not self._live:
-            self._line(
+            say(
+                self._console,
                 f"step {step + 1:>3}/{self._steps}  train reward {metrics['reward/mean']:.3f}  {self._tokens_per_s():>6,.0f} tokens/s  "
-                f"elapsed {clock(time.monotonic() - self._began)}  left {self._left()}"
+                f"elapsed {self._elapsed()}  left {self._left()}",
             )
 
     def examined(self, exam: Exam) -> None:
+        self._latest[exam.mode] = exam.mean
         if exam.mode == "sampled":
-            self._heldout.append(exam.mean)
+            self._heldout[exam.version] = exam.mean
         if not self._live:
-            self._line(f"held-out reward {exam.mean:.3f}  ({exam.mode}, {len(exam.rewards)} tasks, after {exam.version} steps)")
-
-    def _line(self, text: str) -> None:
-        self._console.print(text, highlight=False)
+            after = "" if self._steps is None else f", after {exam.version} steps"
+            say(self._console, f"held-out reward {exam.mean:.3f}  ({exam.mode}, {len(exam.rewards)} tasks{after})")
 
     def _tokens_per_s(self) -> float:
         return self._metrics.get("tokens/sampled", 0.0) / self._step_times[-1] if self._step_times else 0.0
 
+    def _elapsed(self) -> str:
+        return clock(time.monotonic() - self._began)
+
     def _left(self) -> str:
-        """From the median of the last ten steps."""
+        """From the median of the last ten steps; exams are not in it."""
         recent = sorted(self._step_times[-10:])
-        return clock(recent[len(recent) // 2] * (self._steps - self._done)) if recent else "…"
+        return clock(recent[len(recent) // 2] * ((self._steps or 0) - len(self._train)))
+
+    def _frame(self) -> Group:
+        """The panel, and an empty line: a Ctrl-C that the terminal echoes there moves no line of the panel out of reach."""
+        return Group(self._panel(), "")
 
     def _panel(self) -> Panel:
-        rewards = Table.grid(padding=(0, 2))
-        rewards.add_row("train", Text(sparkline(self._train), style="cyan"), _figure(self._train))
-        rewards.add_row("held-out", Text(sparkline(self._heldout), style="green"), _figure(self._heldout))
         what, done, total = self._doing
-        filled = int(WIDTH * done / total) if total else 0
-        facts = [f"{self._tokens_per_s():,.0f} tokens/s"]
+        width = max(NARROWEST, self._console.width - BESIDES)
+        filled = width * done // total if total else 0
+        charts = Table.grid(padding=(0, 2))
+        charts.add_column(width=len("held-out"))
+        charts.add_column(width=width)
+        charts.add_column(width=len("1000/1000"))
+        if self._steps:
+            train = training_chart(self._train, steps=self._steps, width=width)
+            heldout = exams_chart(self._heldout, steps=self._steps, width=width)
+            charts.add_row("train", Text(train, style="cyan"), _latest(self._train))
+            charts.add_row("held-out", Text(heldout, style="green"), _latest(self._heldout))
+        bars = Text.assemble(("━" * filled, "magenta"), ("━" * (width - filled), "dim"))
+        charts.add_row("now", bars, f"{done}/{total}" if total else "")
+        charts.add_row("", Text(what))
+        body = Group(Text(self._head()), "", charts, "", Text(self._facts(), style="dim"))
+        title = Text(f"⚡ {self._name}", style="bold")
+        return Panel(body, title=title, subtitle=Text(self._where, style="dim"), title_align="left", subtitle_align="right", padding=(1, 2))
+
+    def _head(self) -> str:
+        if self._steps is None:
+            return f"{self._elapsed()} elapsed"
+        left = f" · {self._left()} left" if self._step_times else ""
+        return f"step {len(self._train)}/{self._steps} · {self._elapsed()} elapsed{left}"
+
+    def _facts(self) -> str:
+        facts = [f"{mode} {reward:.3f}" for mode, reward in self._latest.items()] if self._steps is None else []
         if self._metrics:
+            facts.append(f"{self._tokens_per_s():,.0f} tokens/s")
             facts.append(f"{self._metrics.get('calls/per_rollout', 0):.1f} calls a rollout")
-            facts.append(f"entropy {self._metrics.get('policy/entropy', 0):.2f}")
-        rewards.add_row(
-            Text("now", style="dim"), Text("━" * filled, style="magenta") + Text("━" * (WIDTH - filled), style="dim"), Text(what, style="dim")
-        )
-        head = f"step {self._done}/{self._steps} · {clock(time.monotonic() - self._began)} elapsed · {self._left()} left"
-        body = Group(Text(head), "", rewards, "", Text(" · ".join(facts), style="dim"))
-        return Panel(
-            body, title=f"[bold]⚡ {self._name}[/]", subtitle=f"[dim]{self._where}[/]", title_align="left", subtitle_align="right", padding=(1, 2)
-        )
+        if "policy/entropy" in self._metrics:  # it has a name before it where several policies learn
+            facts.append(f"entropy {self._metrics['policy/entropy']:.2f}")
+        return " · ".join(facts)
 
 
-def _figure(values: Sequence[float]) -> Text:
-    return Text(f"{values[-1]:.2f}" if values else "–", style="bold")
+def _latest(rewards: Mapping[int, float]) -> Text:
+    return Text(f"{rewards[max(rewards)]:.2f}" if rewards else "–", style="bold")

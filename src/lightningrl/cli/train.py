@@ -7,6 +7,7 @@ from dataclasses import asdict
 import uvloop
 from rich.console import Console
 
+from lightningrl.cli.console import say
 from lightningrl.cli.curve import draw_curve
 from lightningrl.cli.folder import Journal, RunFolder
 from lightningrl.cli.health import HealthWatcher, checkup, health_report
@@ -16,7 +17,6 @@ from lightningrl.cli.report import Result, before_after, cpu_spent, next_steps, 
 from lightningrl.config import Config
 from lightningrl.errors import Stopped
 from lightningrl.loop import Exam, Watcher
-from lightningrl.serve import lightning
 
 
 class Watchers:
@@ -25,9 +25,9 @@ class Watchers:
     def __init__(self, *watchers: Watcher) -> None:
         self._watchers = watchers
 
-    def collecting(self, what: str, done: int, total: int) -> None:
+    def doing(self, what: str, done: int = 0, total: int = 0) -> None:
         for watcher in self._watchers:
-            watcher.collecting(what, done, total)
+            watcher.doing(what, done, total)
 
     def stepped(self, step: int, metrics: dict[str, float]) -> None:
         for watcher in self._watchers:
@@ -51,9 +51,12 @@ def train(config: Config, folder: RunFolder, *, console: Console) -> Result:
 
 async def _train(config: Config, folder: RunFolder, *, console: Console) -> Result:
     began = time.monotonic()
-    progress = Progress(console, name=config.name, steps=config.loop.steps, where=str(folder.path))
+    progress = Progress(console, name=config.name, steps=config.loop.steps, where=str(folder.path), before=folder.rows())
     with progress:
-        async with lightning(config, folder.path) as server:
+        progress.starting("loading torch")
+        from lightningrl.serve import lightning  # slow to load: a person is told first
+
+        async with lightning(config, folder.path, starting=progress.starting) as server:
             version = await server.version()
             journal = Journal(folder, version=version)
             loop = server.loop(Watchers(journal, progress, HealthWatcher(console, config, before=folder.rows())))
@@ -68,9 +71,9 @@ async def _train(config: Config, folder: RunFolder, *, console: Console) -> Resu
     console.print(before_after(summary))
     if example:
         console.print(example)
-    console.print(f"{result.steps} steps, {result.rollouts:,} rollouts, {result.seconds:.0f} s", highlight=False)
+    say(console, f"{result.steps} steps, {result.rollouts:,} rollouts, {result.seconds:.0f} s")
     if result.cpu_s:
-        console.print(cpu_spent(result), highlight=False)
+        say(console, cpu_spent(result))
     next_steps(console, config, run_dir=folder.path)
     (folder.path / "result.json").write_text(json.dumps(asdict(result)) + "\n", encoding="utf-8")
     return result
