@@ -154,13 +154,18 @@ class Learner:
     def weights(self, version: int) -> Weights:
         return Weights(policy=self.name, version=version, uri=self._checkpoints.format(version), kind=self._kind)
 
-    def save(self, weights: Weights) -> None:
+    async def save(self, weights: Weights) -> None:
         """Write a folder that anything loads, with what the trainer needs to go on."""
-        self.trainer.publish(self._folder / weights.uri)
-        self.trainer.save(self._folder / weights.uri / TRAINER)
+        await self.export(self._folder / weights.uri)
+        await self._computed(self.trainer.save, self._folder / weights.uri / TRAINER)
 
-    def load(self, weights: Weights) -> None:
-        self.trainer.load(self._folder / weights.uri / TRAINER)
+    async def load(self, weights: Weights) -> None:
+        """Go on from a version. The engine must be paused: it may share the weights."""
+        await self._computed(self.trainer.load, self._folder / weights.uri / TRAINER)
+
+    async def export(self, folder: Path) -> None:
+        """Write the weights as they are now, as a model that anything loads."""
+        await self._computed(self.trainer.publish, folder)
 
     async def serve(self, weights: Weights) -> None:
         """Have the engine answer with these weights, and make sure that it does."""

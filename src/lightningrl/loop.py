@@ -5,7 +5,6 @@ records alone, so a run that is killed anywhere goes on from its last published 
 """
 
 import asyncio
-import shutil
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 
 from lightningrl.algorithms.air import air_rewards
+from lightningrl.checkpoints import Checkpoints
 from lightningrl.config import Config
 from lightningrl.cpu import CpuSplit
 from lightningrl.data.dump import dump_lessons
@@ -30,7 +30,6 @@ from lightningrl.types import FINAL, Call, Doubles, Reward, Rollout, Task
 Mode: TypeAlias = Literal["sampled", "greedy"]
 MODES: tuple[Mode, ...] = ("sampled", "greedy")
 TEMPERATURE: dict[Mode, float] = {"sampled": 1.0, "greedy": 0.0}
-CHECKPOINTS_KEPT = 2
 PROGRESS_EVERY_S = 0.5
 
 
@@ -78,10 +77,13 @@ class Summary:
 class Loop:
     """Learns from one recipe: one policy, or several in the same rollouts."""
 
-    def __init__(self, config: Config, *, store: Store, learners: Sequence[Learner], folder: Path, watcher: Watcher) -> None:
+    def __init__(
+        self, config: Config, *, store: Store, learners: Sequence[Learner], checkpoints: Checkpoints, folder: Path, watcher: Watcher
+    ) -> None:
         self.config = config
         self.store = store
         self.learners = learners
+        self.checkpoints = checkpoints
         self.folder = folder
         self.watcher = watcher
         self.cpu = CpuSplit()
@@ -111,14 +113,11 @@ class Loop:
         return Summary(before=before, after=after, rollouts=len(await self.store.rollouts()))
 
     async def restore(self) -> int:
-        """Go back to the last version that all policies have published; the first time, publish what the models came with."""
-        latest = [await self.store.weights(learner.name) for learner in self.learners]
-        version = min(weights.version if weights else -1 for weights in latest)
+        """Go back to the newest version, and serve it; the first time, publish what the models came with."""
+        version = await self.checkpoints.restore()
         if version < 0:
             await self.publish(0)
             return 0
-        for learner in self.learners:
-            learner.load(learner.weights(version))
         await self._serve(version)
         return version
 
@@ -204,12 +203,8 @@ class Loop:
         return metrics if len(self.learners) == 1 else {f"{learner.name}/{name}": value for name, value in metrics.items()}
 
     async def publish(self, version: int) -> None:
-        """Save, then say so, then serve: a crash in between repeats work and loses none. The folders are models that anything loads."""
-        for learner in self.learners:
-            learner.save(learner.weights(version))
-            await self.store.publish(learner.weights(version))
-        for stale in sorted((self.folder / "checkpoints").glob("step-*"))[:-CHECKPOINTS_KEPT]:
-            shutil.rmtree(stale)
+        """Save the weights, tell the store, then serve them."""
+        await self.checkpoints.save(version)
         await self._serve(version)
 
     async def _serve(self, version: int) -> None:

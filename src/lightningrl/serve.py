@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from lightningrl import plugins
 from lightningrl.chat import ChatTemplate
+from lightningrl.checkpoints import Checkpoints
 from lightningrl.config import Config
 from lightningrl.data.tasks import derived_seed
 from lightningrl.engine.base import Engine
@@ -40,19 +41,19 @@ class LightningServer:
     template: ChatTemplate
     learners: tuple[Learner, ...]
     """The policies that learn, in the order of the recipe."""
+    checkpoints: Checkpoints
 
     def loop(self, watcher: Watcher) -> Loop:
-        return Loop(self.config, store=self.store, learners=self.learners, folder=self.folder, watcher=watcher)
+        return Loop(self.config, store=self.store, learners=self.learners, checkpoints=self.checkpoints, folder=self.folder, watcher=watcher)
 
     async def version(self) -> int:
-        """How many steps have been taken already, by all policies; 0 for a new run."""
-        latest = [await self.store.weights(learner.name) for learner in self.learners]
-        return min(weights.version if weights else 0 for weights in latest)
+        """How many steps a run that goes on has behind it; 0 for a new run."""
+        return max(await self.checkpoints.newest(), 0)
 
-    def export(self, folder: Path) -> None:
+    async def export(self, folder: Path) -> None:
         """Write the policy as it is now into `folder`; several go into folders of their names in it."""
         for learner in self.learners:
-            learner.trainer.publish(folder / learner.name if len(self.learners) > 1 else folder)
+            await learner.export(folder / learner.name if len(self.learners) > 1 else folder)
 
 
 @asynccontextmanager
@@ -85,7 +86,8 @@ async def lightning(config: Config, folder: Path, *, starting: Starting = lambda
             await learner.engine.pause()  # until the loop has restored its weights: attempts of an earlier run may be queued
         starting(_workers(config))
         await stack.enter_async_context(_agents(config, sock, folder, store=store, template=template, engines=engines))
-        yield LightningServer(config=config, folder=folder, store=store, template=template, learners=learners)
+        checkpoints = Checkpoints(folder, store=store, learners=learners)
+        yield LightningServer(config=config, folder=folder, store=store, template=template, learners=learners, checkpoints=checkpoints)
 
 
 @asynccontextmanager
@@ -98,7 +100,8 @@ async def relaying(config: Config, folder: Path, *, starting: Starting = lambda 
         stack.push_async_callback(store.close)
         starting(_workers(config))
         await stack.enter_async_context(_agents(config, sock, folder, store=store, template=template, engines={}))
-        yield LightningServer(config=config, folder=folder, store=store, template=template, learners=())
+        checkpoints = Checkpoints(folder, store=store, learners=())
+        yield LightningServer(config=config, folder=folder, store=store, template=template, learners=(), checkpoints=checkpoints)
 
 
 @asynccontextmanager

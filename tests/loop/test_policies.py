@@ -45,7 +45,7 @@ async def learn(config: Config, folder: Path) -> list[Call]:
     folder.mkdir(exist_ok=True)
     async with lightning(config, folder) as server:
         await server.loop(Nobody()).run()
-        server.export(folder / "model")
+        await server.export(folder / "model")
         rollouts = [rollout for rollout in await server.store.rollouts() if rollout.id.startswith("train")]
         return await server.store.calls([rollout.accepted_attempt_id or "" for rollout in rollouts])
 
@@ -88,8 +88,8 @@ async def test_a_run_that_ended_between_two_publications_goes_on_bit_for_bit(rec
     await learn(load_config(recipe.path, ["loop.steps=1"]), halted)
     async with lightning(config, halted) as server:
         asker = server.learners[0]
-        asker.load(asker.weights(1))
-        asker.save(asker.weights(2))  # killed before the other one had published its second version
+        await asker.load(asker.weights(1))
+        await asker.save(asker.weights(2))  # killed before the other one had published its second version
         await server.store.publish(asker.weights(2))
     async with lightning(config, halted) as server:
         assert await server.version() == 1

@@ -61,7 +61,7 @@ async def _train(config: Config, folder: RunFolder, *, console: Console) -> Resu
             journal = Journal(folder, version=version)
             loop = server.loop(Watchers(journal, progress, HealthWatcher(console, config, before=folder.rows())))
             summary = await loop.run()
-            server.export(folder.model)
+            await server.export(folder.model)
             example = await then_and_now(summary, server.store, decode=server.template.decode)
     draw_curve(folder.rows(), folder.curve, title=config.name)
     loop.cpu.lap("rest")

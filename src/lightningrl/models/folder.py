@@ -20,18 +20,18 @@ def whole_folder(path: Path) -> Iterator[Path]:
     try:
         yield draft
         for file in (*draft.iterdir(), draft):
-            _flush(file)
+            flush(file)
         if path.exists():
             path.rename(old)
         draft.rename(path)
         shutil.rmtree(old, ignore_errors=True)
-        _flush(path.parent)
+        flush(path.parent)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _flush(path: Path) -> None:
-    """Survive a power cut: files first, then the folder that names them."""
+def flush(path: Path) -> None:
+    """Have a file or a folder survive a power cut: files first, then the folder that names them."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,0 +1,223 @@
+"""Checkpoints: damage is noticed, a run goes on from the version before it, and saving blocks nothing."""
+
+import asyncio
+import logging
+import random
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lightningrl.checkpoints import damage, seal
+from lightningrl.config import LossConfig, TrainerConfig, load_config
+from lightningrl.conformance import Nobody
+from lightningrl.errors import UserError
+from lightningrl.models.load import export_folder, load_model, load_tokenizer
+from lightningrl.serve import lightning
+from lightningrl.trainer import conformance
+from lightningrl.trainer.local import LocalTrainer
+from tests.conftest import AGENT, RECIPE, SmallRecipe
+from tests.loop.test_policies import digest
+from tests.loop.test_policies import recipe as two_policies
+
+__all__ = ["two_policies"]
+
+
+async def learn(recipe: SmallRecipe, run: str) -> Path:
+    folder = recipe.folder / run
+    folder.mkdir(exist_ok=True)
+    async with lightning(load_config(recipe.path, ["tasks.heldout=1"]), folder) as server:
+        await server.loop(Nobody()).run()
+        await server.export(folder / "model")
+    return folder
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+# What is noticed
+
+
+@pytest.fixture(scope="module")
+def checkpoint(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`step-00001` and `step-00002` of a trainer."""
+    tokenizer, folder = load_tokenizer(str(model_folder)), tmp_path_factory.mktemp("checkpoints")
+    trainer = LocalTrainer(
+        load_model(str(model_folder)),
+        config=TrainerConfig(threads=1),
+        loss=LossConfig(),
+        export=lambda model, path: export_folder(model, path, tokenizer=tokenizer),
+    )
+    for version in (1, 2):
+        conformance.step(trainer, version)
+        path = folder / f"step-{version:05d}"
+        trainer.publish(path)
+        trainer.save(path / "trainer")
+        seal(path, policy="policy", version=version)
+        assert damage(path, policy="policy", version=version) is None
+    return folder
+
+
+Files = dict[Path, bytes]
+
+
+def damaged(files: Files, older: Files, *, kind: str, rng: random.Random) -> dict[Path, bytes | None]:
+    """What to write where; None: to remove."""
+    path = rng.choice(sorted(files))
+    content = bytearray(files[path])
+    match kind:
+        case "flip":
+            content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        case "truncate":
+            del content[rng.randrange(len(content)) :]
+        case "lengthen":
+            content += rng.randbytes(rng.randint(1, 100))
+        case "zero":
+            content = bytearray(len(content))
+        case "exchange":
+            other = rng.choice([other for other in sorted(files) if files[other] != files[path]])
+            return {path: files[other], other: files[path]}
+        case "older":
+            return {path: older[path]} if older[path] != files[path] else dict(older)
+        case _:
+            return {path: None}
+    return {path: bytes(content)}
+
+
+def test_each_of_a_thousand_damages_is_noticed(checkpoint: Path) -> None:
+    rng = random.Random(0)
+    good = checkpoint / "step-00002"
+    files = {path: path.read_bytes() for path in good.rglob("*") if path.is_file()}
+    older = {path: (checkpoint / "step-00001" / path.relative_to(good)).read_bytes() for path in files}
+    assert {"manifest.json", "model.safetensors", "moments.safetensors", "weights.safetensors", "trainer.json"} <= {path.name for path in files}
+    for number in range(1000):
+        kind = ("flip", "truncate", "lengthen", "zero", "exchange", "older", "remove")[number % 7]
+        changed = damaged(files, older, kind=kind, rng=rng)
+        for path, content in changed.items():
+            path.unlink() if content is None else path.write_bytes(content)
+        assert damage(good, policy="policy", version=2), (kind, *changed)
+        for path in changed:
+            path.write_bytes(files[path])
+    assert damage(good, policy="policy", version=2) is None
+
+
+def test_a_checkpoint_of_another_policy_or_version_is_noticed(checkpoint: Path) -> None:
+    folder = checkpoint / "step-00002"
+    assert damage(folder, policy="other", version=2) == f"`{folder}` holds version 2 of `policy`"
+    assert damage(folder, policy="policy", version=3) == f"`{folder}` holds version 2 of `policy`"
+
+
+# What a run does about it
+
+
+async def test_a_damaged_checkpoint_costs_a_step_and_changes_nothing(two_policies: SmallRecipe, caplog: pytest.LogCaptureFixture) -> None:
+    """Both policies go back to the version before, and learn from the same records again."""
+    run = await learn(two_policies, "run")
+    learnt = {policy: digest(run / "model" / policy) for policy in ("asker", "picker")}
+    flip_a_bit(run / "checkpoints/step-00002/picker/trainer/moments.safetensors")
+    with caplog.at_level(logging.WARNING):
+        await learn(two_policies, "run")
+    (said,) = [record.getMessage() for record in caplog.records if "checkpoint" in record.getMessage()]
+    assert "checkpoint 2 is damaged: `" in said and "moments.safetensors` has changed since it was written; going on from version 1" in said
+    assert {policy: digest(run / "model" / policy) for policy in ("asker", "picker")} == learnt
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> SmallRecipe:
+    """A run of two steps in `run`."""
+    folder = tmp_path_factory.mktemp("learnt")
+    (folder / "agent.py").write_text(AGENT)
+    (folder / "recipe.toml").write_text(RECIPE)
+    (folder / "model").symlink_to(model_folder)
+    recipe = SmallRecipe(folder)
+    asyncio.run(learn(recipe, "run"))
+    return recipe
+
+
+@pytest.fixture
+def finished(learnt: SmallRecipe, tmp_path: Path) -> SmallRecipe:
+    shutil.copytree(learnt.folder, tmp_path / "copy", symlinks=True)
+    return SmallRecipe(tmp_path / "copy")
+
+
+async def version(recipe: SmallRecipe) -> int:
+    async with lightning(load_config(recipe.path, ["tasks.heldout=1"]), recipe.folder / "run") as server:
+        return await server.version()
+
+
+async def test_two_versions_are_kept(finished: SmallRecipe) -> None:
+    assert sorted(path.name for path in (finished.folder / "run/checkpoints").iterdir()) == ["step-00001", "step-00002"]
+    assert await version(finished) == 2
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda checkpoints: [flip_a_bit(path) for path in checkpoints.glob("*/model.safetensors")],
+        lambda checkpoints: [path.unlink() for path in checkpoints.glob("*/manifest.json")],
+        lambda checkpoints: [path.write_bytes(b"\xff\xff") for path in checkpoints.glob("*/manifest.json")],
+        lambda checkpoints: [shutil.rmtree(path) for path in checkpoints.glob("*/trainer")],
+        lambda checkpoints: shutil.rmtree(checkpoints),
+    ],
+    ids=["flipped", "no manifest", "broken manifest", "no trainer", "nothing left"],
+)
+async def test_a_run_without_a_good_checkpoint_says_so(finished: SmallRecipe, harm: Callable[[Path], object]) -> None:
+    harm(finished.folder / "run" / "checkpoints")
+    with pytest.raises(UserError, match=r"(?s)no checkpoint to go on from: .*\nhint: put the run's `checkpoints` back"):
+        await version(finished)
+
+
+async def test_checkpoints_without_their_store_are_not_written_over(finished: SmallRecipe) -> None:
+    (finished.folder / "run" / "store.sqlite").unlink()
+    before = digest(finished.folder / "run/checkpoints/step-00002")
+    for _ in range(2):
+        with pytest.raises(
+            UserError, match=r"(?s)has checkpoints up to version 2, but its store knows of none.*\nhint: put the run's `store.sqlite` back"
+        ):
+            await learn(finished, "run")
+    assert digest(finished.folder / "run/checkpoints/step-00002") == before
+
+
+# What goes on meanwhile
+
+SLOW = '''
+"""A trainer whose disk is slow."""
+import time
+
+from lightningrl.trainer.local import LocalTrainer
+
+
+class Slow(LocalTrainer):
+    def publish(self, path):
+        time.sleep(0.8)
+        super().publish(path)
+
+    def save(self, path):
+        time.sleep(0.8)
+        super().save(path)
+
+    def load(self, path):
+        time.sleep(0.8)
+        super().load(path)
+'''
+
+
+async def test_the_event_loop_runs_on_while_a_checkpoint_is_written_and_read(small_recipe: SmallRecipe) -> None:
+    (small_recipe.folder / "slow.py").write_text(SLOW)
+    (small_recipe.folder / "run").mkdir()
+    async with lightning(load_config(small_recipe.path, ["trainer.name=slow:Slow"]), small_recipe.folder / "run") as server:
+        loop = server.loop(Nobody())
+        for busy in (loop.restore, loop.restore, lambda: server.export(small_recipe.folder / "out")):
+            began, longest = time.monotonic(), 0.0
+            task = asyncio.create_task(busy())
+            while not task.done():
+                ticked = time.monotonic()
+                await asyncio.sleep(0.01)
+                longest = max(longest, time.monotonic() - ticked)
+            await task
+            assert time.monotonic() - began > 0.8 > longest
