@@ -90,3 +90,19 @@ async def test_one_small_step_is_seen(recipe: SmallRecipe) -> None:
     with pytest.raises(EngineError, match="serves other weights"):
         await learn(recipe, "Stale", "trainer.learning_rate=1e-4", "trainer.minibatches=1")
     assert not (recipe.folder / "run" / "checkpoints" / "step-00002" / Path("config.json")).exists(), "it stopped at the first step"
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+async def test_in_bfloat16_too_the_engine_serves_what_the_trainer_trains(small_recipe: SmallRecipe, rank: int) -> None:
+    overrides = ["model.dtype=bfloat16", f"model.lora_rank={rank}", "trainer.learning_rate=1e-3", "tasks.heldout=1"]
+    gaps: list[float] = []
+
+    class Reader(Nobody):
+        def stepped(self, step: int, metrics: dict[str, float]) -> None:
+            gaps.append(metrics["policy/logprob_gap"])
+
+    folder = small_recipe.folder / "run"
+    folder.mkdir()
+    async with lightning(load_config(small_recipe.path, overrides), folder) as server:
+        await server.loop(Reader()).run()
+    assert len(gaps) == 2 and max(gaps) < 0.1

@@ -4,6 +4,9 @@
 
 The layers are peft's, so that its folders go in and out. Their arithmetic is done here: a product that adds into another's result, without
 the checks of a general layer (benchmarks/adapter.py measures it).
+
+A and B are held in float32, whatever the type of W: an update at a usual learning rate is far below the resolution of bfloat16 and would be
+rounded away. Products and files have the type of W.
 """
 
 import copy
@@ -77,7 +80,8 @@ def save_adapter(model: DenseModel, folder: Path) -> None:
     }
     ordered = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.items()}
     (folder / CONFIG).write_text(json.dumps(ordered, indent=2, sort_keys=True), encoding="utf-8")
-    save_file({name: tensor.detach().contiguous() for name, tensor in _tensors(model).items()}, folder / WEIGHTS, metadata={"format": "pt"})
+    tensors = {name: tensor.detach().to(model.dtype).contiguous() for name, tensor in _tensors(model).items()}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     if model.hf.generation_config is not None:
         model.hf.generation_config.save_pretrained(folder)
 
@@ -98,6 +102,9 @@ def _adapted(model: DenseModel, config: LoraConfig) -> DenseModel:
     except ValueError as error:  # there is nothing to adapt
         raise UserError(f"the adapter does not fit the model: {error}", hint="give the adapter's own base model") from error
     _check(hf)
+    for layer in _layers(hf).values():
+        for matrices in (layer.lora_A, layer.lora_B):
+            matrices[NAME].to(torch.promote_types(model.dtype, torch.float32))
     return DenseModel(hf, project=_projection(hf), adapter=config)
 
 
@@ -125,7 +132,7 @@ def _projection(hf: Any) -> Project:
         if known is None:
             return project(module, x)
         weight, bias, down, up, scale = known
-        return F.linear(x, weight, bias).addmm_(F.linear(x, down), up.t(), alpha=scale)
+        return F.linear(x, weight, bias).addmm_(F.linear(x, down.to(x.dtype)), up.to(x.dtype).t(), alpha=scale)
 
     return adapted
 

@@ -1,7 +1,7 @@
 """Update the policy in this very process: one model, shared with the engine, changed in place.
 
-forest → hidden states of unique tokens → logprobs of sampled tokens → loss → gradient; clip → AdamW. Everything is deterministic: the
-same forests in the same order, on the same number of threads, give the same bits.
+forest → hidden states of unique tokens → logprobs of sampled tokens → loss → gradient; clip → AdamW in float32 → the model's own type.
+Everything is deterministic: the same forests in the same order, on the same number of threads, give the same bits.
 """
 
 import math
@@ -21,6 +21,7 @@ from lightningrl.trainer import checkpoint
 from lightningrl.trainer.base import Evaluation
 from lightningrl.trainer.critic import value_head
 from lightningrl.trainer.forward import Outputs, forward
+from lightningrl.trainer.masters import Masters
 from lightningrl.trainer.objective import look_metrics, objective
 from lightningrl.trainer.reference import Reference
 from lightningrl.types import Doubles, Ints, Transition
@@ -46,10 +47,10 @@ class LocalTrainer:
         self._loss = loss
         self._export = export
         self._reference = Reference(model) if loss.kl_coef else None
-        self._policy: dict[str, Tensor] = {name: p for name, p in model.hf.named_parameters() if p.requires_grad}
+        self._policy = Masters({name: p for name, p in model.hf.named_parameters() if p.requires_grad})
         self._head: dict[str, Tensor] = {f"critic.{name}": p for name, p in self.critic.named_parameters()} if self.critic else {}
         self._optimizer = torch.optim.AdamW(
-            [*self._policy.values(), *self._head.values()],
+            list(self._learning().values()),
             lr=config.learning_rate,
             betas=BETAS,
             weight_decay=0.0,
@@ -65,6 +66,7 @@ class LocalTrainer:
             loss, metrics = objective(forest, outputs, self._loss, reference=reference)
             if _is_finite(forest) and bool(torch.isfinite(loss)):
                 torch.autograd.backward(loss)
+                self._policy.take_gradients()
             else:
                 self._poisoned = True
             return _evaluation(forest, outputs, metrics)
@@ -77,9 +79,9 @@ class LocalTrainer:
     def optim_step(self, *, learning_rate: float) -> dict[str, float]:
         """Clip, update, clear. A gradient that is not finite is thrown away: weights and moments stay as they are."""
         with _threads(self._config.threads):
-            parts = {"optim": self._policy} | ({"critic": self._head} if self._head else {})
+            parts = {"optim": self._policy.tensors} | ({"critic": self._head} if self._head else {})
             norms = {name: _norm(part) for name, part in parts.items()}
-            untaught = all(p.grad is None for p in self._policy.values())
+            untaught = all(p.grad is None for p in self._policy.tensors.values())
             skipped = self._poisoned or untaught or not all(map(math.isfinite, norms.values()))
             if not skipped:
                 for name, part in parts.items():
@@ -87,6 +89,7 @@ class LocalTrainer:
                 for group in self._optimizer.param_groups:
                     group["lr"] = learning_rate
                 self._optimizer.step()
+                self._policy.round()
                 self.steps += 1
             self._optimizer.zero_grad(set_to_none=True)
             self._poisoned = False
@@ -97,16 +100,21 @@ class LocalTrainer:
         return self.evaluate(_line(prompt_ids, completion_ids)).logprobs
 
     def save(self, path: Path) -> None:
-        checkpoint.save(path, self._policy | self._head, self._optimizer, reference=self._started_from(), steps=self.steps)
+        checkpoint.save(path, self._learning(), self._optimizer, reference=self._started_from(), steps=self.steps)
 
     def load(self, path: Path) -> None:
         """Weights are changed in place, so an engine that shares them serves the loaded ones."""
-        self.steps = checkpoint.load(path, self._policy | self._head, self._optimizer, reference=self._started_from())
+        self.steps = checkpoint.load(path, self._learning(), self._optimizer, reference=self._started_from())
+        self._policy.round()
         self._optimizer.zero_grad(set_to_none=True)
         self._poisoned = False
 
     def publish(self, path: Path) -> None:
         self._export(self.model, path)
+
+    def _learning(self) -> dict[str, Tensor]:
+        """All that the optimizer changes, by name."""
+        return {**self._policy.tensors, **self._head}
 
     def _started_from(self) -> Mapping[str, Tensor]:
         return self._reference.parameters() if self._reference else {}
