@@ -4,7 +4,7 @@ agents      the processes that run them and whatever these start: framework, too
 engine      threads called `engine-…`; an engine in another process is not counted
 gateway     everything else in this process while agents run: HTTP, rendering, records, handing out rollouts, making up tasks
 training    everything else from a complete batch to the new weights being served: credit, forest, forward, backward, update, saving
-rest        everything else, before and after: imports, loading the model, drawing the curve
+rest        everything else, before and after: imports, loading the model; and threads called `drawing…`, at any time
 
 Waiting is in none of these, be it for the GIL or for a core. Torch's own threads have no names, so they count by what the process is doing: those
 of a product in the trainer as training. What a process has spent that outlived its parent and was ended with its group is lost. Only Linux tells
@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 Doing: TypeAlias = Literal["gateway", "training", "rest"]
+DRAWING = "drawing"
+"""How the name of a thread begins that draws."""
 PARTS = ("agents", "gateway", "engine", "training", "rest")
 
 
@@ -33,6 +35,8 @@ class Clocks:
     """All threads of this process."""
     engine: float
     """Those of them that are engines."""
+    drawing: float
+    """Those of them that draw."""
     agents: float
     """Descendants of this process, alive or waited for."""
 
@@ -42,7 +46,7 @@ class CpuSplit:
 
     def __init__(self) -> None:
         self._spent: dict[str, float] = dict.fromkeys(PARTS, 0.0) if sys.platform == "linux" else {}
-        self._last = Clocks(process=0.0, engine=0.0, agents=0.0)
+        self._last = Clocks(process=0.0, engine=0.0, drawing=0.0, agents=0.0)
 
     @property
     def seconds(self) -> Mapping[str, float]:
@@ -55,7 +59,9 @@ class CpuSplit:
             return
         now, last = clocks(), self._last
         engine, agents = max(0.0, now.engine - last.engine), max(0.0, now.agents - last.agents)  # who has ended is seen no more
-        for part, seconds in (("agents", agents), ("engine", engine), (doing, now.process - last.process - engine)):
+        drawing = max(0.0, now.drawing - last.drawing)
+        ours = now.process - last.process - engine - drawing
+        for part, seconds in (("agents", agents), ("engine", engine), ("rest", drawing), (doing, ours)):
             self._spent[part] += seconds
         self._last = now
 
@@ -68,13 +74,18 @@ if sys.platform == "linux":
 
     def clocks() -> Clocks:
         """As the kernel has them: of descendants to a hundredth of a second, else to the nanosecond."""
-        engines = [thread.ident for thread in threading.enumerate() if thread.name.startswith("engine-") and thread.ident]
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         return Clocks(
             process=time.process_time(),
-            engine=sum(time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in engines),
+            engine=_threads("engine-"),
+            drawing=_threads(DRAWING),
             agents=ended.ru_utime + ended.ru_stime + _living(),
         )
+
+    def _threads(prefix: str) -> float:
+        """Seconds of the threads that are there and are called so."""
+        idents = [thread.ident for thread in threading.enumerate() if thread.name.startswith(prefix) and thread.ident]
+        return sum(time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in idents)
 
 
 def _living() -> float:

@@ -1,39 +1,91 @@
-"""`curve.png`: reward over steps, on training tasks and on held-out ones."""
+"""`curve.png`: reward over steps, on training tasks and on held-out ones, drawn while a run goes on and at its end."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
+from lightningrl.cli.folder import RunFolder
+from lightningrl.cpu import DRAWING
+from lightningrl.loop import Exam
+
 INK, TRAIN, HELDOUT = "#1b1f24", "#9db8d9", "#0a7d4b"
+SHARE = 0.02
+"""Of a run's time that may go into drawing: a drawing of 0.3 s is made anew after 15 s."""
 
 
-def draw_curve(rows: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:
-    """Draw the rows of a `metrics.jsonl`."""
-    import matplotlib  # an extra, and slow to load
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+def draw_curve(rows: Sequence[dict[str, Any]], path: Path, *, title: str, steps: int) -> None:
+    """Draw the rows of a `metrics.jsonl` of a run of so many steps. Who looks at the file meanwhile sees the drawing before."""
+    from matplotlib.figure import Figure  # an extra, and slow to load
+    from matplotlib.ticker import MaxNLocator
 
     def points(kind: str, mode: str | None = None) -> tuple[list[int], list[float]]:
-        """Steps taken, and the reward there."""
+        """Steps that the weights have behind them, and their reward."""
         chosen = [row for row in rows if row["kind"] == kind and row.get("mode") == mode]
-        return [row["step"] + (kind == "step") for row in chosen], [row["reward/mean"] for row in chosen]
+        return [row["step"] for row in chosen], [row["reward/mean"] for row in chosen]
 
-    figure, axes = plt.subplots(figsize=(8, 4.5), dpi=150)
-    axes.plot(*points("step"), color=TRAIN, lw=1.5, label="training tasks (sampled)")
+    figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
+    axes = figure.add_subplot()
+    x, y = points("step")
+    axes.plot(x, y, color=TRAIN, lw=1.5, label=_label("training tasks, sampled", y))
     x, y = points("exam", "sampled")
-    axes.plot(x, y, color=HELDOUT, lw=2.5, marker="o", ms=5, label="held-out tasks (sampled)")
-    axes.scatter(*points("exam", "greedy"), color=INK, marker="D", s=28, zorder=3, label="held-out tasks (greedy)")
-    for index, offset in ((0, (8, -14)), (-1, (-14, -18))):
-        axes.annotate(f"{y[index]:.2f}", (x[index], y[index]), textcoords="offset points", xytext=offset, color=HELDOUT, weight="bold")
-    axes.set(xlabel="step", ylabel="reward", title=title)
+    axes.plot(x, y, color=HELDOUT, lw=2.5, marker="o", ms=6, clip_on=False, zorder=3, label=_label("held-out tasks, sampled", y))
+    x, y = points("exam", "greedy")
+    axes.scatter(x, y, color=INK, marker="D", s=30, clip_on=False, zorder=4, label=_label("held-out tasks, greedy", y))
+    axes.set(xlabel="step", ylabel="reward", xlim=(0, max(steps, 1)))
+    axes.set_title(title, loc="left", weight="bold", pad=12)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if all(0 <= row["reward/mean"] <= 1 for row in rows):
         axes.set_ylim(0, 1)
     axes.grid(axis="y", color="#e4e7eb")
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    axes.legend(frameon=False, loc="lower right")
-    figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize="small")
+    draft = path.with_suffix(".draft.png")
+    figure.savefig(draft)
+    draft.replace(path)
+
+
+def _label(name: str, rewards: Sequence[float]) -> str:
+    """With the first and the last reward: figures beside points would cover the lines."""
+    ends = [f"{reward:.2f}" for reward in (rewards[:1] if len(rewards) < 2 else (rewards[0], rewards[-1]))]
+    return f"{name}: {' → '.join(ends)}" if ends else name
+
+
+class CurveWatcher:
+    """A watcher that draws the curve while the run goes on, in a thread of its own."""
+
+    def __init__(self, folder: RunFolder, *, title: str, steps: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder, self._title, self._steps, self._clock = folder, title, steps, clock
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=DRAWING)
+        self._drawing: Future[None] | None = None
+        self._due = -float("inf")
+
+    def __enter__(self) -> "CurveWatcher":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def doing(self, what: str, done: int = 0, total: int = 0) -> None:
+        pass
+
+    def stepped(self, step: int, metrics: dict[str, float]) -> None:
+        self._draw_if_due()
+
+    def examined(self, exam: Exam) -> None:
+        self._draw_if_due()
+
+    def _draw_if_due(self) -> None:
+        busy = self._drawing is not None and not self._drawing.done()
+        if not busy and self._clock() >= self._due:
+            self._drawing = self._thread.submit(self._draw)
+
+    def _draw(self) -> None:
+        began = self._clock()
+        draw_curve(self._folder.rows(), self._folder.curve, title=self._title, steps=self._steps)
+        now = self._clock()
+        self._due = now + (now - began) / SHARE
