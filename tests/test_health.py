@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lightningrl.config import AlgorithmConfig, LearnerConfig, ModelConfig
-from lightningrl.health import QUIET, RECENT, Health, Row, trend, warnings_of
+from lightningrl.health import QUIET, RECENT, Health, Row, notes_of, trend, warnings_of
 
 HEALTHY = {
     "reward/mean": 0.4,
@@ -75,6 +75,21 @@ def test_what_goes_wrong_is_said_once_with_its_figure_and_what_to_do(change: dic
     assert 30 <= step < 30 + RECENT
     (warning,) = warnings_of(rows, {"policy": learner()})
     assert figure in warning and hint in warning.partition("; hint: ")[2]
+
+
+def test_groups_that_are_all_silent_are_told_at_once() -> None:
+    ((step, warning),) = raised([HEALTHY | {"groups/silent": 24.0, "reward/mean": 0.0}] * 2)
+    assert step == 0 and "in `100%` of the groups" in warning
+    assert raised([HEALTHY | {"groups/silent": 23.0}] * (RECENT - 1)) == [], "of few steps most groups say nothing yet"
+
+
+def test_tasks_that_are_nearly_solved_are_nothing_wrong() -> None:
+    rows = [HEALTHY | {"groups/silent": 20.0, "reward/mean": 0.93}] * RECENT
+    assert raised(rows) == [] and warnings_of(rows, {"policy": learner()}) == []
+    (note,) = notes_of(rows, {"policy": learner()})
+    assert note.startswith("nearly solved: `0.93`")
+    assert notes_of([HEALTHY] * RECENT, {"policy": learner()}) == []
+    assert notes_of([HEALTHY | {"reward/mean": 3.0}] * RECENT, {"policy": learner()}) == [], "a reward that does not end at 1"
 
 
 @pytest.mark.parametrize("name", ["loss/clip_fraction", "loss/ratio_max", "groups/silent", "policy/kl_engine"])

@@ -24,6 +24,8 @@ QUIET = 10
 """Steps for which a warning has to be gone before it is raised once more."""
 SILENT_GROUPS = 0.5
 """Share of groups: more than half of all rollouts are then run for nothing."""
+SOLVED = 0.9
+"""Mean reward, where 1 is the best: groups are then silent because all of their rollouts are right."""
 TRUNCATED = 0.1
 """Share of calls: a policy that is cut off learns where the limit is, not what the answer is."""
 EXCLUDED = 0.1
@@ -93,6 +95,24 @@ def warnings_of(rows: Sequence[Row], learners: Mapping[str, LearnerConfig]) -> l
     return list(_warnings({name: [view(row, name) for row in rows] for name in learners}, learners).values())
 
 
+def notes_of(rows: Sequence[Row], learners: Mapping[str, LearnerConfig]) -> list[str]:
+    """What is worth knowing after the last of these steps, and nothing wrong."""
+    several = len(learners) > 1
+    views = {name: [view(row, name) for row in rows[-RECENT:]] for name in learners}
+    return [
+        (f"`{name}`: " if several else "") + f"nearly solved: `{mean_of(own, 'reward/mean'):.3g}` of 1 is earned on training tasks; "
+        "hint: take harder tasks, or end it here"
+        for name, own in views.items()
+        if solved(own)
+    ]
+
+
+def solved(rows: Sequence[Row]) -> bool:
+    """Whether there is little left to learn from the tasks of the last steps. A reward above 1 is measured otherwise, and says nothing."""
+    rewards = [row["reward/mean"] for row in rows[-RECENT:] if "reward/mean" in row]
+    return bool(rewards) and max(rewards) <= 1 and float(np.mean(rewards)) >= SOLVED
+
+
 def view(row: Row, policy: str) -> Row:
     """What is of the policy, under the names that it has in a run with no other, and what is of the whole run."""
     own = {name.removeprefix(f"{policy}/"): value for name, value in row.items() if name.startswith(f"{policy}/") and name.count("/") > 1}
@@ -145,10 +165,12 @@ def forked(rows: Sequence[Row], config: LearnerConfig) -> str | None:
 
 
 def silent_groups(rows: Sequence[Row], config: LearnerConfig) -> str | None:
-    share = _share(rows, ["groups/silent"], ["groups/count"])
-    if share is None or share <= SILENT_GROUPS:
+    share = _share(rows, ["groups/silent"], ["groups/count"], at_least=1)
+    if share is None or share <= SILENT_GROUPS or solved(rows):
         return None
-    reward = _recent(rows, "reward/mean") or 0.0
+    if share < 1 and len(rows) < RECENT:  # of few steps only this says something: all groups
+        return None
+    reward = mean_of(rows[-RECENT:], "reward/mean")
     return (
         f"in `{share:.0%}` of the groups all rollouts were worth the same, so that they teach nothing (`{reward:.3g}` on average over all groups); "
         "hint: take tasks that are neither too hard nor too easy, a finer reward, a larger `loop.group_size`, or `algorithm.dynamic_sampling`"
@@ -320,8 +342,14 @@ def _recent(rows: Sequence[Row], name: str) -> float | None:
     return float(np.mean(values)) if len(values) == RECENT else None
 
 
-def _share(rows: Sequence[Row], part: Sequence[str], whole: Sequence[str]) -> float | None:
-    """Over the last steps together."""
+def mean_of(rows: Sequence[Row], name: str) -> float:
+    """Over the steps that have this figure; NaN where none has."""
+    values = [row[name] for row in rows if name in row]
+    return float(np.mean(values)) if values else math.nan
+
+
+def _share(rows: Sequence[Row], part: Sequence[str], whole: Sequence[str], *, at_least: int = RECENT) -> float | None:
+    """Over the last steps together; None where there are fewer than `at_least`."""
     recent = rows[-RECENT:]
     total = sum(row.get(name, 0.0) for row in recent for name in whole)
-    return sum(row.get(name, 0.0) for row in recent for name in part) / total if total and len(recent) == RECENT else None
+    return sum(row.get(name, 0.0) for row in recent for name in part) / total if total and len(recent) >= at_least else None

@@ -1,5 +1,6 @@
 """`lightningrl health`: what a run has learnt from, at its beginning and at its end, and what is wrong with it."""
 
+import io
 import json
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from lightningrl.cli.health import HealthWatcher, checkup
+from lightningrl.cli.health import HealthWatcher, checkup, show
 from lightningrl.config import dump_config, load_config
 from tests.conftest import RECIPE, SmallRecipe
 from tests.test_health import HEALTHY
@@ -44,6 +45,23 @@ def test_the_health_of_a_run_is_told_in_figures_and_in_words(run: Path) -> None:
 
     shown = health(str(run)).stdout
     assert "Signal health, 24 steps" in shown and "were not" in shown and "hint:" in shown
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        (0, "too short to tell: no step has been taken"),
+        (4, "too short to tell: most checks look at 5 steps"),
+        (5, "nothing is wrong"),
+    ],
+)
+def test_of_a_short_run_it_is_said_that_it_cannot_be_told(run: Path, steps: int, said: str) -> None:
+    found = checkup([{"kind": "step", "step": step, **HEALTHY} for step in range(steps)], load_config(run / "config.toml"))
+    console = Console(record=True, width=100, file=io.StringIO())
+    show(found, console)
+    shown = " ".join(console.export_text().split())
+    assert said in shown
+    assert ("nothing is wrong" in shown) == found.conclusive == (steps == 5)
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

@@ -152,10 +152,10 @@ def rollouts(
 @app.command()
 def health(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run.")], as_json: Json = False) -> None:
     """Say whether what a run learns from is healthy, also while it is going on."""
-    from lightningrl.cli.health import health_report, read
+    from lightningrl.cli.health import read, show
 
     found = read(run_dir)
-    make_console(stderr=as_json).print(health_report(found))
+    show(found, make_console(stderr=as_json))
     if as_json:
         typer.echo(json.dumps(found.as_json()))
 

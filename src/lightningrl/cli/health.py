@@ -7,16 +7,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-from rich.console import Console, Group
-from rich.padding import Padding
+from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
+from lightningrl.cli.console import say
 from lightningrl.cli.folder import RunFolder
 from lightningrl.config import Config, LearnerConfig, load_config
 from lightningrl.errors import UserError
-from lightningrl.health import CALLS, NO_REWARDS, RECENT, Health, Row, left_out_shares, view, warnings_of
+from lightningrl.health import CALLS, NO_REWARDS, RECENT, Health, Row, left_out_shares, mean_of, notes_of, view, warnings_of
 from lightningrl.loop import Exam
 
 
@@ -81,24 +79,18 @@ def _signals(rows: Sequence[Row], *, policy: str) -> list[Signal]:
     reasons = sorted({reason for end in ends for reason in left_out_shares(end)})
     found: dict[str, tuple[list[float], Literal["share", "number"]]] = {}
     for words, name in rewards.items():
-        found[words] = [_mean(end, name) for end in ends], "number"
+        found[words] = [mean_of(end, name) for end in ends], "number"
     for words, (part, whole) in SHARES.items():
         found[words] = [_part(end, part, whole) for end in ends], "share"
     for reason in reasons:
         found[f"tokens left out: `{reason}`"] = [left_out_shares(end).get(reason, 0.0) for end in ends], "share"
     for words, name in NUMBERS.items():
-        found[words] = [_mean(end, name) for end in ends], "number"
+        found[words] = [mean_of(end, name) for end in ends], "number"
     for words, name in PARTS.items():
-        found[words] = [_mean(end, name) for end in ends], "share"
+        found[words] = [mean_of(end, name) for end in ends], "share"
     return [
         Signal(policy=policy, name=words, first=first, last=last, kind=kind) for words, ((first, last), kind) in found.items() if not math.isnan(last)
     ]
-
-
-def _mean(rows: Sequence[Row], name: str) -> float:
-    """NaN where nobody says."""
-    values = [row[name] for row in rows if name in row]
-    return float(np.mean(values)) if values else math.nan
 
 
 def _part(rows: Sequence[Row], part: Sequence[str], whole: Sequence[str]) -> float:
@@ -116,12 +108,20 @@ class Checkup:
     """(step, warning), in the order in which they were raised."""
     warnings: tuple[str, ...]
     """Those that are true at the end."""
+    notes: tuple[str, ...]
+    """What is worth knowing at the end, and nothing wrong."""
+
+    @property
+    def conclusive(self) -> bool:
+        """Whether there were enough steps for all checks: most look at several steps together."""
+        return self.steps >= RECENT
 
     def as_json(self) -> dict[str, Any]:
         """A figure that is not known is null."""
         signals = [{key: None if value != value else value for key, value in asdict(signal).items()} for signal in self.signals]
         raised = [{"step": step, "warning": text} for step, text in self.raised]
-        return {"steps": self.steps, "signals": signals, "raised": raised, "warnings": list(self.warnings)}
+        told = {"warnings": list(self.warnings), "notes": list(self.notes), "conclusive": self.conclusive}
+        return {"steps": self.steps, "signals": signals, "raised": raised, **told}
 
 
 def read(folder: Path) -> Checkup:
@@ -136,13 +136,14 @@ def checkup(rows: Sequence[Mapping[str, Any]], config: Config) -> Checkup:
     """Of the rows of a `metrics.jsonl`."""
     learners = config.learners()
     health = Health(learners)
-    metrics = _metrics(rows)
+    metrics = steps_of(rows)
     raised = [(step, text) for step, row in enumerate(metrics) for text in health.stepped(row)]
     return Checkup(
         steps=len(metrics),
         signals=tuple(signals_of(metrics, learners)),
         raised=tuple(raised),
         warnings=tuple(warnings_of(metrics, learners)),
+        notes=tuple(notes_of(metrics, learners)),
     )
 
 
@@ -152,7 +153,7 @@ class HealthWatcher:
     def __init__(self, console: Console, config: Config, *, before: Sequence[Mapping[str, Any]] = ()) -> None:
         self._console = console
         self._health = Health(config.learners())
-        for row in _metrics(before):
+        for row in steps_of(before):
             self._health.stepped(row)
 
     def doing(self, what: str, done: int = 0, total: int = 0) -> None:
@@ -160,19 +161,19 @@ class HealthWatcher:
 
     def stepped(self, step: int, metrics: dict[str, float]) -> None:
         for warning in self._health.stepped(metrics):
-            self._console.print(_worded(warning, f"step {step + 1}: "))
+            _advise(self._console, (f"step {step + 1}: warning: ", "bold yellow"), warning)
 
     def examined(self, exam: Exam) -> None:
         pass
 
 
-def _metrics(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
+def steps_of(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
     """Of the rows of a `metrics.jsonl` those that are steps, without what only names them."""
     return [{name: value for name, value in row.items() if "/" in name} for row in rows if row["kind"] == "step"]
 
 
-def health_report(found: Checkup) -> Group:
-    """A table for a person, and what is still wrong."""
+def show(found: Checkup, console: Console) -> None:
+    """A table for a person, what is still wrong, and whether that can be told at all."""
     table = Table(title=f"Signal health, {found.steps} steps", title_justify="left", title_style="bold")
     table.caption, table.caption_justify = f"means of {min(RECENT, found.steps)} steps", "left"
     several = any(signal.policy for signal in found.signals)
@@ -183,13 +184,32 @@ def health_report(found: Checkup) -> Group:
         for index, signal in enumerate(signals):
             figures = [_figure(value, signal.kind) for value in (signal.first, signal.last)]
             table.add_row(*([policy if index == 0 else ""] if several else []), signal.name.replace("`", ""), *figures)
-    said = [_worded(warning) for warning in found.warnings] or [Text("nothing is wrong with what it learns from", style="green")]
-    return Group(table, *said)
+    if found.signals:
+        console.print(table)
+    for warning in found.warnings:
+        _advise(console, ("warning: ", "bold yellow"), warning)
+    for note in found.notes:
+        _advise(console, ("note: ", "bold green"), note)
+    if not found.conclusive:
+        say(console, ("too short to tell: ", "bold yellow"), _too_short(found.steps))
+    elif not found.warnings:
+        say(console, ("nothing is wrong with what it learns from", "green"))
 
 
-def _worded(warning: str, when: str = "") -> Group:
-    text, _, hint = warning.partition("; hint: ")
-    return Group(Text.assemble((f"{when}warning: ", "bold yellow"), text), Padding(Text.assemble(("hint: ", "yellow"), hint), (0, 0, 0, 2)))
+def _too_short(steps: int) -> str:
+    if not steps:
+        return "no step has been taken, so nothing could be checked"
+    return (
+        f"most checks look at {RECENT} steps together, and there {'is' if steps == 1 else 'are'} {steps}. "
+        "Checked already: whether updates are finite, engine and trainer agree, rewards that are named are given, and not all groups are silent"
+    )
+
+
+def _advise(console: Console, label: tuple[str, str], advice: str) -> None:
+    """A text and what can be done, which stands behind `; hint: `."""
+    text, _, hint = advice.partition("; hint: ")
+    say(console, label, text)
+    say(console, ("  hint: ", "yellow"), hint)
 
 
 def _figure(value: float, kind: str) -> str:

@@ -1,4 +1,4 @@
-"""What came of it: held-out reward before and after, one task then and now, and what to type next."""
+"""What came of it: held-out reward before and after, one task as it was done then and now, and what to type next."""
 
 import json
 import os
@@ -14,8 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from lightningrl.cli.console import say
+from lightningrl.cli.verdict import Answer, Verdict
 from lightningrl.config import Config
-from lightningrl.data.intervals import bootstrap_mean
+from lightningrl.data.intervals import Difference, bootstrap_mean, paired_difference
 from lightningrl.loop import MODES, Exam, Summary
 from lightningrl.store import Store
 from lightningrl.types import Rollout
@@ -33,6 +34,12 @@ class Result:
     """Mean reward on held-out tasks, sampled at temperature 1, as the policy acts."""
     heldout_greedy_before: float
     heldout_greedy_after: float
+    learnt: Answer
+    """Whether held-out reward, sampled, rose by more than chance explains: `yes`, `no`, or `worse` if it fell."""
+    heldout_change: Difference
+    """Its change, task by task."""
+    reason: str
+    """Why it has not learnt, most likely; empty if it has."""
     heldout_tasks: int
     heldout_failed: int
     """Rollouts that failed, over all four exams; they are left out of the means."""
@@ -45,12 +52,15 @@ class Result:
     run_dir: str
 
 
-def result_of(summary: Summary, *, seconds: float, cpu_s: Mapping[str, float], steps: int, run_dir: str) -> Result:
+def result_of(summary: Summary, verdict: Verdict, *, seconds: float, cpu_s: Mapping[str, float], steps: int, run_dir: str) -> Result:
     return Result(
         heldout_before=summary.before["sampled"].mean,
         heldout_after=summary.after["sampled"].mean,
         heldout_greedy_before=summary.before["greedy"].mean,
         heldout_greedy_after=summary.after["greedy"].mean,
+        learnt=verdict.learnt,
+        heldout_change=verdict.change,
+        reason=verdict.reason,
         heldout_tasks=len(summary.after["sampled"].rollouts),
         heldout_failed=sum(exam.failed for exams in (summary.before, summary.after) for exam in exams.values()),
         seconds=round(seconds, 1),
@@ -74,14 +84,18 @@ def before_after(summary: Summary) -> Table:
         table.add_column(column, justify="left" if not column else "right")
     for mode in MODES:
         before, after = summary.before[mode], summary.after[mode]
+        change = paired_difference(after.rewards, before.rewards)
         label = {"sampled": "sampled, as it acts (T = 1)", "greedy": "greedy (T = 0)"}[mode]
-        table.add_row(
-            label,
-            interval(before),
-            interval(after),
-            Text(f"{after.mean - before.mean:+.3f}", style="bold green" if after.mean > before.mean else "bold red"),
-        )
+        figure = Text(f"{change.mean:+.3f} [{change.low:+.3f}, {change.high:+.3f}]", style=_style(change))
+        table.add_row(label, interval(before), interval(after), figure)
     return table
+
+
+def _style(change: Difference) -> str:
+    """A colour for what is more than chance."""
+    if change.low > 0:
+        return "bold green"
+    return "bold red" if change.high < 0 else ""
 
 
 def heldout_table(exams: Iterable[Exam]) -> Table:
@@ -105,23 +119,22 @@ def mean_interval(exam: Exam) -> tuple[float, float]:
     return bootstrap_mean(exam.rewards[~np.isnan(exam.rewards)])
 
 
-async def then_and_now(summary: Summary, store: Store, *, decode: Decode) -> Panel | None:
-    """One task the policy could not do before and can do now; None if there is none."""
+async def then_and_now(summary: Summary, store: Store, *, decode: Decode, seed: int) -> Panel | None:
+    """One held-out task, drawn by `seed` from those that failed neither time. None if there is none."""
     before, after = summary.before["greedy"], summary.after["greedy"]
-    learned = [i for i, (b, a) in enumerate(zip(before.rewards, after.rewards, strict=True)) if a > b]
-    if not learned:
+    done = np.flatnonzero(~np.isnan(before.rewards) & ~np.isnan(after.rewards))
+    if not len(done):
         return None
-    # The one with the most calls shows most.
-    calls = {i: len(await _answers(store, after.rollouts[i], decode=decode)) for i in learned[:50]}
-    index = max(calls, key=lambda i: (calls[i], -i))
-    then, now = [await _answers(store, exam.rollouts[index], decode=decode) for exam in (before, after)]
+    index = int(np.random.default_rng(seed).choice(done))
     task = after.rollouts[index].task
     question = task.input.get("question", json.dumps(dict(task.input))[:300])
     parts: list[Text] = [Text(str(question), style="bold")]
-    for label, answers, reward in (("before", then, before.rewards[index]), ("after", now, after.rewards[index])):
-        parts += [Text(""), Text(f"{label}: reward {reward:.3g}", style="green" if reward > 0 else "red")]
-        parts += [Text(f"  {number}. {answer}") for number, answer in enumerate(answers, start=1)]
-    return Panel(Group(*parts), title="one held-out task, then and now (greedy)", title_align="left", padding=(1, 2))
+    for label, exam in (("before", before), ("after", after)):
+        answers = await _answers(store, exam.rollouts[index], decode=decode)
+        parts += [Text(""), Text(f"{label}: reward {exam.rewards[index]:.3g}", style="bold")]
+        parts += [Text(f"{number}. " + answer.replace("\n", "\n   ")) for number, answer in enumerate(answers, start=1)]
+    title = Text(f"one of {len(done)} held-out tasks, drawn at random (greedy)")
+    return Panel(Group(*parts), title=title, title_align="left", padding=(1, 2))
 
 
 async def _answers(store: Store, rollout: Rollout, *, decode: Decode) -> list[str]:
@@ -141,7 +154,8 @@ def next_steps(console: Console, config: Config, *, run_dir: Path) -> None:
     if agent.is_file():
         rows["read the agent, unchanged"] = _near(agent)
     for what, how in rows.items():
-        say(console, f"  {what:<28}{how}")
+        say(console, f"  {what}:")
+        say(console, f"    {how}")
 
 
 def _near(path: Path) -> str:

@@ -7,10 +7,11 @@ from dataclasses import asdict
 import uvloop
 from rich.console import Console
 
+from lightningrl.cli import health, verdict
 from lightningrl.cli.console import say
-from lightningrl.cli.curve import draw_curve
+from lightningrl.cli.curve import CurveWatcher, draw_curve
 from lightningrl.cli.folder import Journal, RunFolder
-from lightningrl.cli.health import HealthWatcher, checkup, health_report
+from lightningrl.cli.health import HealthWatcher, checkup, steps_of
 from lightningrl.cli.live import Progress
 from lightningrl.cli.ready import check_servers, check_tasks
 from lightningrl.cli.report import Result, before_after, cpu_spent, next_steps, result_of, then_and_now
@@ -52,25 +53,29 @@ def train(config: Config, folder: RunFolder, *, console: Console) -> Result:
 async def _train(config: Config, folder: RunFolder, *, console: Console) -> Result:
     began = time.monotonic()
     progress = Progress(console, name=config.name, steps=config.loop.steps, where=str(folder.path), before=folder.rows())
-    with progress:
+    steps = config.loop.steps
+    with progress, CurveWatcher(folder, title=config.name, steps=steps) as curve:
         progress.starting("loading torch")
         from lightningrl.serve import lightning  # slow to load: a person is told first
 
         async with lightning(config, folder.path, starting=progress.starting) as server:
             version = await server.version()
             journal = Journal(folder, version=version)
-            loop = server.loop(Watchers(journal, progress, HealthWatcher(console, config, before=folder.rows())))
+            loop = server.loop(Watchers(journal, progress, curve, HealthWatcher(console, config, before=folder.rows())))
             summary = await loop.run()
             await server.export(folder.model)
-            example = await then_and_now(summary, server.store, decode=server.template.decode)
-    draw_curve(folder.rows(), folder.curve, title=config.name)
+            example = await then_and_now(summary, server.store, decode=server.template.decode, seed=config.seed)
+    rows = folder.rows()
+    draw_curve(rows, folder.curve, title=config.name, steps=steps)
     loop.cpu.lap("rest")
     seconds = time.monotonic() - began
-    result = result_of(summary, seconds=seconds, cpu_s=loop.cpu.seconds, steps=config.loop.steps, run_dir=str(folder.path))
-    console.print(health_report(checkup(folder.rows(), config)))
+    found = verdict.judge(summary.before["sampled"], summary.after["sampled"], steps_of(rows), config)
+    result = result_of(summary, found, seconds=seconds, cpu_s=loop.cpu.seconds, steps=steps, run_dir=str(folder.path))
+    health.show(checkup(rows, config), console)
     console.print(before_after(summary))
     if example:
         console.print(example)
+    verdict.show(found, summary.before["sampled"], summary.after["sampled"], console)
     say(console, f"{result.steps} steps, {result.rollouts:,} rollouts, {result.seconds:.0f} s")
     if result.cpu_s:
         say(console, cpu_spent(result))
