@@ -1,6 +1,7 @@
 """What the docs name exists: files they link to, settings, and verbs of make."""
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,16 @@ def test_what_a_page_names_exists(page: Path) -> None:
 
     verbs = set(re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert [verb for verb in every(r"^\s*make ([a-z]+)", commands(page)) + re.findall(r"`make ([a-z]+)", text) if verb not in verbs] == []
+
+
+def test_the_description_of_the_package_leads_to_nothing_outside_of_it() -> None:
+    """A package index shows the README alone: of links into the repository the text is left, and of its pictures nothing."""
+    hooks = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["metadata"]["hooks"]
+    description = (ROOT / "README.md").read_text()
+    for change in hooks["fancy-pypi-readme"]["substitutions"]:
+        description = re.sub(change["pattern"], change["replacement"], description)
+    assert re.findall(r"!?\[[^\n]*\]\((?!https:)[^)]*\)", description) == []
+    assert "`recipes/sql_langgraph/agent.py`" in description and 'pip install "lightningrl[train]"' in description
 
 
 def test_the_page_of_settings_is_the_one_that_is_generated() -> None:
