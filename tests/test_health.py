@@ -56,6 +56,7 @@ def test_a_healthy_run_says_nothing() -> None:
         ({"rollouts/excluded": 48.0, "rollouts/succeeded": 144.0}, "`25%` of the rollouts failed", "agents.log"),
         ({"calls/truncated": 79.0}, "`20%` of the calls ran into their token limit", "engine.max_length"),
         ({"calls/forked": 195.0}, "`33%` of the calls do not continue", "docs/token-exact.md"),
+        ({"calls/partly": 195.0}, "`34%` of the calls do not continue", "docs/token-exact.md"),
         ({"tokens/left_out_stale": 3000.0}, "`25%` of the sampled tokens were left out as `stale`", "loss.importance"),
         ({"tokens/left_out_grammar": 9100.0}, "`50%` of the sampled tokens were left out as `grammar`", "tool_choice"),
         ({"loss/ratio_mean": 1.4}, "the mean ratio is `1.4`", "trainer.learning_rate"),

@@ -207,7 +207,7 @@ def a_history_is_what_was_read_and_sampled(batch: Batch) -> None:
     """Invariant 1: a prompt that continues a call begins with its very ids."""
     calls = {call.id: call for call in batch.calls}
     for call in batch.calls:
-        if call.capture == "bridged":
+        if call.capture in ("bridged", "partly"):
             parent = calls[call.parent_call_id or ""]
             history = np.concatenate((parent.prompt_ids, parent.completion_ids))
             assert np.array_equal(call.prompt_ids[: len(history)], history), f"`{call.id}` does not go on from what `{parent.id}` read and sampled"

@@ -152,11 +152,11 @@ def truncated(rows: Sequence[Row], config: LearnerConfig) -> str | None:
 
 
 def forked(rows: Sequence[Row], config: LearnerConfig) -> str | None:
-    share = _share(rows, ["calls/forked"], CALLS)
+    share = _share(rows, ["calls/forked", "calls/partly"], CALLS)
     if share is None or share <= FORKED:
         return None
     return (
-        f"`{share:.0%}` of the calls do not continue the history they were given: they are trained, but share no prefix; "
+        f"`{share:.0%}` of the calls do not continue the history they were given: they are trained, but share little of it; "
         "hint: `lightningrl rollouts RUN_DIR --report` says where the agent has rewritten it (docs/token-exact.md)"
     )
 

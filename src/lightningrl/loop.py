@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from lightningrl.errors import AgentError, GraderError, UserError
 from lightningrl.learner import Learner
 from lightningrl.store import Store
 from lightningrl.tracing import spans_of, united
-from lightningrl.types import FINAL, Call, Doubles, Reward, Rollout, Task
+from lightningrl.types import FINAL, Call, Capture, Doubles, Reward, Rollout, Task
 
 Mode: TypeAlias = Literal["sampled", "greedy"]
 MODES: tuple[Mode, ...] = ("sampled", "greedy")
@@ -283,7 +283,7 @@ def _census(batch: Sequence[Rollout], calls: Sequence[Call], rewards: Sequence[R
         "tokens/sampled": float(sum(len(call.completion_ids) for call in calls)),
         "tokens/per_call": float(np.mean([len(call.completion_ids) for call in calls])) if calls else 0.0,
         **_rewards_by_name(rewards, attempts=accepted),
-        **{f"calls/{capture}": float(captures[capture]) for capture in ("bridged", "rendered", "forked", "upstream", "incomplete")},
+        **{f"calls/{capture}": float(captures[capture]) for capture in get_args(Capture)},
     }
 
 

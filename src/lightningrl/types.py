@@ -17,7 +17,7 @@ Doubles: TypeAlias = npt.NDArray[np.float64]
 
 RolloutStatus: TypeAlias = Literal["queued", "running", "succeeded", "failed"]
 AttemptStatus: TypeAlias = Literal["running", "succeeded", "failed", "timeout", "lost"]
-Capture: TypeAlias = Literal["bridged", "rendered", "forked", "upstream", "incomplete"]
+Capture: TypeAlias = Literal["bridged", "partly", "rendered", "forked", "upstream", "incomplete"]
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "cancelled", "error"]
 SpanKind: TypeAlias = Literal["llm", "tool", "retrieval", "agent", "guardrail", "other"]
 SpanStatus: TypeAlias = Literal["ok", "error", "unset"]
@@ -143,7 +143,7 @@ class Call:
     capture: Capture
     """How `prompt_ids` came about. `incomplete` is never trained."""
     capture_reason: str | None = None
-    """Why a prompt was forked or a call is incomplete; None when there is nothing to explain."""
+    """Why a prompt was forked or bridged only partly, or a call is incomplete; None when there is nothing to explain."""
     started_at: float = 0.0
     ended_at: float = 0.0
     """Unix seconds."""

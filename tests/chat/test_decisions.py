@@ -36,6 +36,10 @@ class Talk:
     """All the text of the second answer."""
 
 
+def partly(reason: str) -> str:
+    return f"{EARLIER}: {reason}"
+
+
 Request = tuple[list[Message], tuple[dict[str, Any], ...]]
 
 
@@ -59,19 +63,24 @@ TEXT: dict[str, tuple[Callable[[Talk], Request], str]] = {
     "puts the name of an agent to the answer": (lambda t: sent(t, name="writer"), SPLICED),
     "calls the system message `developer`": (system_moved, SPLICED),
     "puts a system message after the answer": (lambda t: ([*t.before, t.answer, replace(SYSTEM, content="hurry"), *t.after], t.tools), SPLICED),
-    "edits the last answer": (lambda t: sent(t, content="something else"), EARLIER),
-    "edits the thoughts of the last answer": (lambda t: sent(t, reasoning="I know better"), EARLIER),
+    "edits the last answer": (lambda t: sent(t, content="something else"), partly(reasons.ANSWER_REWRITTEN)),
+    "edits the thoughts of the last answer": (lambda t: sent(t, reasoning="I know better"), partly(reasons.ANSWER_REWRITTEN)),
     "adds a tool call to the last answer": (
         lambda t: (
             [*t.before, replace(t.answer, tool_calls=(ToolCall(id="x", name="look", arguments="{}"),)), replace(MORE, role="tool", tool_call_id="x")],
             t.tools,
         ),
-        EARLIER,
+        partly(reasons.ANSWER_REWRITTEN),
     ),
+    "puts text behind the last answer": (lambda t: sent(t, content=f"{t.answer.content} (so I said)"), partly(reasons.ANSWER_EXTENDED)),
     "leaves the last answer out": (lambda t: ([*t.before, *t.after], t.tools), EARLIER),
     "puts a system message before the last answer": (
         lambda t: ([*t.before, replace(SYSTEM, content="hurry"), t.answer, *t.after], t.tools),
-        EARLIER,
+        partly(reasons.HISTORY_INSERTED),
+    ),
+    "clears what came before the last answer": (
+        lambda t: ([*t.before[:-1], replace(MORE, content="[cleared]"), t.answer, *t.after], t.tools),
+        partly(reasons.HISTORY_REWRITTEN),
     ),
     "edits all answers": (
         lambda t: ([*t.before[:2], replace(t.answer, content="x"), MORE, replace(t.answer, content="y"), *t.after], t.tools),
@@ -126,6 +135,15 @@ CALLS: dict[str, tuple[Callable[[Talk], Request], str]] = {
 }
 """What a client may do to tool calls."""
 
+STOPPED: dict[str, tuple[Callable[[Talk], Request], str]] = {
+    "leaves the stop string out, as it came": (sent, SPLICED),
+    "puts the stop string back behind the answer": (lambda t: sent(t, content=t.raw), SPLICED),
+    "puts the stop string and more behind the answer": (lambda t: sent(t, content=f"{t.raw} it is blue\n"), SPLICED),
+    "puts only other text behind the answer": (lambda t: sent(t, content=f"{t.answer.content}\nResult: blue"), partly(reasons.ANSWER_EXTENDED)),
+    "edits the answer before the stop string": (lambda t: sent(t, content=f"No {t.raw} it is blue\n"), partly(reasons.ANSWER_REWRITTEN)),
+}
+"""What a client may do to an answer that a stop string has ended."""
+
 TEMPLATES: dict[str, tuple[str, str]] = {
     "chatml": (SPLICED, SPLICED),
     "qwen3": (SPLICED, reasons.TEMPLATE_POLICY),
@@ -147,7 +165,7 @@ TEMPLATES: dict[str, tuple[str, str]] = {
 def decided(attempt: Attempt, request: Request) -> str:
     prompt = attempt.prompt(request[0], tools=request[1])
     spliced = SPLICED if prompt.parent_call_id == f"c{len(attempt.calls)}" else EARLIER
-    return {"bridged": spliced, "rendered": RENDERED, "forked": str(prompt.reason)}[prompt.capture]
+    return {"bridged": spliced, "partly": partly(str(prompt.reason)), "rendered": RENDERED, "forked": str(prompt.reason)}[prompt.capture]
 
 
 def thought(attempt: Attempt) -> str:
@@ -161,6 +179,15 @@ def talked(attempt: Attempt) -> Talk:
     before += [first, MORE]
     _, answer, _ = attempt.says(before, f"{thought(attempt)} the word is blue ")
     return Talk(before=before, answer=answer, after=[Message(role="user", content="thanks")])
+
+
+def stopped(attempt: Attempt) -> Talk:
+    talk = talked(attempt)
+    before = [*talk.before, talk.answer, MORE]
+    text = "Action: look\nObservation:"
+    _, answer, _ = attempt.answer(before, attempt.template.encode(f"{thought(attempt)}{text}"), stop=["Observation:"])
+    assert answer.content == "Action: look\n"
+    return Talk(before=before, answer=answer, after=talk.after, raw=text)
 
 
 def called(attempt: Attempt) -> Talk:
@@ -183,11 +210,19 @@ def test_texts(name: str, does: str) -> None:
     request = act(talked(stage))
     if "thoughts" in does and stage.template.thinking == "none":
         expected = SPLICED  # there were none
-    if expected in (SPLICED, EARLIER) and TEMPLATES[name][0] != SPLICED:
+    if expected.startswith(SPLICED) and TEMPLATES[name][0] != SPLICED:
         expected = TEMPLATES[name][0]
     if name == "glm" and does == "puts a system message after the answer":
         expected = reasons.FOREIGN_END  # `<|user|>` was sampled, and `<|system|>` follows
     assert decided(stage, request) == expected
+
+
+@pytest.mark.parametrize("does", STOPPED)
+@pytest.mark.parametrize("name", [name for name, (exact, _) in TEMPLATES.items() if exact == SPLICED])
+def test_answers_that_a_stop_string_has_ended(name: str, does: str) -> None:
+    act, expected = STOPPED[does]
+    stage = attempt(name)
+    assert decided(stage, act(stopped(stage))) == expected
 
 
 @pytest.mark.parametrize("does", CALLS)
@@ -226,12 +261,14 @@ def rows(heading: str) -> list[list[str]]:
 
 
 def test_the_page_says_the_same() -> None:
-    assert dict(rows("What a client does")) == {does: said for does, (_, said) in (TEXT | CALLS).items()}
+    assert dict(rows("What a client does")) == {does: said for does, (_, said) in (TEXT | STOPPED | CALLS).items()}
     assert {name.strip("`"): (exact, policy) for name, _, exact, policy in rows("What a template does")} == TEMPLATES
     assert [reason for reason, _ in rows("Reasons")] == list(reasons.ALL)
 
 
 def test_every_reason_is_reached() -> None:
-    shown: Sequence[str] = [said for _, said in (TEXT | CALLS).values()] + [said for pair in TEMPLATES.values() for said in pair]
+    shown: Sequence[str] = [said.removeprefix(f"{EARLIER}: ") for _, said in (TEXT | STOPPED | CALLS).values()] + [
+        said for pair in TEMPLATES.values() for said in pair
+    ]
     elsewhere = {reasons.END_JOINED, reasons.RAW_END_LEFT_OUT}  # `test_tree`, `test_raw`
     assert set(reasons.ALL) - set(shown) == elsewhere

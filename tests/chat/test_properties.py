@@ -63,13 +63,42 @@ def test_what_was_sampled_stays_in_every_later_prompt(name: str, client: str, an
 @pytest.mark.parametrize("name", NAMES)
 @given(sampled=SAMPLED, ended=ENDED, edit=WORDS.filter(str.strip))
 def test_an_edited_answer_is_never_bridged(name: str, sampled: list[int], ended: bool, edit: str) -> None:
+    """Except where its text goes on, behind all that was sampled, in a turn that had not ended: then just the edit is new."""
     talk = attempt(name)
     asked = [user("say a word")]
     ids = [*sampled, talk.template.stop_token_ids[0]] if ended else sampled
     _, answer, _ = talk.answer(asked, ids)
+    text = talk.template.decode(ids)
+    said = (text.partition("</think>")[2] if "</think>" in text and "</think>" not in answer.content else text).lstrip()
     for edited in (edit + answer.content, answer.content + edit):
         prompt = talk.prompt([*asked, replace(answer, content=edited), user("more")])
-        assert prompt.capture == "forked" or edited == talk.template.decode(ids).strip()
+        goes_on = not ended and bool(answer.content.strip()) and edited.lstrip().startswith(said)
+        assert prompt.capture == "forked" or goes_on or edited == text.strip()
+        if prompt.capture == "bridged" and goes_on:
+            assert talk.suffix(prompt).startswith(edited.lstrip()[len(said) :].rstrip())
+
+
+@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("name", SPLICING)
+@given(draw=st.data(), turns=st.lists(st.tuples(SAMPLED, SAMPLED, WORDS, WORDS), min_size=1, max_size=3))
+def test_what_was_sampled_before_and_with_a_stop_string_stays_and_what_is_put_behind_it_is_new(
+    name: str, draw: st.DataObject, turns: list[tuple[list[int], list[int], str, str]]
+) -> None:
+    """However it is tokenised, whatever is sampled beyond the stop string, and whatever is put behind it."""
+    talk, stop = attempt(name), "STOP"
+    spelled = [token for letter in stop for token in talk.template.encode(letter)]
+    messages = [user("say a word")]
+    for sampled, beyond, behind, question in turns:
+        ids = [*sampled, *draw.draw(st.sampled_from([spelled, talk.template.encode(stop)])), *beyond]
+        _, answer, _ = talk.answer(messages, ids, stop=[stop])
+        whole = talk.template.decode(ids)
+        if not answer.content.strip() or "think>" in whole + behind:  # nothing to go on with, or thoughts, which have a test of their own
+            return
+        messages += [replace(answer, content=whole + behind), user(question)]
+        prompt = talk.prompt(messages)
+        assert (prompt.capture, prompt.parent_call_id) == ("bridged", f"c{len(talk.calls)}")
+        assert talk.suffix(prompt).startswith(behind.rstrip())
+        assert question.strip() in talk.suffix(prompt)[len(behind.rstrip()) :]
 
 
 def test_what_is_sampled_here_is_seldom_what_a_tokenizer_would_choose() -> None:

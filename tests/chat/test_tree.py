@@ -193,7 +193,70 @@ def test_a_client_may_go_on_with_an_answer_where_a_stop_string_has_ended_it(talk
     assert (prompt.capture, talk.suffix(prompt)) == ("bridged", " it is blue\n")
     whole = assistant("Action: look\nObservation: it is blue\nAnswer: blue")
     assert talk.prompt([USER, whole, MORE]).parent_call_id == "c2"
-    assert talk.prompt([USER, assistant("Action: look\nResult: blue\n")]).reason == reasons.ANSWER_REWRITTEN
+    assert talk.prompt([USER, assistant("Action: look\nResult: blue\n")]).reason == reasons.ANSWER_EXTENDED
+
+
+def test_one_answer_may_be_gone_on_with_many_times_and_what_was_sampled_stays(talk: Attempt) -> None:
+    """As agents do that keep thoughts, actions and results in one growing message."""
+    said = ""
+    for turn in range(4):
+        messages = [USER, assistant(said)] if said else [USER]
+        prompt, answer, _ = talk.answer(messages, letters(talk.template, f"Action: {turn}\nObservation:"), stop=["\nObservation:"])
+        assert (prompt.capture, prompt.parent_call_id) == (("bridged", f"c{turn}") if turn else ("rendered", None))
+        said += f"{answer.content}\nObservation: word {turn}\n"
+    assert talk.prompt([USER, assistant(said), MORE]).parent_call_id == "c4"
+    begun = assistant(said[: said.index("Action: 1")])
+    assert talk.prompt([USER, begun, assistant(said), MORE]).parent_call_id == "c1"  # the beginning stands there twice
+
+
+def test_an_answer_with_the_stop_string_and_more_behind_it_stays_as_it_was_sampled_when_others_follow(talk: Attempt) -> None:
+    """As code agents and text-ReAct agents do."""
+    messages, turns = [USER], 4
+    for turn in range(turns):
+        prompt, answer, _ = talk.answer(messages, letters(talk.template, f"<code>\nlook({turn})\n</code>"), stop=["</code>"])
+        assert (prompt.capture, prompt.parent_call_id) == (("bridged", f"c{turn}") if turn else ("rendered", None))
+        result = replace(MORE, content=f"Observation: {turn}")
+        messages += [assistant(f"{answer.content}</code>\nCalling tools:\n[{turn}]"), result]
+    suffix = talk.suffix(talk.prompt(messages))
+    assert suffix == f"\nCalling tools:\n[3]<|im_end|>\n<|im_start|>user\nObservation: {turns - 1}<|im_end|>\n<|im_start|>assistant\n"
+    cleared = [*messages[:2], replace(MORE, content="[cleared]"), *messages[3:]]
+    prompt = talk.prompt(cleared)
+    assert (prompt.capture, prompt.parent_call_id, prompt.reason) == ("partly", "c1", reasons.HISTORY_REWRITTEN)
+    assert talk.prompt(messages[2:]).reason == reasons.HISTORY_DROPPED
+
+
+@pytest.mark.parametrize("name", ["qwen3", "thinker"])
+def test_thoughts_before_an_answer_that_a_client_goes_on_with_stay(name: str) -> None:
+    talk = attempt(name)
+    opening = "" if talk.template.traits.opens_thought else "<think>"
+    ids = letters(talk.template, f"{opening}red is red</think>\n\nred\nObservation:")
+    _, answer, _ = talk.answer([USER], ids, stop=["Observation:"])
+    assert (answer.reasoning, answer.content) == ("red is red", "red\n")
+    extended = assistant("red\nObservation: blue")
+    for sent in (extended, replace(extended, reasoning="red is red")):
+        assert talk.prompt([USER, sent, MORE]).capture == "bridged"
+    assert talk.prompt([USER, replace(extended, reasoning="red is blue"), MORE]).capture == "forked"
+    assert talk.prompt([USER, assistant("red is red</think>\n\nblue\nObservation:"), MORE]).capture == "forked"
+
+
+@pytest.mark.parametrize(("text", "stop"), [("b", "Ob:"), ("a b", " b b b:")])
+def test_where_the_answer_repeats_the_stop_string_nothing_else_is_taken_for_it(talk: Attempt, text: str, stop: str) -> None:
+    talk.answer([USER], talk.template.encode(text + stop), stop=[stop])
+    assert talk.prompt([USER, assistant(f"{text}{stop} red"), MORE]).capture == "bridged"
+    assert talk.prompt([USER, assistant("b: red"), MORE]).capture == "forked"
+
+
+def test_tool_results_that_are_cleared_leave_what_came_before_them_spliced_and_say_so(talk: Attempt) -> None:
+    messages = [USER]
+    for turn in range(3):
+        _, asked, _ = talk.says(messages, '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>', tools=[TOOL])
+        messages += [asked, Message(role="tool", content=f"{turn}" * 40, tool_call_id=asked.tool_calls[0].id)]
+    assert talk.prompt(messages, tools=[TOOL]).capture == "bridged"
+    cleared = [replace(message, content="[cleared]") if place in (2, 4) else message for place, message in enumerate(messages)]
+    prompt, answer, _ = talk.says(cleared, "done", tools=[TOOL])
+    assert (prompt.capture, prompt.parent_call_id, prompt.reason) == ("partly", "c1", reasons.HISTORY_REWRITTEN)
+    after = talk.prompt([*cleared, answer, MORE], tools=[TOOL])
+    assert (after.capture, after.parent_call_id) == ("bridged", "c4")  # it goes on with the history that was cleared
 
 
 @pytest.mark.parametrize("name", NAMES)

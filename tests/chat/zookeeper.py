@@ -79,11 +79,12 @@ class Attempt:
     def prompt(self, messages: Sequence[Message], *, tools: Sequence[dict[str, Any]] = ()) -> Prompt:
         """The prompt, held against what every prompt must be."""
         prompt = self.tree.prompt(messages, tools=tools)
-        if prompt.capture == "bridged":
+        if prompt.capture in ("bridged", "partly"):
             parent, sampled, _ = self.calls[str(prompt.parent_call_id)]
             exact = [*parent.ids.tolist(), *sampled]
             assert prompt.ids[: len(exact)].tolist() == exact
             assert prompt.shared == len(exact)
+            assert (prompt.reason is not None) == (prompt.capture == "partly")
         else:
             begun = prompt.key is not None and prompt.key.begun is not None
             assert prompt.ids.tolist() == self.template.render(messages, tools=tools, begun=begun)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from lightningrl.chat.reasons import HISTORY_REWRITTEN
 from tests.conftest import SmallRecipe
 
 SCRIPTS = """
@@ -158,6 +159,17 @@ def test_what_the_agent_rewrites_is_reported_with_the_reason(place: Place) -> No
     assert (found["rendered"], found["bridged"], found["forked"]) == (1, 1, 1)
     ((why, times),) = found["fork_reasons"].items()
     assert why and times == 1
+
+
+def test_answers_that_are_rendered_anew_behind_a_bridge_are_reported_with_the_reason(place: Place) -> None:
+    asked = 'chat("a", **key); chat("a", "hello", "b", **key); chat("a", "hello", "cleared", "hello", "c", **key)'
+    found = place.ask(f'{asked}; chat("a", "hello", "cleared", "hello", "c", "hello", "d", **key)')
+    assert [found[capture] for capture in ("rendered", "bridged", "partly", "forked")] == [1, 2, 1, 0]
+    assert found["partly_reasons"] == {HISTORY_REWRITTEN: 1}
+    report = subprocess.run(
+        [sys.executable, "-m", "lightningrl", "rollouts", found["store"], "--report"], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "partly" in report.stdout and "later answers" in report.stdout
 
 
 def test_refusals_and_broken_answers_are_counted(place: Place) -> None:

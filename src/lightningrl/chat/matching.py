@@ -68,11 +68,16 @@ def repeats(message: Message, answer: Message) -> bool:
     if message.content == answer.content and message.reasoning == answer.reasoning and (not calls or _verbatim(message.tool_calls, calls)):
         return bool(calls) or not message.tool_calls  # as almost always
     said, ours = message.content.strip(), answer.content.strip()
-    if message.reasoning and answer.reasoning and message.reasoning.strip() != answer.reasoning.strip():
+    if not same_thoughts(message, answer):
         return False
     if not calls:
         return not message.tool_calls and said == ours
     return said in ("", ours) and _same_calls(message.tool_calls, calls)
+
+
+def same_thoughts(message: Message, answer: Message) -> bool:
+    """Does `message` have the thoughts of our `answer`, or is one of the two without?"""
+    return not message.reasoning or not answer.reasoning or message.reasoning.strip() == answer.reasoning.strip()
 
 
 def is_subsequence(few: Sequence[Step], many: Sequence[Step]) -> bool:

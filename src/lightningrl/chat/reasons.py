@@ -1,10 +1,11 @@
-"""Why was a prompt not bridged? Every reason that `Call.capture_reason` may have after `forked`; docs/token-exact.md explains each."""
+"""Why was a prompt not bridged, or only partly? Every reason that `Call.capture_reason` may have then; docs/token-exact.md explains each."""
 
 TOOLS_CHANGED = "the tools have changed"
 HISTORY_DROPPED = "earlier messages have been dropped"
 HISTORY_INSERTED = "messages have been inserted into the history"
 HISTORY_REWRITTEN = "the history before the answer has changed"
 ANSWER_REWRITTEN = "the answer in the history is not the one that was given"
+ANSWER_EXTENDED = "text has been put behind an answer whose turn had ended"
 
 NO_TURN_END = "the template has no token that ends a turn"
 TEXT_BEFORE_END = "the template puts text between an answer and the end of its turn"
@@ -22,6 +23,7 @@ ALL = (
     HISTORY_INSERTED,
     HISTORY_REWRITTEN,
     ANSWER_REWRITTEN,
+    ANSWER_EXTENDED,
     NO_TURN_END,
     TEXT_BEFORE_END,
     END_JOINED,

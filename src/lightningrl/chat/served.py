@@ -61,6 +61,10 @@ class Served:
     """The other ids, those of the answer last."""
     sampled: int
     """Length of the answer [C]."""
+    open_text: str | None
+    """The text of an answer whose turn has not ended, a stop string that was left out included: a message that begins with it goes on with that
+    turn. (Without thoughts, and without white space in front.) None: its turn has ended, it has tool calls, or no text.
+    """
 
     def ids(self) -> Ints:
         """[P + C] what the engine read and sampled."""

@@ -62,32 +62,33 @@ class Suffixes:
         self._template = template
         self._needs: dict[Shape, _Needs] = {}
 
-    def after(self, answer: Message, tail: Sequence[Message], *, head: Sequence[Message], tools: Tools, begun: bool) -> list[int]:
-        """The ids from the end of the turn of `answer`, which was given to `head`, on; `begun` as in `ChatTemplate.opened`. Raises `Doubt`, or
-        `BadConversation`.
+    def after(self, answer: Message, tail: Sequence[Message], *, head: Sequence[Message], tools: Tools, begun: bool, rest: str = "") -> list[int]:
+        """The ids from the end of the turn of `answer`, which was given to `head`, on; `begun` as in `ChatTemplate.opened`. `rest` is the end of
+        its text that was not sampled: its ids come first. Raises `Doubt`, or `BadConversation`.
         """
         needs = self._needs_of(answer, tail, tools)
-        text = None
+        found = None
         if needs is not _Needs.HISTORY:
-            text = self._cut([USER], answer, tail, tools if needs is _Needs.TOOLS else ())
-        if text is None:
-            text = self._in_full(head, answer, tail, tools, begun=begun)
+            found = self._cut([USER], answer, tail, tools if needs is _Needs.TOOLS else (), rest=rest)
+        if found is None:
+            found = self._in_full(head, answer, tail, tools, begun=begun, rest=rest)
+        between, text = found
         ids = self._template.encode(text)
         if not ids or not self._template.is_added(ids[0]):
             raise Doubt(reasons.END_JOINED)
-        return ids
+        return [*self._template.encode(between), *ids] if between else ids
 
-    def _in_full(self, head: Sequence[Message], answer: Message, tail: Sequence[Message], tools: Tools, *, begun: bool) -> str:
+    def _in_full(self, head: Sequence[Message], answer: Message, tail: Sequence[Message], tools: Tools, *, begun: bool, rest: str) -> tuple[str, str]:
         whole = self._template.opened([*head, answer, *tail], tools=tools, begun=begun)
-        cut = self._template.after(self._template.opened([*head, _stand_in(answer), *tail], tools=tools, begun=begun))
+        cut = self._template.after(self._template.opened([*head, _stand_in(answer, rest), *tail], tools=tools, begun=begun))
         if cut is None:
             raise Doubt(reasons.NO_TURN_END)
-        between, text = cut
-        if between.strip() and not answer.tool_calls:
+        found = _as_said(cut, answer, rest)
+        if found is None:
             raise Doubt(reasons.TEXT_BEFORE_END)
-        if not whole.endswith(text):
+        if not whole.endswith("".join(found)):
             raise Doubt(reasons.SUFFIX_DEPENDS)
-        return text
+        return found
 
     def _needs_of(self, answer: Message, tail: Sequence[Message], tools: Tools) -> _Needs:
         if len(tail) > LONGEST_TAIL or any(message.role == "assistant" for message in tail):
@@ -111,7 +112,7 @@ class Suffixes:
             [USER, CALL, RESULT],
             [SYSTEM, USER, CALL, RESULT, REPLY, USER, replace(REPLY, reasoning="r"), echo],
         ]
-        texts: list[set[str | None]] = []
+        texts: list[set[tuple[str, str] | None]] = []
         for given in ((), tools) if tools else ((),):
             accepted = [history for history in histories if self._accepts(history, given)]
             found = {self._cut(history, answer, tail, given) for history in accepted}
@@ -129,22 +130,37 @@ class Suffixes:
         return True
 
     def _cut(
-        self, history: Sequence[Message], answer: Message, tail: Sequence[Message], tools: Tools, *, spoken: Message | None = None
-    ) -> str | None:
+        self,
+        history: Sequence[Message],
+        answer: Message,
+        tail: Sequence[Message],
+        tools: Tools,
+        *,
+        rest: str = "",
+        spoken: Message | None = None,
+    ) -> tuple[str, str] | None:
         """`spoken` has a mark, in place of a stand-in of `answer`. None: there is something about it that the whole history has to decide."""
         try:
-            cut = self._template.after(self._template.text([*history, spoken or _stand_in(answer), *tail], tools=tools))
+            cut = self._template.after(self._template.text([*history, spoken or _stand_in(answer, rest), *tail], tools=tools))
         except BadConversation:
             return None
-        if cut is None or (cut[0].strip() and not answer.tool_calls):
-            return None
-        return cut[1]
+        return None if cut is None else _as_said(cut, answer, rest)
 
 
-def _stand_in(answer: Message) -> Message:
-    """An answer that is nothing but marks, with the same calls of the same tools: results are matched to them."""
+def _as_said(cut: tuple[str, str], answer: Message, rest: str) -> tuple[str, str] | None:
+    """`cut` as `after` of a `Renderer` gives it. `rest` as the template writes it and what follows; None if the template writes something else."""
+    between, text = cut
+    if answer.tool_calls:
+        return "", text
+    if between.rstrip() != rest.rstrip():
+        return None
+    return between if rest else "", text
+
+
+def _stand_in(answer: Message, rest: str = "") -> Message:
+    """An answer that is nothing but marks (and the rest), with the same calls of the same tools: results are matched to them."""
     if not answer.tool_calls:
-        return Message(role="assistant", content=MARK)
+        return Message(role="assistant", content=MARK + rest)
     *others, last = answer.tool_calls
     marked = replace(last, arguments=f'{{"{MARK}": "{MARK}"}}')
     return Message(role="assistant", content=MARK, tool_calls=(*others, marked))

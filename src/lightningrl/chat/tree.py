@@ -6,7 +6,7 @@ again: sampled tokens are seldom the ones a tokenizer would choose for their tex
 kept. docs/token-exact.md has the whole table of decisions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from lightningrl.chat import reasons
-from lightningrl.chat.matching import Step, gist, gists, is_result, is_subsequence, repeats, results, step, tools_key
+from lightningrl.chat.matching import Step, gist, gists, is_result, is_subsequence, repeats, results, same_thoughts, step, tools_key
 from lightningrl.chat.messages import Message
 from lightningrl.chat.raw import RawHistory
 from lightningrl.chat.served import Node, Served
@@ -23,6 +23,8 @@ from lightningrl.chat.template import ChatTemplate, may_be_begun
 from lightningrl.types import Ints
 
 Tools: TypeAlias = Sequence[Mapping[str, Any]]
+PromptCapture: TypeAlias = Literal["rendered", "bridged", "partly", "forked"]
+"""As `types.Capture`, for what a prompt can be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +55,11 @@ class Prompt:
 
     ids: Ints
     """[P]"""
-    capture: Literal["rendered", "bridged", "forked"]
+    capture: PromptCapture
     reason: str | None
-    """Why it was forked, one of `reasons`; None otherwise."""
+    """Why it is forked, or bridged only partly; one of `reasons`, None otherwise."""
     parent_call_id: str | None
-    """The call it continues (bridged) or departs from (forked)."""
+    """The call it continues (bridged, partly) or departs from (forked)."""
     shared: int
     """Leading ids that the parent has read or said; 0 without a parent."""
     reasoning: bool | None
@@ -74,11 +76,11 @@ class _Walk:
     found: Served | None
     """The last of our answers in them."""
     at: int
-    """Its index."""
-    rest: str | None
-    """Text that the client has put behind it, in the same turn; None: that turn has ended."""
-    rewritten: Served | None
-    """An answer of ours that another message of the assistant has replaced."""
+    """Its index; -1: there is none."""
+    rest: str
+    """Text that the client has put behind it, in the same turn."""
+    rewritten: tuple[Served, str] | None
+    """An answer of ours that another message of the assistant has replaced since, and the reason to give."""
 
 
 class ConversationTree:
@@ -92,22 +94,24 @@ class ConversationTree:
         self._roots: dict[bytes, Node] = {}
         self._by_tool_call: dict[str, Served] = {}
         self._by_content: dict[str, Served] = {}
+        self._stopped: list[Served] = []
+        """Answers that a stop string has ended."""
 
     def prompt(self, messages: Sequence[Message], *, tools: Tools = ()) -> Prompt:
         """The ids to read for these messages. Raises `BadConversation` if the template refuses them."""
         walk = self._walk(messages, tools)
+        parent, reason = self._departs_from(messages, walk)
         if walk.found is None:
-            parent, reason = self._departs_from(messages, walk)
             return self._rendered(messages, tools, place=walk.place, parent=parent, reason=reason)
         if self._history == "template":
-            return self._as_deployed(messages, tools, place=walk.place, parent=walk.found)
+            return self._as_deployed(messages, tools, place=walk.place, parent=walk.found, reason=reason)
         try:
             suffix = self._suffix(walk.found, walk, messages, tools)
         except Doubt as doubt:
             return self._rendered(messages, tools, place=walk.place, parent=walk.found, reason=str(doubt))
         before = walk.found.ids()
         ids = np.concatenate((before, np.array(suffix, np.int32)))
-        return _prompt(ids, "bridged", None, place=walk.place, parent=walk.found, shared=len(before))
+        return _prompt(ids, _bridged(reason), reason, place=walk.place, parent=walk.found, shared=len(before))
 
     def key(self, messages: Sequence[Message], *, tools: Tools = ()) -> Place:
         """The name of a conversation, for a call that was prompted by an earlier process."""
@@ -123,6 +127,7 @@ class ConversationTree:
         if shared is None:
             shared = 0 if base is None else _shared(prompt_ids, base.ids())
         asked, whole = (key.node, answer) if key.begun is None else (key.begun[0], _joined(key.begun[1], answer))
+        begun = "" if key.begun is None else key.begun[1].content
         served = Served(
             call_id=call_id,
             root=key.root,
@@ -133,6 +138,7 @@ class ConversationTree:
             shared=shared,
             delta=np.concatenate((prompt_ids[shared:], completion_ids)),
             sampled=len(completion_ids),
+            open_text=self._open_text(whole, completion_ids.tolist(), begun=begun),
         )
         asked.answers.append((whole, served))
         if key.begun is not None:  # a client may also send the two parts back as two messages
@@ -140,6 +146,8 @@ class ConversationTree:
         self._by_tool_call.update((call.id, served) for call in answer.tool_calls)
         if whole.content.strip():
             self._by_content[whole.content.strip()] = served
+        if served.open_text is not None and self._ended(served):
+            self._stopped.append(served)
 
     def asked_for(self, tool_call_id: str) -> bool:
         """Whether an answer in here asks for this tool call."""
@@ -174,7 +182,7 @@ class ConversationTree:
     def _walk(self, messages: Sequence[Message], tools: Tools) -> _Walk:
         """Follow the messages through what has been said, as far as it goes, and open what is new."""
         root = node = self._root(tools)
-        found, at, rewritten = None, -1, None
+        found, at, rest, rewritten = None, -1, "", None
         run: list[Step] = []
         closed = messages[:-1] if self._begins_an_answer(messages) else messages
         for place, message in enumerate(closed):
@@ -186,14 +194,17 @@ class ConversationTree:
                 run = []
             if message.role == "assistant" and node.answers:
                 if same := self._match(node, message):
-                    found, at, node = same, place, same.after
+                    found, at, rest, rewritten, node = same, place, "", None, same.after
                     continue
-                rewritten = rewritten or node.answers[-1][1]
+                if longer := self._continued(node, message):
+                    found, at, rest, rewritten = longer[0], place, longer[1], None
+                else:
+                    rewritten = _replaced(node, message)
             node = node.to(step(message))
         if run:
             node = node.to(results(run))
         place = Place(root=root, node=node, begun=None, within=None, base=None, shared=0)
-        walk = _Walk(place=place, found=found, at=at, rest=None, rewritten=rewritten)
+        walk = _Walk(place=place, found=found, at=at, rest=rest, rewritten=rewritten)
         return walk if closed is messages else self._begun(walk, messages[-1], at=len(closed))
 
     def _begins_an_answer(self, messages: Sequence[Message]) -> bool:
@@ -207,17 +218,16 @@ class ConversationTree:
         """The last message is the assistant's: an answer of ours that has ended, one that is to go on, or the client's beginning of one."""
         node = walk.place.node
         same = self._match(node, last)
-        if same is not None and self._ended(same):
-            return replace(walk, place=replace(walk.place, node=same.after), found=same, at=at)
-        if same is not None:  # it was cut off
-            place = replace(walk.place, node=same.after, begun=(node, last), within=bool(same.answer.reasoning) and not same.answer.content)
-            return replace(walk, place=place, found=same, at=at, rest="")
+        if same is not None:
+            walk = replace(walk, found=same, at=at, rest="", rewritten=None)
+            if self._ended(same):
+                return replace(walk, place=replace(walk.place, node=same.after))
+            within = bool(same.answer.reasoning) and not same.answer.content
+            return replace(walk, place=replace(walk.place, node=same.after, begun=(node, last), within=within))
         place = replace(walk.place, node=node.to(step(last)), begun=(node, last), within=self._thinks(last.content))
-        longer = [(len(said), served) for _, served in node.answers if (said := self._visible(served)) and last.content.startswith(said)]
-        if longer:
-            length, served = max(longer, key=lambda pair: pair[0])
-            return replace(walk, place=place, found=served, at=at, rest=last.content[length:])
-        return replace(walk, place=place, rewritten=walk.rewritten or (node.answers[-1][1] if node.answers else None))
+        if longer := self._continued(node, last):
+            return replace(walk, place=place, found=longer[0], at=at, rest=longer[1], rewritten=None)
+        return replace(walk, place=place, rewritten=_replaced(node, last) or walk.rewritten)
 
     def _thinks(self, begun: str) -> bool:
         """Does the beginning of an answer end within a thought?"""
@@ -233,9 +243,21 @@ class ConversationTree:
         same = [served for said, served in node.answers if repeats(message, said)]
         if not same and not message.tool_calls:  # a client may know no fields for thoughts and tool calls
             same = [served for _, served in node.answers if self._raw_text(served) == message.content.strip()]
-        if len(same) > 1:
-            same.sort(key=lambda served: (served.call_id != message.reply_id, served.completion().tobytes()))
-        return same[0] if same else None
+        return min(same, key=_preference(message), default=None)
+
+    def _continued(self, node: Node, message: Message) -> tuple[Served, str] | None:
+        """The longest answer with which `message` provably begins although its turn had not ended, and the text that the client has put behind it."""
+        whole = [served for said, served in node.answers if said is served.answer]  # no parts of answers that a client has begun
+        found = [(served, rest) for served in whole if (rest := self._behind(served, message)) is not None]
+        prefer = _preference(message)
+        return min(found, key=lambda pair: (len(pair[1]), *prefer(pair[0])), default=None)
+
+    def _behind(self, served: Served, message: Message) -> str | None:
+        """The text of `message` behind all that was sampled, a stop string included; None: it does not begin with that."""
+        said = message.content.lstrip()
+        if served.open_text is None or message.tool_calls or not said.startswith(served.open_text) or not same_thoughts(message, served.answer):
+            return None
+        return said[len(served.open_text) :]
 
     def _raw_text(self, served: Served) -> str | None:
         """All the text of an answer, thoughts and tool calls spelled out; None if it has neither."""
@@ -243,37 +265,47 @@ class ConversationTree:
             return None
         return self._template.decode(served.completion().tolist()).strip()
 
-    def _visible(self, served: Served) -> str | None:
-        """What a client that goes on with an answer has to begin with, a stop string that was left out included; None: it cannot be gone on with."""
-        if served.answer.tool_calls or served.last() in self._template.stop_token_ids:
+    def _open_text(self, answer: Message, sampled: list[int], *, begun: str) -> str | None:
+        """`Served.open_text` of an answer, of which the client had `begun` the text."""
+        if answer.tool_calls or not answer.content.strip() or (sampled and sampled[-1] in self._template.stop_token_ids):
             return None
-        text = self._template.decode(served.completion().tolist())
-        place = text.rfind(served.answer.content) if served.answer.content else -1
-        return text[place:] if place >= 0 else None
+        text = begun + self._template.decode(sampled)
+        tags = self._template.traits.think
+        parts = [] if answer.reasoning else [text]
+        if tags is not None:  # behind the thoughts, which may be empty
+            parts.append(text.partition(tags[1])[2])
+        said = (part.lstrip() for part in parts)
+        return next((part for part in said if part.startswith(answer.content.lstrip())), None)
 
     def _ended(self, served: Served) -> bool:
         """Has the turn ended, with its token or with a stop string? (Otherwise the answer was cut off.)"""
         if served.last() in self._template.stop_token_ids:
             return True
-        visible = self._visible(served)
-        return visible is not None and visible.strip() != served.answer.content.strip()
+        return served.open_text is not None and served.open_text.strip() != served.answer.content.strip()
+
+    def _ours(self, message: Message) -> Served | None:
+        """The answer that `message` seems to be, wherever in this attempt it was given: told by a tool call's id, or by the text."""
+        known = next((self._by_tool_call[call.id] for call in message.tool_calls if call.id in self._by_tool_call), None)
+        known = known or self._by_content.get(message.content.strip())
+        return known or next((served for served in reversed(self._stopped) if self._behind(served, message) is not None), None)
 
     def _departs_from(self, messages: Sequence[Message], walk: _Walk) -> tuple[Served | None, str | None]:
-        """The last of our answers that appears in a conversation which is not the one it was given in, and how that differs."""
-        for place in range(len(messages) - 1, -1, -1):
+        """The last of our answers that stands in the messages after those that are spliced, and why it is not spliced: how the conversation that
+        it was given in differs.
+        """
+        for place in range(len(messages) - 1, walk.at, -1):
             message = messages[place]
             if message.role != "assistant":
                 continue
-            known = [self._by_tool_call[call.id] for call in message.tool_calls if call.id in self._by_tool_call]
-            served = known[0] if known else self._by_content.get(message.content.strip())
+            served = self._ours(message)
             if served is None:
                 continue
-            if not repeats(message, served.answer):
+            if not repeats(message, served.answer) and self._behind(served, message) is None:
                 return served, reasons.ANSWER_REWRITTEN
             if served.root is not walk.place.root:
                 return served, reasons.TOOLS_CHANGED
             return served, _difference(served.asked.path(), gists(messages[:place]))
-        return (None, None) if walk.rewritten is None else (walk.rewritten, reasons.ANSWER_REWRITTEN)
+        return walk.rewritten or (None, None)
 
     def _rendered(self, messages: Sequence[Message], tools: Tools, *, place: Place, parent: Served | None, reason: str | None) -> Prompt:
         ids = np.array(self._template.render(messages, tools=tools, begun=place.begun is not None), np.int32)
@@ -281,38 +313,54 @@ class ConversationTree:
             return _prompt(ids, "rendered", None, place=place, parent=None, shared=0)
         return _prompt(ids, "forked", reason, place=place, parent=parent, shared=_shared(ids, parent.ids()))
 
-    def _as_deployed(self, messages: Sequence[Message], tools: Tools, *, place: Place, parent: Served) -> Prompt:
+    def _as_deployed(self, messages: Sequence[Message], tools: Tools, *, place: Place, parent: Served, reason: str | None) -> Prompt:
         ids, before = np.array(self._template.render(messages, tools=tools, begun=place.begun is not None), np.int32), parent.ids()
         shared = _shared(ids, before)
         if shared == len(before):
-            return _prompt(ids, "bridged", None, place=place, parent=parent, shared=shared)
+            return _prompt(ids, _bridged(reason), reason, place=place, parent=parent, shared=shared)
         return _prompt(ids, "forked", reasons.TEMPLATE_POLICY, place=place, parent=parent, shared=shared)
 
     def _suffix(self, served: Served, walk: _Walk, messages: Sequence[Message], tools: Tools) -> list[int]:
         """What is to be read after the answer. A missing end of turn is part of it: never trained."""
-        if walk.rest is not None:
+        begun = walk.place.begun is not None
+        if begun and walk.at == len(messages) - 1:  # the model goes on in that turn
             return self._template.encode(walk.rest)
         head, tail = messages[: walk.at], messages[walk.at + 1 :]
-        suffix = self._template.suffixes.after(served.answer, tail, head=head, tools=tools, begun=walk.place.begun is not None)
+        answer = replace(served.answer, content=messages[walk.at].content) if walk.rest else served.answer
+        suffix = self._template.suffixes.after(answer, tail, head=head, tools=tools, begun=begun, rest=walk.rest)
         last = served.last()
-        if last == suffix[0]:
+        if last == suffix[0] and not walk.rest:
             return suffix[1:]
         if last in self._template.stop_token_ids:
             raise Doubt(reasons.FOREIGN_END)
         return suffix
 
 
-def _prompt(
-    ids: Ints, capture: Literal["rendered", "bridged", "forked"], reason: str | None, *, place: Place, parent: Served | None, shared: int
-) -> Prompt:
+def _bridged(reason: str | None) -> PromptCapture:
+    return "bridged" if reason is None else "partly"
+
+
+def _replaced(node: Node, message: Message) -> tuple[Served, str] | None:
+    """The answer that `message` stands in place of, and the reason to give."""
+    if not node.answers:
+        return None
+    said = message.content.strip()
+    extended = [served for ours, served in node.answers if not ours.tool_calls and (text := ours.content.strip()) and said.startswith(text)]
+    return (extended[-1], reasons.ANSWER_EXTENDED) if extended else (node.answers[-1][1], reasons.ANSWER_REWRITTEN)
+
+
+def _preference(message: Message) -> Callable[[Served], tuple[bool, bytes]]:
+    """Of answers that read alike, the one that the client names comes first, then the one with the smallest ids, so that it is always the same."""
+    return lambda served: (served.call_id != message.reply_id, served.completion().tobytes())
+
+
+def _prompt(ids: Ints, capture: PromptCapture, reason: str | None, *, place: Place, parent: Served | None, shared: int) -> Prompt:
     key = replace(place, base=parent, shared=shared)
     parent_id = None if parent is None else parent.call_id
     return Prompt(ids=ids, capture=capture, reason=reason, parent_call_id=parent_id, shared=shared, reasoning=place.within, key=key)
 
 
-def _raw_prompt(
-    ids: Ints, capture: Literal["rendered", "bridged", "forked"], *, reason: str | None = None, parent: str | None = None, shared: int = 0
-) -> Prompt:
+def _raw_prompt(ids: Ints, capture: PromptCapture, *, reason: str | None = None, parent: str | None = None, shared: int = 0) -> Prompt:
     return Prompt(ids=ids, capture=capture, reason=reason, parent_call_id=parent, shared=shared, reasoning=False, key=None)
 
 

@@ -3,21 +3,22 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 import numpy as np
 
 from lightningrl import plugins
 from lightningrl.gateway.dialects.base import ChatRequest, Dialect, Past, Refused
 from lightningrl.gateway.routing import fingerprint
-from lightningrl.types import Call
+from lightningrl.types import Call, Capture
 
-CAPTURES = ("bridged", "rendered", "forked", "upstream", "incomplete")
+CAPTURES: tuple[Capture, ...] = get_args(Capture)
 UNEXPLAINED = "no reason was recorded"
 
 
 @dataclass(slots=True, kw_only=True)
 class Reason:
-    """Why calls were forked, or are incomplete."""
+    """Why calls were forked or bridged only partly, or are incomplete."""
 
     calls: int = 0
     example: str = ""
@@ -42,6 +43,7 @@ class Census:
 
     calls: int = 0
     captures: Counter[str] = field(default_factory=Counter[str])
+    partly_reasons: dict[str, Reason] = field(default_factory=dict[str, Reason])
     fork_reasons: dict[str, Reason] = field(default_factory=dict[str, Reason])
     incomplete_reasons: dict[str, Reason] = field(default_factory=dict[str, Reason])
     agents: Counter[str] = field(default_factory=Counter[str])
@@ -63,6 +65,10 @@ class Census:
             self._add_role(call, reader.request(call, past))
             known[call.id] = call
 
+    def reasons(self) -> dict[str, dict[str, Reason]]:
+        """By capture, for those that are explained."""
+        return {"partly": self.partly_reasons, "forked": self.fork_reasons, "incomplete": self.incomplete_reasons}
+
     def _add(self, call: Call, parent: Call | None) -> None:
         self.calls += 1
         self.captures[call.capture] += 1
@@ -72,7 +78,7 @@ class Census:
         self.sampled_tokens += len(call.completion_ids)
         self.prompt_tokens += len(call.prompt_ids)
         self.reused_tokens += _reused(call, parent) if parent is not None else 0
-        reasons = {"forked": self.fork_reasons, "incomplete": self.incomplete_reasons}.get(call.capture)
+        reasons = self.reasons().get(call.capture)
         if reasons is not None:
             reason = reasons.setdefault(call.capture_reason or UNEXPLAINED, Reason(example=call.id))
             reason.calls += 1

@@ -35,7 +35,7 @@ class Signal:
 SHARES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "rollouts that failed": (["rollouts/excluded"], ["rollouts/excluded", "rollouts/succeeded"]),
     "calls cut off": (["calls/truncated"], CALLS),
-    "calls that forked": (["calls/forked"], CALLS),
+    "calls with a rewritten history": (["calls/forked", "calls/partly"], CALLS),
     "groups that teach nothing": (["groups/silent"], ["groups/count"]),
 }
 NUMBERS: Mapping[str, str] = {

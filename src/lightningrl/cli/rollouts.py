@@ -130,6 +130,7 @@ def _census_json(census: Census) -> dict[str, Any]:
     return {
         "calls": census.calls,
         **{capture: census.captures[capture] for capture in CAPTURES},
+        "partly_reasons": reasons(census.partly_reasons),
         "fork_reasons": reasons(census.fork_reasons),
         "incomplete_reasons": reasons(census.incomplete_reasons),
         "agents": census.agents,
@@ -201,7 +202,7 @@ def _errors_table(lines: Sequence[Line]) -> list[Table]:
 
 def _report_tables(census: Census) -> list[Table]:
     tables = [_captures_table(census)]
-    if census.fork_reasons or census.incomplete_reasons:
+    if any(census.reasons().values()):
         tables.append(_reasons_table(census))
     tables.append(_shares_table(census))
     if census.roles:
@@ -213,6 +214,7 @@ def _captures_table(census: Census) -> Table:
     table = _table("How prompts came about", "capture", "calls", "share", "", numbers=("calls", "share"))
     told = {
         "bridged": "continues an earlier call with its exact ids",
+        "partly": "the same, but later answers were rendered anew",
         "rendered": "begins a conversation",
         "forked": "the history was rewritten: rendered anew",
         "upstream": "answered by another server: not trained",
@@ -228,7 +230,7 @@ def _captures_table(census: Census) -> Table:
 
 def _reasons_table(census: Census) -> Table:
     table = _table("Why", "capture", "calls", "reason", "for example", numbers=("calls",))
-    for capture, reasons in (("forked", census.fork_reasons), ("incomplete", census.incomplete_reasons)):
+    for capture, reasons in census.reasons().items():
         for why, reason in sorted(reasons.items(), key=lambda item: -item[1].calls):
             table.add_row(capture, f"{reason.calls:,}", Text(why), Text(reason.example, style="dim"))
     return table

@@ -68,6 +68,7 @@ class Captured:
                 "exit_code": self.exit_code,
                 "calls": census.calls,
                 **{capture: census.captures[capture] for capture in CAPTURES},
+                "partly_reasons": {why: reason.calls for why, reason in census.partly_reasons.items()},
                 "fork_reasons": {why: reason.calls for why, reason in census.fork_reasons.items()},
                 "incomplete_reasons": {why: reason.calls for why, reason in census.incomplete_reasons.items()},
                 "sampled_tokens": census.sampled_tokens,
@@ -102,7 +103,7 @@ def show(captured: Captured, console: Console) -> None:
     table.add_row("exit code", Text(str(captured.exit_code), style=colour))
     captures = [f"{census.captures[capture]} {capture}" for capture in CAPTURES if census.captures[capture]]
     table.add_row("calls", Text(f"{census.calls}" + (f"   {' · '.join(captures)}" if captures else "")))
-    for capture, reasons in (("forked", census.fork_reasons), ("incomplete", census.incomplete_reasons)):
+    for capture, reasons in census.reasons().items():
         for why, reason in reasons.items():
             table.add_row(capture, Text(f"{reason.calls} × {why}", style="yellow"))
     for said, times in captured.errors.items():
