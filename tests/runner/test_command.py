@@ -57,6 +57,14 @@ async def test_an_answer_that_is_not_json_is_text(tmp_path: Path) -> None:
         assert (await run(runner)).output == "it is blue"
 
 
+async def test_the_answer_may_go_to_a_file_of_the_attempt(tmp_path: Path) -> None:
+    async with pool(tmp_path, "sh", "-c", 'echo "thinking…"; cat > "$LIGHTNINGRL_OUTPUT"; echo "$LIGHTNINGRL_OUTPUT" >> files') as runner:
+        outcomes = await asyncio.gather(*(run(runner, str(i), x=i) for i in range(2)))
+    assert [outcome.output for outcome in outcomes] == [{"x": 0}, {"x": 1}]
+    files = (tmp_path / "files").read_text().split()
+    assert len(set(files)) == 2 and not any(Path(file).parent.exists() for file in files), "they are cleared away"
+
+
 async def test_a_failing_program_is_reported_with_the_end_of_its_stderr(tmp_path: Path) -> None:
     async with pool(tmp_path, "sh", "-c", "yes noise | head -n 90000 >&2; echo 'no such table' >&2; exit 3") as runner:
         outcome = await run(runner)

@@ -1,93 +1,106 @@
-"""Runs an agent that is a program: the task on its stdin, the answer on its stdout, its group ended with it whatever happens."""
+"""Runs an agent that is a program: the task on its stdin, the answer on its stdout, and what it has started ended with it.
+
+A program has ended when its process has. Children that it leaves behind may go on writing for half a second; then they are ended.
+"""
 
 import asyncio
 import os
 import re
 import signal
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any
-
-import msgspec
+from pathlib import Path
+from typing import Any, cast
 
 from lightningrl.errors import AgentError
+from lightningrl.runner.answer import OUTPUT, answer_of
+from lightningrl.runner.leftovers import ATTEMPT, end_group, end_leftovers
 from lightningrl.runner.wire import MAX_OUTPUT
 
 MAX_ENV = 120_000
 """Linux refuses a program any single variable of 128 KiB or more (MAX_ARG_STRLEN); a larger task is on stdin alone."""
 MAX_STDERR = 4000
 """Characters of stderr that a record keeps: the last."""
+LAST_WORDS_S = 0.5
+"""What is still written after the program's end, by its children, is read for this long."""
 REASON = re.compile(r"^[\w.]*(?:[Ee]rror|Exception|panic)\b[^:\n]*: .+", re.MULTILINE)
 """A line that says what went wrong, in Python, JavaScript, Java or Go. Some print more after it: node its version, Go where it was."""
 
 
-async def run_command(command: Sequence[str], task: bytes, env: Mapping[str, str], *, started: Callable[[int], None]) -> Any:
-    """The program's answer: parsed if it is JSON, else its text. `started` is told its process group."""
-    task_env = {"LIGHTNINGRL_TASK": task.decode()} if len(task) < MAX_ENV else {}
-    pipe = asyncio.subprocess.PIPE
-    spawning = asyncio.create_task(
-        asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe, env={**os.environ, **env, **task_env}, start_new_session=True)
-    )
+class _Program(asyncio.SubprocessProtocol):
+    """Keeps what a program writes: its stdout up to a limit, the end of its stderr."""
+
+    def __init__(self) -> None:
+        self.stdout, self.stderr = bytearray(), b""
+        self.exited, self.silent = asyncio.Event(), asyncio.Event()
+        self._open = {1, 2}
+        self._transport: asyncio.SubprocessTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.SubprocessTransport, transport)
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        if fd == 2:
+            self.stderr = (self.stderr + data)[-4 * MAX_STDERR :]  # a character has at most 4 bytes
+        elif len(self.stdout) <= MAX_OUTPUT:
+            self.stdout += data
+        elif self._transport is not None:
+            end_group(self._transport.get_pid())
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        self._open.discard(fd)
+        if not self._open:
+            self.silent.set()
+
+    def process_exited(self) -> None:
+        self.exited.set()
+
+
+async def run_command(command: Sequence[str], task: bytes, env: Mapping[str, str], *, attempt_id: str, started: Callable[[int], None]) -> Any:
+    """The program's answer. `started` is told its process group."""
+    with tempfile.TemporaryDirectory(prefix="lightningrl-", ignore_cleanup_errors=True) as folder:
+        output = Path(folder) / "output"
+        task_env = {"LIGHTNINGRL_TASK": task.decode()} if len(task) < MAX_ENV else {}
+        own = {ATTEMPT: attempt_id, OUTPUT: str(output), **task_env}
+        code, program = await _run(command, task, {**os.environ, **env, **own}, attempt_id=attempt_id, started=started)
+        if code != 0 and len(program.stdout) <= MAX_OUTPUT:
+            raise AgentError(_failure(command[0], code, program.stderr.decode(errors="replace").strip()))
+        return answer_of(bytes(program.stdout), output)
+
+
+async def _run(
+    command: Sequence[str], task: bytes, env: Mapping[str, str], *, attempt_id: str, started: Callable[[int], None]
+) -> tuple[int, _Program]:
+    """The exit code, negative for a signal, and what was written."""
+    spawning = asyncio.create_task(asyncio.get_running_loop().subprocess_exec(_Program, *command, env=env, start_new_session=True))
     try:
-        process = await asyncio.shield(spawning)
-        started(process.pid)
-        stdin, out, err = _streams(process)
-        stdout, stderr, _ = await asyncio.gather(_head(out, group=process.pid), _tail(err), _feed(stdin, task))
-        code = await process.wait()
+        transport, program = await asyncio.shield(spawning)
+        started(transport.get_pid())
+        stdin = cast(asyncio.WriteTransport, transport.get_pipe_transport(0))
+        stdin.write(task)  # a program need not read it
+        stdin.close()
+        await program.exited.wait()
+        await _wait(program.silent)
     finally:
-        process = await spawning  # whoever gives up while it is being started must wait for its group, to end it
-        end_group(process.pid)
-        _, out, err = _streams(process)
-        await asyncio.gather(_tail(out), _tail(err))  # a pipe that still holds data would keep `wait` waiting
-        await process.wait()
-    if len(stdout) > MAX_OUTPUT:
-        raise AgentError(f"the agent printed more than `{MAX_OUTPUT}` bytes", hint="stdout is for the answer; log to stderr")
-    if code != 0:
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        text = stderr.decode(errors="replace").strip()
-        why = [*text.splitlines()[-1:], *REASON.findall(text)] or ["it wrote nothing to stderr"]
-        raise AgentError(f"`{command[0]}` {how}: {why[-1]}\n{text[-MAX_STDERR:]}")
-    return _parsed(stdout)
+        transport, program = await spawning  # a program that is given up while it is being started is ended as well
+        await end_leftovers(attempt_id, group=transport.get_pid())
+        await program.exited.wait()
+        await _wait(program.silent)  # what they had written before they were ended
+        transport.close()
+    code = transport.get_returncode()
+    assert code is not None, "it has exited"
+    return code, program
 
 
-def end_group(group: int) -> None:
-    """SIGKILL to a process group that may have ended already."""
-    with suppress(ProcessLookupError, PermissionError):  # PermissionError: what macOS says of a group of zombies
-        os.killpg(group, signal.SIGKILL)
-
-
-def _streams(process: asyncio.subprocess.Process) -> tuple[asyncio.StreamWriter, asyncio.StreamReader, asyncio.StreamReader]:
-    assert process.stdin and process.stdout and process.stderr
-    return process.stdin, process.stdout, process.stderr
-
-
-async def _head(stream: asyncio.StreamReader, *, group: int) -> bytes:
-    """All of the stream, unless it is too much: then a bit more than is allowed, and the group is ended."""
-    kept = b""
-    while part := await stream.read(2**20):
-        if len(kept) <= MAX_OUTPUT:
-            kept += part
-        else:
-            end_group(group)
-    return kept
-
-
-async def _tail(stream: asyncio.StreamReader) -> bytes:
-    kept = b""
-    while part := await stream.read(2**16):
-        kept = (kept + part)[-4 * MAX_STDERR :]  # a character has at most 4 bytes
-    return kept
-
-
-async def _feed(stream: asyncio.StreamWriter, task: bytes) -> None:
-    with suppress(BrokenPipeError, ConnectionResetError):  # a program need not read its input
-        stream.write(task)
-        await stream.drain()
-    stream.close()
-
-
-def _parsed(stdout: bytes) -> Any:
+async def _wait(event: asyncio.Event) -> None:
     try:
-        return msgspec.json.decode(stdout)
-    except msgspec.DecodeError:
-        return stdout.decode(errors="replace").strip()
+        async with asyncio.timeout(LAST_WORDS_S):
+            await event.wait()
+    except TimeoutError:
+        pass
+
+
+def _failure(name: str, code: int, stderr: str) -> str:
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    why = [*stderr.splitlines()[-1:], *REASON.findall(stderr)] or ["it wrote nothing to stderr"]
+    return f"`{name}` {how}: {why[-1]}\n{stderr[-MAX_STDERR:]}"

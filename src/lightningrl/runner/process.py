@@ -2,16 +2,18 @@
 
 import asyncio
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from lightningrl.errors import AgentError, GraderError
-from lightningrl.runner import wire
-from lightningrl.runner.command import end_group
+from lightningrl.runner import keeper, wire
+from lightningrl.runner.leftovers import end_group
 
 DRAIN_S = 1.0
 """What is left in the socket of a worker that has ended is read within this time."""
@@ -89,10 +91,11 @@ class WorkerProcess:
             self._writer.write(wire.line(wire.Cancel(id=job_id)))
 
     def kill(self) -> None:
-        """SIGKILL to the worker and to everything that was started in it. What runs is lost."""
+        """Have the keeper kill the worker and everything that was started in it. What runs is lost."""
         self.retired = True
         if not self._gone:
-            end_group(self.pid)
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
         for group in self._groups.values():
             end_group(group)
         self._groups.clear()
@@ -115,7 +118,7 @@ class WorkerProcess:
             pass
         finally:
             self.kill()
-        await self._process.wait()
+        await self._ended()
         self._gone = True
         if self._watching is not None:
             await asyncio.shield(self._watching)  # whoever gives up closing must not end it: closing may be asked for again
@@ -129,7 +132,8 @@ class WorkerProcess:
         if ending.done():
             await asyncio.wait({reading}, timeout=DRAIN_S)
         reading.cancel()
-        self.kill()  # what agents have started in its group outlives a worker that was killed
+        self.kill()
+        await self._ended()
         await ending
         self._gone = True
         self._writer.close()
@@ -137,6 +141,15 @@ class WorkerProcess:
         for job_id in list(self._jobs):
             self._end(wire.Done(id=job_id, status="lost", error=error))
         self._change()
+
+    async def _ended(self) -> None:
+        """Wait for the keeper's end; it takes no longer than this, unless it was stopped."""
+        try:
+            async with asyncio.timeout(keeper.END_S + EXIT_S):
+                await self._process.wait()
+        except TimeoutError:
+            end_group(self.pid)
+            await self._process.wait()
 
     async def _read(self) -> None:
         try:
@@ -172,6 +185,7 @@ async def _launch(connection: socket.socket, *, env: Mapping[str, str], root: st
     with open(log or os.devnull, "ab") as output:
         return await asyncio.create_subprocess_exec(
             # -P: a file of the recipe must not stand in for a module of Python; -u: what was printed is there after a crash
+            *(sys.executable, "-I", "-S", keeper.__file__, str(connection.fileno())),
             *(sys.executable, "-P", "-u", "-m", "lightningrl.runner.worker", str(connection.fileno())),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,

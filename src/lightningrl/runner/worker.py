@@ -1,19 +1,16 @@
 """The process that runs agents: `python -m lightningrl.runner.worker <fd>`, several attempts at the same time.
 
 It reads jobs from the socket `fd`, calls agent and reward function for each, and writes back how that ended. Its own stdout and stderr belong to
-user code. When the socket closes, its parent is gone, and it goes too, with everything it started.
+user code. When the socket closes, its parent is gone, and it goes too; its keeper ends what it has started.
 """
 
 import asyncio
 import faulthandler
 import os
-import select
 import shutil
-import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,12 +27,10 @@ from lightningrl.runner.command import run_command
 from lightningrl.runner.environment import telemetry
 from lightningrl.runner.flush import flush_spans
 
-SETTLE_S = 0.5
+SETTLE_S = 1.0
 """What a coroutine or a command gets to clean up after it was cancelled."""
 STOP_S = 2.0
 """What all of them get when the worker leaves."""
-EXIT_S = 3.0
-"""What an event loop that user code may be blocking gets to notice that the parent is gone."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,7 +115,9 @@ class Worker:
             if self._command is not None:
                 gateway = attach.gateway_of(job.env["OPENAI_BASE_URL"]).geturl()
                 env = job.env | telemetry(gateway, key=job.token, environment=os.environ)
-                return await run_command(self._command, bytes(job.input), env, started=lambda group: self._send(wire.Started(id=job.id, group=group)))
+                return await run_command(
+                    self._command, bytes(job.input), env, attempt_id=job.id, started=lambda group: self._send(wire.Started(id=job.id, group=group))
+                )
             os.environ.update({name: value for name, value in job.env.items() if job.token not in value})
             attach.attach(job.token, base_url=job.env["OPENAI_BASE_URL"], attempt_id=job.id)
             return await call(self._agent, msgspec.json.decode(job.input), threads=progress.threads)
@@ -144,22 +141,6 @@ def _check_program(program: str) -> None:
         raise AgentError(f"there is no program `{program}`", hint="`command` is looked up on PATH, or from the recipe's folder if it has a `/`")
 
 
-def _leave() -> NoReturn:
-    """End this process at once, and with it whatever agents have started in its group."""
-    if os.getpgrp() == os.getpid():
-        os.killpg(0, signal.SIGKILL)
-    os._exit(0)
-
-
-def _guard(connection: socket.socket) -> None:
-    """Leave when the parent is gone, even while user code blocks the event loop."""
-    poll = select.poll()
-    poll.register(connection, 0)  # hanging up is reported unasked
-    poll.poll()
-    time.sleep(EXIT_S)
-    _leave()
-
-
 async def _serve(connection: socket.socket) -> NoReturn:
     reader, writer = await asyncio.open_unix_connection(sock=connection, limit=wire.MAX_LINE)
     setup = wire.to_worker.decode(await reader.readline())
@@ -174,12 +155,12 @@ async def _serve(connection: socket.socket) -> NoReturn:
     except (AgentError, GraderError) as error:
         send(wire.Refused(owner="agent" if isinstance(error, AgentError) else "grader", message=error.message, hint=error.hint))
         await writer.drain()
-        return _leave()
+        os._exit(0)
     send(wire.Ready())
     with suppress(ConnectionError):  # the parent was killed before it had read everything
         await _listen(reader, worker)
     await worker.stop()
-    _leave()
+    os._exit(0)  # what is left is ended by the keeper
 
 
 async def _listen(reader: asyncio.StreamReader, worker: Worker) -> None:
@@ -198,7 +179,6 @@ def main(arguments: Iterable[str]) -> None:
     faulthandler.enable()
     connection = socket.socket(fileno=int(descriptor))
     connection.set_inheritable(False)
-    threading.Thread(target=_guard, args=(connection,), daemon=True).start()
     asyncio.run(_serve(connection))
 
 

@@ -1,0 +1,156 @@
+"""What cleans up after a worker? Its keeper: the small process above it, to which Linux gives every orphan among its descendants.
+
+    python -I -S keeper.py FD COMMAND…      run COMMAND in a session of its own; end as it ended
+
+The keeper leaves when its command has ended, when it gets SIGTERM, or when the other end of the socket FD has been closed. Before it leaves it
+kills everything that is still below it, also processes that have made sessions of their own. It runs as a file and imports a few modules of
+the standard library: it starts in milliseconds, takes little memory, and no agent's code can break it.
+
+Elsewhere than on Linux orphans go to the system. There the keeper kills the command and its process group; what has left that group stays.
+"""
+
+import ctypes
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+"""From <linux/prctl.h>."""
+EXIT_S = 3.0
+"""What a command gets to leave after the socket's other end was closed."""
+END_S = 5.0
+"""How long processes that were killed may take to end; some wait for a disk that has gone."""
+POLL_S = 0.005
+
+
+class Keeper:
+    """Starts a command, waits for it, and ends what it leaves behind."""
+
+    def __init__(self) -> None:
+        self._told_to_end = False
+        self._wakes, wakened = os.pipe()
+        os.set_blocking(wakened, False)
+        signal.set_wakeup_fd(wakened)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._end)
+        _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+    def run(self, command: Sequence[str], descriptor: int) -> int:
+        """The command's wait status."""
+        process = _start(command)
+        status = self._wait(process, descriptor)
+        _kill_group(process)
+        _end_all()
+        return status
+
+    def _wait(self, process: int, descriptor: int) -> int:
+        poll = select.poll()
+        poll.register(self._wakes, select.POLLIN)
+        poll.register(descriptor, 0)  # only that it has been closed is reported
+        deadline: float | None = None
+        while True:
+            wait_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            for ready, _ in poll.poll(None if wait_s is None else wait_s * 1000):
+                if ready == descriptor:
+                    poll.unregister(descriptor)
+                    deadline = time.monotonic() + EXIT_S
+                else:
+                    os.read(self._wakes, 4096)
+            while (reaped := os.waitpid(-1, os.WNOHANG))[0]:
+                if reaped[0] == process:
+                    return reaped[1]
+            if self._told_to_end or (deadline is not None and time.monotonic() >= deadline):
+                os.kill(process, signal.SIGKILL)
+                deadline = None
+
+    def _end(self, *_: object) -> None:
+        self._told_to_end = True
+
+
+def parents() -> dict[int, int]:
+    """Process → its parent, of all that are alive; zombies are left out. Empty elsewhere than on Linux."""
+    found: dict[int, int] = {}
+    for name in os.listdir("/proc") if sys.platform == "linux" else ():
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    state, parent = file.read().rpartition(b")")[2].split()[:2]
+            except OSError:  # it has ended meanwhile
+                continue
+            if state != b"Z":
+                found[int(name)] = int(parent)
+    return found
+
+
+def descendants(roots: Sequence[int], parent_of: Mapping[int, int]) -> list[int]:
+    """The roots, and everything below them."""
+    children: dict[int, list[int]] = {}
+    for process, parent in parent_of.items():
+        children.setdefault(parent, []).append(process)
+    found = list(roots)
+    for process in found:  # it grows meanwhile
+        found += children.get(process, ())
+    return found
+
+
+def kill(process: int) -> None:
+    """SIGKILL to a process that may have ended already, or may belong to somebody else by now."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(process, signal.SIGKILL)
+
+
+def _kill_group(process: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):  # PermissionError: what macOS says of a group of zombies
+        os.killpg(process, signal.SIGKILL)
+
+
+def _end_all() -> None:
+    """Kill our children until there are none: those of each one that ends become ours."""
+    until = time.monotonic() + END_S
+    while time.monotonic() < until:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        for process, parent in parents().items():
+            if parent == os.getpid():
+                kill(process)
+        time.sleep(POLL_S)
+
+
+def _start(command: Sequence[str]) -> int:
+    process = os.fork()
+    if process:
+        return process
+    try:
+        os.setsid()  # signals to its own group do not reach the keeper
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        os.execv(command[0], tuple(command))
+    finally:
+        os._exit(127)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0)
+
+
+def _end_like(status: int) -> None:
+    """End with the command's exit code, or by the signal that ended it."""
+    if os.WIFSIGNALED(status):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the memory to look at is the command's
+        number = os.WTERMSIG(status)
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+if __name__ == "__main__":
+    _end_like(Keeper().run(sys.argv[2:], int(sys.argv[1])))
