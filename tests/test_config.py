@@ -115,6 +115,12 @@ def test_a_missing_or_broken_recipe_is_a_user_error(tmp_path: Path) -> None:
         load_config(broken)
 
 
+def test_an_agent_cannot_ask_for_the_key_of_an_upstream(recipe: Path) -> None:
+    with pytest.raises(UserError, match="names `KEY`, which holds the key of an upstream") as raised:
+        load_config(recipe, ["upstreams.judge={url='http://judge/v1', key_env='KEY'}", "agent.inherit_env=['OTHER', 'KEY']"])
+    assert "the gateway adds it" in (raised.value.hint or "")
+
+
 def test_there_are_at_most_110_settings_and_each_says_what_it_means() -> None:
     """`[policies.NAME]` has the settings of other sections once more; it counts as one."""
     rows = re.findall(r"^\| `([a-z_.0-9]+)` \| .* \| (.*) \|$", settings_page(), re.MULTILINE)

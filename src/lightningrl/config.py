@@ -31,7 +31,9 @@ class AgentConfig(Section):
     reward_range: tuple[float, float] | None = None
     """`[lowest, highest]` that the final reward can be. One outside is the reward function's mistake: its attempt has failed."""
     env: dict[str, str] = Field(default_factory=dict)
-    """Extra environment variables for the agent."""
+    """Environment variables that the agent gets beside those that it inherits (see docs/gateway.md)."""
+    inherit_env: list[str] = Field(default_factory=list)
+    """Names of environment variables that the agent inherits beside the usual ones; `*` stands for any characters. Never an upstream's key."""
     workers: int = Field(default=2, ge=1)
     """Processes that run agents."""
     concurrency: int = Field(default=64, ge=1)
@@ -302,6 +304,17 @@ class Config(Section):
         if self.gateway.embeddings and self.gateway.embeddings not in upstreams:
             raise UserError(f"there is no `[{self.gateway.embeddings}]` for `gateway.embeddings`", hint=meant(self.gateway.embeddings, upstreams))
         return self
+
+    @model_validator(mode="after")
+    def _keys_stay_with_the_gateway(self) -> "Config":
+        for name in sorted({*self.agent.inherit_env} & {*self.secrets()}):
+            hint = "the gateway adds it to what the agent asks an upstream; an agent that needs one itself gets another variable"
+            raise UserError(f"`agent.inherit_env` names `{name}`, which holds the key of an upstream", hint=hint)
+        return self
+
+    def secrets(self) -> list[str]:
+        """Environment variables that hold keys of upstreams: agents never get them."""
+        return [upstream.key_env for upstream in self.upstreams.values() if upstream.key_env]
 
     def learners(self) -> dict[str, LearnerConfig]:
         """The policies that learn, each with all of its settings."""

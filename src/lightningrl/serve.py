@@ -111,7 +111,8 @@ async def _agents(
     """Serve them, and run what is queued."""
     async with AsyncExitStack() as stack:
         base_url = await stack.enter_async_context(serving(config, sock, store=store, template=template, engines=engines))
-        runner = WorkerPool(config.agent, root=config.root, env={"OPENAI_BASE_URL": f"{base_url}/v1"}, log_path=folder / "agents.log")
+        env = {"OPENAI_BASE_URL": f"{base_url}/v1"}
+        runner = WorkerPool(config.agent, root=config.root, env=env, secrets=config.secrets(), log_path=folder / "agents.log")
         await runner.start()
         stack.push_async_callback(runner.close)
         await stack.enter_async_context(_dispatching(config, store, runner, base_url))

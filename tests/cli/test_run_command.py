@@ -216,14 +216,16 @@ def test_options_of_the_command_are_the_commands(place: Place) -> None:
 
 def test_the_environment_leads_to_the_gateway_alone(place: Place) -> None:
     program = "import json, os; print(json.dumps(dict(os.environ)))"
-    env = {**os.environ, "OPENAI_BASE_URL": "https://elsewhere", "ANTHROPIC_AUTH_TOKEN": "mine"}
-    done = place.run("--engine", "scripts:script", "--", sys.executable, "-c", program, env=env)
+    env = {**os.environ, "OPENAI_BASE_URL": "https://elsewhere", "ANTHROPIC_AUTH_TOKEN": "mine", "JUDGE_KEY": "sk-judge", "DATABASE_URL": "db"}
+    judge = "upstreams.judge={url='http://127.0.0.1:9/v1', key_env='JUDGE_KEY'}"
+    done = place.run("--engine", "scripts:script", "--set", judge, "--", sys.executable, "-c", program, env=env)
     found = json.loads(done.stdout)
     gateway = found["ANTHROPIC_BASE_URL"]
     assert gateway.startswith("http://127.0.0.1:") and found["OPENAI_BASE_URL"] == found["OPENAI_API_BASE"] == f"{gateway}/v1"
     assert found["OPENAI_API_KEY"] == found["GEMINI_API_KEY"] and "ANTHROPIC_AUTH_TOKEN" not in found
     assert gateway in (Path(found["CODEX_HOME"]) / "config.toml").read_text()
     assert found["PATH"] == env["PATH"], "`python` stays what it was"
+    assert found["DATABASE_URL"] == "db" and "sk-judge" not in found.values(), "all of the shell's environment but for the key of an upstream"
 
 
 def test_a_signal_reaches_the_command_and_its_exit_code_is_ours(place: Place) -> None:

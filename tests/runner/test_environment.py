@@ -11,16 +11,28 @@ from google import genai
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.util.re import parse_env_headers
 
-from lightningrl.runner.environment import COLLECTORS, QUIET, addresses, environment_page, make_codex_home, process_environment, telemetry
+from lightningrl.config import AgentConfig
+from lightningrl.runner.conformance import attempt
+from lightningrl.runner.environment import (
+    COLLECTORS,
+    EVERYTHING,
+    QUIET,
+    addresses,
+    environment_page,
+    make_codex_home,
+    process_environment,
+    telemetry,
+)
+from lightningrl.runner.pool import WorkerPool
 
 PAGE = Path(__file__).parents[2] / "docs" / "gateway.md"
 GATEWAY = "http://127.0.0.1:8000"
 HEADERS = "OTEL_EXPORTER_OTLP_TRACES_HEADERS"
 
 
-def test_every_sdk_finds_the_gateway_and_the_key_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_sdk_finds_the_gateway_and_the_key_by_itself(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "a person's own")
-    for name in ("ANTHROPIC_AUTH_TOKEN", *addresses(GATEWAY, key="k")):
+    for name in ("ANTHROPIC_AUTH_TOKEN", "GOOGLE_API_KEY", *addresses(GATEWAY, key="k")):
         monkeypatch.delenv(name, raising=False)
     for name, value in process_environment(GATEWAY, key="secret").items():
         monkeypatch.setenv(name, value)
@@ -29,6 +41,7 @@ def test_every_sdk_finds_the_gateway_and_the_key_by_itself(monkeypatch: pytest.M
     claude = anthropic.Anthropic()
     assert (str(claude.base_url).rstrip("/"), claude.api_key, claude.auth_token) == (GATEWAY, "secret", None)
     google = genai.Client()
+    assert not caplog.records, "it warns where it finds two keys"
     options = google._api_client._http_options
     assert (options.base_url or "").rstrip("/") == GATEWAY and google._api_client.api_key == "secret" and not google.vertexai
 
@@ -37,13 +50,60 @@ def test_what_would_lead_past_the_gateway_is_taken_away(monkeypatch: pytest.Monk
     monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "a person's own")
     monkeypatch.setenv("CLAUDE_CODE_USE_BEDROCK", "1")
     monkeypatch.setenv("OPENAI_API_KEY", "a person's own")
+    monkeypatch.setenv("GOOGLE_API_KEY", "a person's own")
     monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
     monkeypatch.setenv("NO_PROXY", "intern, 127.0.0.1")
     monkeypatch.setenv("FLAVOUR", "mint")
-    found = process_environment("http://gateway.intern:8000", key="secret")
+    found = process_environment("http://gateway.intern:8000", key="secret", inherit=EVERYTHING)
     assert "a person's own" not in found.values() and "CLAUDE_CODE_USE_BEDROCK" not in found
     assert found["NO_PROXY"] == found["no_proxy"] == "intern,127.0.0.1,localhost,::1,gateway.intern"
     assert found["FLAVOUR"] == "mint" and found["HTTP_PROXY"] == "http://proxy:3128"
+
+
+SECRETS = {
+    "UPSTREAM_KEY": "sk-upstream",
+    "SAME_KEY": "sk-upstream",
+    "HF_TOKEN": "hf_secret",
+    "AWS_SECRET_ACCESS_KEY": "aws",
+    "GITHUB_TOKEN": "ghp_secret",
+    "NODE_AUTH_TOKEN": "npm",
+    "OTEL_EXPORTER_OTLP_HEADERS": "x-api-key=collector",
+    "DATABASE_URL": "postgres://user:password@host/db",
+}
+
+
+def test_secrets_of_ours_are_not_inherited_and_what_programs_need_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    useful = {"LC_ALL": "C.UTF-8", "NODE_PATH": "/node", "https_proxy": "http://proxy:3128", "CUDA_VISIBLE_DEVICES": "1", "PYTHONPATH": "/python"}
+    for name, value in {**SECRETS, **useful}.items():
+        monkeypatch.setenv(name, value)
+    found = process_environment(GATEWAY, secrets=["UPSTREAM_KEY"])
+    assert not SECRETS.keys() & found.keys()
+    assert useful.items() <= found.items() and {"PATH", "HOME"} <= found.keys()
+
+
+def test_a_recipe_may_ask_for_more_but_never_for_the_key_of_an_upstream(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    found = process_environment(GATEWAY, inherit=["HF_TOKEN", "AWS_*"], secrets=["UPSTREAM_KEY"])
+    assert SECRETS.keys() & found.keys() == {"HF_TOKEN", "AWS_SECRET_ACCESS_KEY"}
+    everything = process_environment(GATEWAY, inherit=EVERYTHING, secrets=["UPSTREAM_KEY"])
+    assert SECRETS.keys() - everything.keys() == {"UPSTREAM_KEY", "SAME_KEY"}, "the same value under another name is the same key"
+
+
+async def test_neither_functions_nor_programs_find_a_secret_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "agent.py").write_text("import os\ndef run(task):\n    return dict(os.environ)\ndef reward(task, output):\n    return 1\n")
+    program = "import json, os; print(json.dumps(dict(os.environ)))"
+    for how in ({"entry": "agent:run"}, {"command": ["python", "-c", program]}):
+        agent = AgentConfig.model_validate({**how, "reward": "agent:reward", "workers": 1, "inherit_env": ["GITHUB_*", "S*_KEY"]})
+        runner = WorkerPool(agent, root=tmp_path, secrets=["UPSTREAM_KEY"])
+        await runner.start()
+        try:
+            seen = (await runner.run(*attempt({}))).output
+        finally:
+            await runner.close()
+        assert SECRETS.keys() & seen.keys() == {"GITHUB_TOKEN"}, how
 
 
 def test_azure_is_led_to_the_gateway_only_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +150,14 @@ def test_codex_is_given_a_provider_of_its_own(tmp_path: Path) -> None:
     provider = config["model_providers"][config["model_provider"]]
     assert provider["base_url"] == f"{GATEWAY}/v1" and provider["wire_api"] == "responses"
     assert provider["env_key"] in addresses(GATEWAY, key="k") and config["analytics"] == {"enabled": False}
+    assert config["features"] == {"plugins": False}, "their catalogue is fetched from the vendor"
     assert process_environment(GATEWAY, codex_home=home)["CODEX_HOME"] == str(home)
+
+
+def test_openhands_finds_the_gateway_and_a_model_that_a_recipe_may_change() -> None:
+    found = process_environment(GATEWAY, key="secret")
+    assert (found["LLM_BASE_URL"], found["LLM_API_KEY"], found["LLM_MODEL"]) == (f"{GATEWAY}/v1", "secret", "openai/policy")
+    assert process_environment(GATEWAY, wishes={"LLM_MODEL": "openai/coder"})["LLM_MODEL"] == "openai/coder"
 
 
 def test_the_page_has_the_table_of_the_environment() -> None:

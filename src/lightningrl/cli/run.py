@@ -24,7 +24,7 @@ from lightningrl.gateway.scripted import PLAIN
 from lightningrl.gateway.server import FROZEN, bound, frozen, make_engine_for, make_gateway, opened
 from lightningrl.gateway.visitors import Guests
 from lightningrl.plugins import names
-from lightningrl.runner.environment import make_codex_home, process_environment
+from lightningrl.runner.environment import EVERYTHING, make_codex_home, process_environment
 from lightningrl.runner.foreground import run_foreground
 from lightningrl.store import Store, open_store
 
@@ -141,7 +141,9 @@ async def _run(command: Sequence[str], config: Config, folder: Path) -> Captured
         gateway = make_gateway(config, store=store, template=template, engines=engines, visitors=guests)
         async with opened(gateway, sock) as base_url:
             codex_home = make_codex_home(folder / "codex", gateway=base_url)
-            env = process_environment(base_url, key=attempt.token, wishes=config.agent.env, codex_home=codex_home)
+            env = process_environment(
+                base_url, key=attempt.token, inherit=EVERYTHING, secrets=config.secrets(), wishes=config.agent.env, codex_home=codex_home
+            )
             code = await run_foreground(command, env)
         for guest in guests.attempts.values():
             error = None if code == 0 else f"AgentError: `{command[0]}` exited with code {code}"

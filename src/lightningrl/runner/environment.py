@@ -1,10 +1,12 @@
-"""Which environment does an agent get? Where its model is, for every SDK that looks there, and nobody to phone home to.
+"""Which environment does an agent get? What it needs of ours, no secrets; where its model is; and no telemetry to vendors.
 
 All attempts share the addresses; the keys are the attempt's token, or a placeholder where many attempts share a process (see `attach`).
 """
 
+import fnmatch
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -26,6 +28,29 @@ class Variable:
     """Who looks at it, or what it is for."""
 
 
+INHERITED = {
+    "person and place": "HOME USER LOGNAME HOSTNAME TMPDIR TMP TEMP LANG LANGUAGE LC_* TZ CI",
+    "programs": "PATH SHELL EDITOR PAGER LD_LIBRARY_PATH LD_PRELOAD DYLD_* DOCKER_HOST",
+    "terminal and screen": "TERM COLORTERM NO_COLOR FORCE_COLOR COLUMNS LINES DISPLAY WAYLAND_DISPLAY XAUTHORITY XDG_* DBUS_SESSION_BUS_ADDRESS",
+    "Python": "PYTHON* VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV CONDA_EXE PYENV_ROOT PIP_CACHE_DIR UV_CACHE_DIR UV_PYTHON",
+    "Node": "NODE_PATH NODE_OPTIONS NODE_ENV NODE_EXTRA_CA_CERTS NODE_NO_WARNINGS NVM_DIR NVM_BIN VOLTA_HOME PNPM_HOME BUN_INSTALL DENO_DIR"
+    " NPM_CONFIG_PREFIX NPM_CONFIG_CACHE npm_config_prefix npm_config_cache",
+    "other languages": "JAVA_HOME GOPATH GOROOT GOCACHE GOMODCACHE CARGO_HOME RUSTUP_HOME DOTNET_ROOT GEM_HOME GEM_PATH PERL5LIB JULIA_DEPOT_PATH",
+    "network": "HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY http_proxy https_proxy all_proxy no_proxy"
+    " SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE",
+    "processors": "CUDA_* NVIDIA_* ROCR_* HIP_* OMP_* KMP_* MKL_* OPENBLAS_* NUMEXPR_* MALLOC_* TOKENIZERS_PARALLELISM",
+    "models and data": "HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE HF_ENDPOINT HF_DATASETS_CACHE HF_DATASETS_OFFLINE TRANSFORMERS_CACHE TRANSFORMERS_OFFLINE"
+    " TORCH_HOME SENTENCE_TRANSFORMERS_HOME NLTK_DATA TIKTOKEN_CACHE_DIR",
+    "browsers": "PLAYWRIGHT_* PUPPETEER_* CHROME_BIN CHROME_PATH",
+    "names of models": "OPENAI_MODEL ANTHROPIC_MODEL ANTHROPIC_SMALL_FAST_MODEL GEMINI_MODEL"
+    " AZURE_OPENAI_ENDPOINT AZURE_OPENAI_API_VERSION OPENAI_API_VERSION OPENAI_API_TYPE",
+    "OpenTelemetry": "OTEL_SDK_DISABLED OTEL_SERVICE_NAME OTEL_RESOURCE_ATTRIBUTES OTEL_PROPAGATORS OTEL_TRACES_* OTEL_METRICS_* OTEL_LOGS_*"
+    " OTEL_BSP_* OTEL_PYTHON_* OTEL_EXPORTER_OTLP_ENDPOINT OTEL_EXPORTER_OTLP_PROTOCOL"
+    " OTEL_EXPORTER_OTLP_TRACES_ENDPOINT OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
+}
+"""What it is for → the variables of ours that agents get; `*` stands for any characters. None of them is meant for a secret."""
+EVERYTHING = ("*",)
+
 ADDRESSES = (
     Variable(name="OPENAI_BASE_URL", value="{gateway}/v1", readers="OpenAI SDKs and what is built on them"),
     Variable(name="OPENAI_API_BASE", value="{gateway}/v1", readers="LangChain, LiteLLM: the older name"),
@@ -33,13 +58,17 @@ ADDRESSES = (
     Variable(name="ANTHROPIC_API_BASE", value="{gateway}", readers="LiteLLM"),
     Variable(name="GEMINI_API_BASE", value="{gateway}", readers="LiteLLM"),
     Variable(name="GOOGLE_GEMINI_BASE_URL", value="{gateway}", readers="Google GenAI SDKs, Gemini CLI"),
+    Variable(name="LLM_BASE_URL", value="{gateway}/v1", readers="OpenHands"),
 )
 KEYS = (
     Variable(name="OPENAI_API_KEY", value="{key}", readers="OpenAI SDKs, Codex through its config.toml"),
     Variable(name="ANTHROPIC_API_KEY", value="{key}", readers="Anthropic SDKs, Claude Code"),
-    Variable(name="GOOGLE_API_KEY", value="{key}", readers="Google GenAI SDKs"),
-    Variable(name="GEMINI_API_KEY", value="{key}", readers="Gemini CLI, Google GenAI SDKs"),
+    Variable(name="GEMINI_API_KEY", value="{key}", readers="Google GenAI SDKs, Gemini CLI, LiteLLM"),
     Variable(name="GOOGLE_GENERATIVE_AI_API_KEY", value="{key}", readers="AI SDK of Vercel"),
+    Variable(name="LLM_API_KEY", value="{key}", readers="OpenHands"),
+)
+MODELS = (
+    Variable(name="LLM_MODEL", value="openai/policy", readers="OpenHands: LiteLLM's name for `policy` behind the URL; `agent.env` may name another"),
 )
 PLACES = (
     Variable(name="CODEX_HOME", value="{codex}", readers="Codex; holds a config.toml that names the gateway, as Codex ignores `OPENAI_BASE_URL`"),
@@ -93,9 +122,10 @@ TAKEN_AWAY = (
     Variable(name="CLAUDE_CODE_USE_VERTEX", value="", readers="Claude Code: another provider"),
     Variable(name="CLAUDE_CODE_USE_FOUNDRY", value="", readers="Claude Code: another provider"),
     Variable(name="GOOGLE_GENAI_USE_VERTEXAI", value="", readers="Google GenAI SDKs, Gemini CLI: another provider"),
+    Variable(name="GOOGLE_API_KEY", value="", readers="Google GenAI SDKs: goes before GEMINI_API_KEY, with a warning"),
     Variable(name="AZURE_OPENAI_AD_TOKEN", value="", readers="OpenAI SDK with Azure: goes before the key"),
 )
-"""What a person may have in their shell and what would lead an agent past the gateway, to a model that costs money."""
+"""Variables of a person's shell that would lead an agent past the gateway, to a model that costs money. Not inherited, even if the recipe asks."""
 
 
 def addresses(gateway: str, *, key: str) -> dict[str, str]:
@@ -111,15 +141,22 @@ def telemetry(gateway: str, *, key: str, environment: Mapping[str, str]) -> dict
 
 
 def process_environment(
-    gateway: str | None, *, key: str = PLACEHOLDER_KEY, wishes: Mapping[str, str] | None = None, codex_home: Path | None = None
+    gateway: str | None,
+    *,
+    key: str = PLACEHOLDER_KEY,
+    inherit: Iterable[str] = (),
+    secrets: Collection[str] = (),
+    wishes: Mapping[str, str] | None = None,
+    codex_home: Path | None = None,
 ) -> dict[str, str]:
-    """The whole environment of a process that runs agents: ours, quietened; then `wishes`; then where the model is.
+    """The whole environment of a process that runs agents: what it inherits, quietened; then `wishes`; then where the model is.
 
-    `wishes`, a recipe's `agent.env`, have the last word on everything but that. `gateway` is None where it is not known yet.
+    `inherit`, a recipe's `agent.inherit_env`, names variables beside the usual ones. `secrets` are the variables with the keys of upstreams: they
+    are never inherited, nor is any other variable with the same value. `wishes`, a recipe's `agent.env`, have the last word on everything but the
+    model's address. `gateway` is None where it is not known yet.
     """
-    taken = {variable.name for variable in TAKEN_AWAY}
-    environment = {name: value for name, value in os.environ.items() if name not in taken}
-    environment |= {variable.name: variable.value for variable in QUIET}
+    environment = _inherited(os.environ, patterns=[*" ".join(INHERITED.values()).split(), *inherit], secrets=secrets)
+    environment |= {variable.name: variable.value for variable in (*MODELS, *QUIET)}
     if codex_home is not None:
         environment["CODEX_HOME"] = str(codex_home.resolve())
     environment |= wishes or {}
@@ -147,6 +184,7 @@ def make_codex_home(folder: Path, *, gateway: str) -> Path:
         "check_for_update_on_startup": False,
         "analytics": {"enabled": False},
         "feedback": {"enabled": False},
+        "features": {"plugins": False},  # their catalogue is fetched in every run
         "model_providers": {"lightningrl": provider},
     }
     (folder / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
@@ -155,8 +193,17 @@ def make_codex_home(folder: Path, *, gateway: str) -> Path:
 
 def environment_page() -> str:
     """The tables of docs/gateway.md."""
-    sets = [*ADDRESSES, *KEYS, *TELEMETRY, *AZURE, *PLACES, *QUIET]
-    return f"{_table(sets, head='value')}\n\n{_table(TAKEN_AWAY, head=None)}\n"
+    inherited = [f"| {purpose} | {' '.join(f'`{name}`' for name in names.split())} |" for purpose, names in INHERITED.items()]
+    sets = [*ADDRESSES, *KEYS, *MODELS, *TELEMETRY, *AZURE, *PLACES, *QUIET]
+    first = "\n".join(["| inherited for | variables |", "|---|---|", *inherited])
+    return f"{first}\n\n{_table(sets, head='value')}\n\n{_table(TAKEN_AWAY, head=None)}\n"
+
+
+def _inherited(environment: Mapping[str, str], *, patterns: Iterable[str], secrets: Collection[str]) -> dict[str, str]:
+    wanted = re.compile("|".join(map(fnmatch.translate, patterns)))
+    withheld = {*secrets, *(variable.name for variable in TAKEN_AWAY)}
+    keys = {environment[name] for name in secrets if environment.get(name)}
+    return {name: value for name, value in environment.items() if name not in withheld and value not in keys and wanted.match(name)}
 
 
 def _filled(variables: Iterable[Variable], gateway: str, key: str) -> dict[str, str]:

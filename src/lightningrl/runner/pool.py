@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from collections import deque
-from collections.abc import Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,20 +38,22 @@ class WorkerPool:
         *,
         root: Path,
         env: Mapping[str, str] | None = None,
+        secrets: Collection[str] = (),
         log_path: Path | None = None,
         start_timeout_s: float = 120.0,
         watchdog_s: float = 5.0,
         grace_s: float = 30.0,
     ) -> None:
-        """`log_path`: where the agents' stdout and stderr go; None throws them away.
+        """`secrets`: environment variables that agents must not get, whatever the recipe says.
 
+        `log_path`: where the agents' stdout and stderr go; None throws them away.
         `watchdog_s`: a worker that is this late with saying that an attempt has timed out is blocked, and killed.
         `grace_s`: what the other attempts in a worker that is being replaced get to finish.
         """
         self._setup = wire.Setup(
             entry=agent.entry, command=agent.command, reward=agent.reward, reward_range=agent.reward_range, root=str(root.resolve())
         )
-        self._env = _environment(agent.env, env or {}, folder=log_path.parent if log_path else None)
+        self._env = _environment(agent, env or {}, secrets=secrets, folder=log_path.parent if log_path else None)
         self._wanted = agent.workers
         self._capacity = math.ceil(agent.concurrency / agent.workers)
         self._log_path = log_path.resolve() if log_path else None
@@ -187,9 +189,11 @@ class WorkerPool:
         task.add_done_callback(self._background.discard)
 
 
-def _environment(agent: Mapping[str, str], given: Mapping[str, str], *, folder: Path | None) -> dict[str, str]:
+def _environment(agent: AgentConfig, given: Mapping[str, str], *, secrets: Collection[str], folder: Path | None) -> dict[str, str]:
     """The processes' environment. What an attempt gets is laid over it, in programs as a whole, in functions without the key."""
     gateway = given.get("OPENAI_BASE_URL", "").removesuffix("/v1") or None
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])  # `python` means this one
     codex_home = make_codex_home(folder / "codex", gateway=gateway) if folder and gateway else None
-    return {**process_environment(gateway, wishes={"PATH": path, **agent}, codex_home=codex_home), **given}
+    wishes = {"PATH": path, **agent.env}
+    environment = process_environment(gateway, inherit=agent.inherit_env, secrets=secrets, wishes=wishes, codex_home=codex_home)
+    return {**environment, **given}
