@@ -2,13 +2,14 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.command import run_command
 
 TEXTS = ["say a word", "the word is blue", "red green blue yellow", "you pick one colour and say it", "again : pick another one"]
 
@@ -83,9 +84,7 @@ class SmallRecipe:
         file.write_text(after)
 
     def cli(self, *arguments: str, timeout_s: float = 100.0) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "lightningrl", *arguments], cwd=self.folder, capture_output=True, text=True, timeout=timeout_s, check=False
-        )
+        return run_command(*arguments, cwd=self.folder, timeout_s=timeout_s)
 
     def train(self, *arguments: str) -> dict[str, Any]:
         """A run that must succeed; its JSON result."""

@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 from lightningrl.store import open_store
 from lightningrl.types import Attempt
+from tests.command import run_command
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 110.0
@@ -66,9 +65,9 @@ def copied(recipe: str, folder: Path, *, model: Path, task: Mapping[str, Any], s
 
 
 async def trained(recipe: Path, *overrides: str) -> Trained:
-    command = [sys.executable, "-m", "lightningrl", "train", "recipe.toml", "--run-dir", "run", *OVERRIDES, *overrides]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
-    done = subprocess.run(command, cwd=recipe, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    command = ["train", "recipe.toml", "--run-dir", "run", *OVERRIDES, *overrides]
+    done = run_command(*command, cwd=recipe, env=environment, timeout_s=TIMEOUT_S)
     assert done.returncode == 0, done.stderr + done.stdout
     store = await open_store(f"sqlite://{recipe / 'run' / 'store.sqlite'}")
     try:
