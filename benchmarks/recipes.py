@@ -117,11 +117,12 @@ def measure(name: str, python: Path, folder: Path) -> Row:
     done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"`lightningrl train {recipe.relative_to(ROOT)}` ended with exit code {done.returncode}; why is above")
-    return row_of(read(folder), json.loads(done.stdout.splitlines()[-1]))
+    return row_of(read(folder, report=True), json.loads(done.stdout.splitlines()[-1]))
 
 
 def row_of(listing: Listing, result: Mapping[str, Any]) -> Row:
     census, lines = listing.census, listing.lines
+    assert census is not None, "the listing was read with its report"
     before, after = (_rewards(lines, f"exam-{version:05d}-sampled-") for version in (0, result["steps"]))
     difference = (after - before)[~np.isnan(after - before)]
     mean, error = float(difference.mean()), float(difference.std(ddof=1)) / math.sqrt(len(difference))

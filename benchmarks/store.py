@@ -5,7 +5,10 @@ Text is English (the standard library's own help) at 4 characters a token; token
 float32, so that nothing but text and repetition can be compressed. Disk is the closed file by the tokens: `sampled` by the policy, and
 `recorded`, those and what else was new in the prompts. CPU is that of the whole process, both threads, while 64 attempts write at once.
 
-    python benchmarks/store.py [--rounds 3] [--json benchmarks/results/store.json]
+Reads are measured on a store of `--reads` rollouts with four calls each, each next to the same answer made from all rollouts: the list of the
+latest 40, the number of rollouts, and one look whether any of the latest 10,000 has ended.
+
+    python benchmarks/store.py [--rounds 3] [--reads 25000] [--json benchmarks/results/store.json]
 """
 
 import argparse
@@ -18,7 +21,7 @@ import random
 import sqlite3
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -245,6 +248,55 @@ async def measure_memory(path: Path, *, calls: int) -> dict[str, float]:
     return {"calls": calls, "rss_bytes_per_call": growth}
 
 
+async def write_run(path: Path, *, rollouts: int) -> None:
+    """Rollouts that have ended, but for the last one."""
+    store = await SQLiteStore.open(path)
+    load = Load("openai.chat", 50, 4, rollouts)
+    attempts = await begin(store, load)
+
+    async def one(number: int, attempt: Attempt) -> None:
+        for call in calls_of(load, attempt, number, task=number // GROUP):
+            await store.append(call)
+        if number < rollouts - 1:
+            await store.finish(attempt.id, "succeeded", rewards=[Reward(attempt_id=attempt.id, value=0.5)], output={"answer": 1})
+
+    for start in range(0, rollouts, AT_ONCE):
+        await asyncio.gather(*(one(start + n, attempt) for n, attempt in enumerate(attempts[start : start + AT_ONCE])))
+    await store.close()
+
+
+async def measure_reads(path: Path, *, rounds: int) -> dict[str, float]:
+    """Milliseconds of wall-clock, the least of some rounds; `all_…` makes the same answer from all rollouts."""
+    records = await SQLiteStore.read(path)
+    ids = [rollout.id for rollout in await records.rollouts(limit=10_000)]
+    cursor = (await records.changes()).cursor
+
+    async def read_list(limit: int | None) -> None:
+        attempts = await records.attempts([rollout.id for rollout in await records.rollouts(limit=limit)])
+        for attempt in attempts:
+            await records.calls([attempt.id])
+        await records.rewards([attempt.id for attempt in attempts])
+
+    reads: dict[str, Callable[[], Awaitable[object]]] = {
+        "list": lambda: read_list(40),
+        "all_list": lambda: read_list(None),
+        "count": records.count,
+        "all_count": records.rollouts,
+        "look": lambda: records.changes(cursor),
+        "all_look": lambda: records.rollouts(ids=ids),
+    }
+    found = {name: min([await _seconds(read) for _ in range(rounds)]) * 1e3 for name, read in reads.items()}
+    await records.close()
+    ratios = {f"{name}_ratio": found[f"all_{name}"] / found[name] for name in ("list", "count", "look")}
+    return {f"{name}_ms": ms for name, ms in found.items()} | ratios
+
+
+async def _seconds(read: Callable[[], Awaitable[object]]) -> float:
+    began = time.perf_counter()
+    await read()
+    return time.perf_counter() - began
+
+
 def measure(load: Load, folder: Path, *, rounds: int) -> dict[str, float]:
     """The least CPU of some rounds: whatever else runs on the machine only adds."""
     ours, plain = [], []
@@ -271,6 +323,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="loads whose name contains this")
     parser.add_argument("--memory", type=int, default=20_000, help="calls over which the growth of the process is measured; 0 to leave it out")
+    parser.add_argument("--reads", type=int, default=25_000, help="rollouts of the store that is read; 0 to leave it out")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     results: dict[str, Any] = {}
@@ -278,6 +331,12 @@ def main() -> None:
         if arguments.memory:
             results["memory"] = asyncio.run(measure_memory(Path(folder) / "memory.db", calls=arguments.memory))
             print(f"memory: {results['memory']['rss_bytes_per_call']:.1f} bytes a call over {arguments.memory} calls")
+        if arguments.reads:
+            asyncio.run(write_run(Path(folder) / "reads.db", rollouts=arguments.reads))
+            reads = results["reads"] = asyncio.run(measure_reads(Path(folder) / "reads.db", rounds=arguments.rounds))
+            for name in ("list", "count", "look"):
+                made = f"{reads[f'{name}_ms']:8.1f} ms, from all rollouts {reads[f'all_{name}_ms']:8.1f} ms"
+                print(f"{name:6} {made}: {reads[f'{name}_ratio']:.0f} times")
         print(f"{'':38} {'B/sampled':>9} {'B/recorded':>10} {'plain':>8} {'ratio':>6} {'us/call':>8} {'plain':>8} {'ratio':>6}")
         for load in LOADS:
             if arguments.only in load.name:

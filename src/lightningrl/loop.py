@@ -23,14 +23,13 @@ from lightningrl.data.forest import Lesson
 from lightningrl.data.tasks import derived_seed, load_tasks
 from lightningrl.errors import AgentError, GraderError, UserError
 from lightningrl.learner import Learner
-from lightningrl.store import Store
+from lightningrl.store import Store, wait
 from lightningrl.tracing import spans_of, united
 from lightningrl.types import FINAL, Call, Capture, Doubles, Reward, Rollout, Task
 
 Mode: TypeAlias = Literal["sampled", "greedy"]
 MODES: tuple[Mode, ...] = ("sampled", "greedy")
 TEMPERATURE: dict[Mode, float] = {"sampled": 1.0, "greedy": 0.0}
-PROGRESS_EVERY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +109,7 @@ class Loop:
             self.cpu.lap("training")
             self.watcher.stepped(step, metrics | self.cpu.since(spent))
         after: dict[Mode, Exam] = {mode: await self.examine(steps, mode, tasks, when="after training") for mode in MODES}
-        return Summary(before=before, after=after, rollouts=len(await self.store.rollouts()))
+        return Summary(before=before, after=after, rollouts=sum((await self.store.count()).values()))
 
     async def restore(self) -> int:
         """Go back to the newest version, and serve it; the first time, publish what the models came with."""
@@ -252,14 +251,10 @@ class Loop:
         """Enqueue, wait, report progress. Rollouts that failed are part of the answer, unless all did."""
         ids = [rollout.id for rollout in rollouts]
         await self.store.enqueue(rollouts)
-        ended: list[Rollout] = []
-        self.watcher.doing(f"{what}: running the agent", 0, len(ids))
-        while len(ended) < len(ids):
-            ended = await self.store.wait(ids, timeout_s=PROGRESS_EVERY_S)
-            self.watcher.doing(f"{what}: running the agent", len(ended), len(ids))
+        ended = await wait(self.store, ids, progress=lambda done: self.watcher.doing(f"{what}: running the agent", done, len(ids)))
         if all(rollout.status == "failed" for rollout in ended):
             await self._give_up(ended, what=what)
-        return await self.store.rollouts(ids=ids)
+        return ended
 
     async def _give_up(self, failed: Sequence[Rollout], *, what: str) -> None:
         """Say whose failure it was: the most frequent first line, with its traceback."""

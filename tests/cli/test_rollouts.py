@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from lightningrl.cli.rollouts import read, show
+from lightningrl.cli.rollouts import read, show, where_of
 from lightningrl.errors import UserError
 from lightningrl.store.sqlite import SQLiteStore
 from lightningrl.types import Attempt, Call, Reward, Rollout, Sampling, Task
@@ -115,14 +115,42 @@ async def test_rollouts_are_listed_and_calls_are_counted_while_the_run_goes_on(t
 @pytest.mark.parametrize("width", [60, 80, 140])
 async def test_the_tables_fit_the_terminal(tmp_path: Path, width: int) -> None:
     async with records(tmp_path):
-        listing = await asyncio.to_thread(read, tmp_path / "store.sqlite")
+        listing = await asyncio.to_thread(read, tmp_path / "store.sqlite", limit=3, report=True)
     console = Console(file=StringIO(), width=width)
-    show(listing, console, report=True, limit=3)
+    show(listing, console)
     lines = console.file.getvalue().splitlines()  # pyright: ignore[reportAttributeAccessIssue]
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
-    for word in ("4 rollouts", "1 queued", "running", "and 1 before them", "timed out", "bridged", "the tools have", "writer"):
+    for word in ("4 rollouts", "1 queued", "running", "and 1 more", "timed out", "bridged", "the tools have", "writer"):
         assert word in text, text
+
+
+async def test_rollouts_are_found_by_reward_failure_task_step_and_split(tmp_path: Path) -> None:
+    store = await SQLiteStore.open(tmp_path / "store.sqlite")
+    for split, name in (("train", "train-00000-000-00"), ("train", "train-00001-retry1-000-00"), ("heldout", "exam-00000-greedy-0000")):
+        task = Task(id="t", input={"question": f"what is {name[-2:]}?"}, split=split)
+        await store.enqueue([Rollout(id=name, group_id=name, task=task)])
+        [(_, attempt)] = await store.claim("w", limit=1, lease_s=60)
+        reward = Reward(attempt_id=attempt.id, value=0.25 if split == "heldout" else 0.0)
+        failed = "retry" in name
+        await store.finish(attempt.id, "failed" if failed else "succeeded", rewards=[] if failed else [reward], error="AgentError: no" * failed)
+    await store.close()
+
+    def found(**asked: Any) -> list[str]:
+        nothing: dict[str, Any] = {"reward": None, "failed": False, "task": "", "step": None, "split": None}
+        return [line.id[:11] for line in read(tmp_path, where=where_of(**{**nothing, **asked})).lines]
+
+    def look() -> None:
+        assert found(reward="0") == ["train-00000"] and found(reward="0..1") == ["train-00000", "exam-00000-"] and found(reward="..-1") == []
+        assert found(failed=True) == found(step=2) == ["train-00001"]
+        assert found(split="heldout") == ["exam-00000-"] and found(task="IS 00") == ["train-00000", "train-00001", "exam-00000-"]
+        with pytest.raises(UserError, match=r"`0..0.5`"):
+            found(reward="little")
+        listing = read(tmp_path, limit=1)
+        assert (listing.counts, listing.errors) == ({"succeeded": 2, "failed": 1}, {"AgentError: no": (1, "train-00001-retry1-000-00")})
+        assert [line.id[:11] for line in read(tmp_path, limit=1, before=listing.lines[0].id).lines] == ["train-00001"]
+
+    await asyncio.to_thread(look)
 
 
 def test_where_there_are_no_records_it_says_so(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from lightningrl.runner import Outcome
 from lightningrl.runner.dispatch import Dispatcher
-from lightningrl.store import Store, open_store
+from lightningrl.store import Store, open_store, wait
 from lightningrl.types import Attempt, Reward, Rollout, Task
 
 
@@ -57,7 +57,7 @@ async def test_everything_queued_is_run_with_at_most_so_many_at_once() -> None:
     runner = Instant()
     async with dispatching(runner, concurrency=4) as store:
         await store.enqueue(rollouts(10))
-        ended = await store.wait([f"r{number}" for number in range(10)], timeout_s=10)
+        ended = await wait(store, [f"r{number}" for number in range(10)], timeout_s=10)
         assert [rollout.status for rollout in ended] == ["succeeded"] * 10
         assert runner.peak == 4
         assert len(await store.rewards([rollout.accepted_attempt_id or "" for rollout in ended])) == 10
@@ -67,7 +67,7 @@ async def test_each_attempt_gets_its_own_key() -> None:
     runner = Instant()
     async with dispatching(runner) as store:
         await store.enqueue(rollouts(5))
-        await store.wait([f"r{number}" for number in range(5)], timeout_s=10)
+        await wait(store, [f"r{number}" for number in range(5)], timeout_s=10)
     assert len({env["OPENAI_API_KEY"] for env in runner.environments}) == 5
     assert {env["OPENAI_BASE_URL"] for env in runner.environments} == {"http://here/v1"}
 
@@ -76,6 +76,6 @@ async def test_each_attempt_gets_its_own_key() -> None:
 async def test_a_failed_attempt_is_followed_by_another_while_there_are_any_left(max_attempts: int, status: str) -> None:
     async with dispatching(Instant(fails=frozenset({1}))) as store:
         await store.enqueue(rollouts(1, max_attempts=max_attempts))
-        (ended,) = await store.wait(["r0"], timeout_s=10)
+        (ended,) = await wait(store, ["r0"], timeout_s=10)
         assert ended.status == status
         assert [attempt.status for attempt in await store.attempts(["r0"])] == ["failed", "succeeded"][:max_attempts]

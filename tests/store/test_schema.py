@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lightningrl.errors import UserError
 from lightningrl.store.conformance import call, same
 from lightningrl.store.schema import MIGRATIONS
 from lightningrl.store.sqlite import SQLiteStore
@@ -125,3 +126,21 @@ async def test_a_file_of_the_first_schema_goes_on(first_schema: Path) -> None:
     assert [r.accepted_attempt_id for r in await again.rollouts()] == ["a/0.2", "a/1.1"]
     assert sqlite3.connect(first_schema).execute("PRAGMA foreign_key_check").fetchall() == []
     await again.close()
+
+
+async def test_a_reader_opens_a_file_of_the_first_schema_and_leaves_it_as_it_is(first_schema: Path) -> None:
+    before = first_schema.read_bytes()
+    reader = await SQLiteStore.read(first_schema)
+    assert [r.id for r in await reader.rollouts()] == ["a/0", "a/1"]
+    assert same((await reader.calls(["a/0.2"]))[0], expected("c-0", "a/0.2", 0, [1, 2**30, 3]))
+    assert await reader.count() == {"succeeded": 1, "running": 1}
+    await reader.close()
+    assert first_schema.read_bytes() == before
+
+
+async def test_a_reader_refuses_a_file_of_a_newer_program(tmp_path: Path) -> None:
+    newer = sqlite3.connect(tmp_path / "newer.db")
+    newer.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+    newer.close()
+    with pytest.raises(UserError, match="use the LightningRL that wrote it"):
+        await SQLiteStore.read(tmp_path / "newer.db")

@@ -3,19 +3,22 @@
 import asyncio
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from lightningrl.errors import StoreError, UserError
-from lightningrl.store import Store, conformance, open_store
+from lightningrl.store import Store, conformance, open_records, open_store
 from lightningrl.store.conformance import begin, call, rollout, same
 from lightningrl.store.schema import MIGRATIONS
 from lightningrl.store.sqlite import SQLiteStore
@@ -145,7 +148,7 @@ async def test_many_appends_share_a_commit(tmp_path: Path) -> None:
 
 
 def _wal_frames(path: Path) -> int:
-    return (Path(f"{path}-wal").stat().st_size - 32) // (4096 + 24)
+    return (Path(f"{path}-wal").stat().st_size - 32) // (8192 + 24)
 
 
 async def test_a_second_process_reads_while_the_first_writes(tmp_path: Path) -> None:
@@ -165,6 +168,90 @@ async def test_a_second_process_reads_while_the_first_writes(tmp_path: Path) -> 
     output, _ = await reader.communicate()
     assert 1 <= int(output) <= 50
     await store.close()
+
+
+READER = """
+import asyncio, sys
+from lightningrl.store import open_records
+
+async def main():
+    records = await open_records(f"sqlite://{sys.argv[1]}")
+    cursor = (await records.changes()).cursor
+    print(len(await records.calls([sys.argv[2]])), flush=True)
+    print(*[f"{r.id} {r.status}" for r in (await records.changes(cursor, timeout_s=20)).rollouts], flush=True)
+    await records.close()
+
+asyncio.run(main())
+"""
+
+
+async def test_a_reader_in_another_process_sees_a_live_run_and_is_told_of_changes(tmp_path: Path) -> None:
+    store = await SQLiteStore.open(tmp_path / "s.db", exclusive=True)
+    attempt = await begin(store)
+    await store.append(call(attempt, 0, [1], [2]))
+    command = (sys.executable, "-c", READER, str(tmp_path / "s.db"), attempt.id)
+    reader = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert reader.stdout is not None
+    assert int(await reader.stdout.readline()) == 1
+    await store.finish(attempt.id, "succeeded")
+    started = time.monotonic()
+    assert await reader.stdout.readline() == b"r succeeded\n"
+    assert time.monotonic() - started < 2
+    assert await reader.wait() == 0
+    await store.close()
+
+
+async def test_a_reader_changes_nothing_and_gets_in_nobodys_way(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    _acknowledged_until_killed(path, "r", after_s=0.0)
+    left = {file.name: file.read_bytes() for file in tmp_path.glob("s.db*") if not file.name.endswith("-shm")}
+    assert left["s.db-wal"]
+    reader = await open_records(f"sqlite://{path}")
+    assert (await reader.attempts(["r"]))[0].status == "running"
+    assert await reader.calls(["r.1"])
+    with pytest.raises(StoreError, match="readonly"):
+        await cast(Store, reader).enqueue([rollout("more")])
+    await reader.close()
+    assert {name: (tmp_path / name).read_bytes() for name in left} == left
+    store = await SQLiteStore.open(path, exclusive=True)
+    reader = await open_records(f"sqlite://{path}")
+    assert await store.claim("w", limit=1, lease_s=60)
+    assert await reader.count() == {"running": 1}
+    await store.close()
+    assert await reader.count() == {"running": 1}
+    await reader.close()
+
+
+async def test_a_reader_needs_a_store_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("not a database, " * 100)
+    for path in (tmp_path / "nowhere" / "s.db", tmp_path / "s.db", tmp_path / "text"):
+        with pytest.raises(UserError, match="cannot read the store"):
+            await open_records(f"sqlite://{path}")
+    assert [file.name for file in tmp_path.iterdir()] == ["text"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives up root's rights in a process of its own")
+async def test_a_run_that_has_ended_is_read_from_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
+    folder = Path(tempfile.mkdtemp())  # pytest's own folders are closed to others
+    try:
+        store = await SQLiteStore.open(folder / "s.db")
+        await begin(store)
+        await store.close()
+        (folder / "s.db").chmod(0o444)
+        folder.chmod(0o555)
+        script = (
+            "import asyncio, os, sys; from lightningrl.store import open_records, sqlite\n"
+            "os.setuid(65534)\n"
+            "async def main():\n"
+            "    records = await open_records(f'sqlite://{sys.argv[1]}'); print(await records.count()); await records.close()\n"
+            "asyncio.run(main())"
+        )
+        done = subprocess.run([sys.executable, "-c", script, str(folder / "s.db")], capture_output=True, text=True, timeout=60, check=False)
+        assert done.stdout == "{'running': 1}\n", done.stderr
+        assert [file.name for file in folder.iterdir()] == ["s.db"]
+    finally:
+        folder.chmod(0o755)
+        shutil.rmtree(folder)
 
 
 async def test_a_store_has_one_exclusive_owner(tmp_path: Path) -> None:

@@ -136,17 +136,24 @@ def run(
 @app.command()
 def rollouts(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run, or its store.sqlite.")],
-    report: Annotated[bool, typer.Option("--report", help="Also say how calls were captured, and why.")] = False,
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Show the latest N rollouts; 0: all. JSON always has all.")] = 40,
+    reward: Annotated[str | None, typer.Option("--reward", metavar="N", help="Only with this reward, e.g. `0`, or in a range, `0..0.5`.")] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Only those that failed: no attempt was accepted.")] = False,
+    task: Annotated[str, typer.Option("--task", metavar="TEXT", help="Only with this text in the task.")] = "",
+    step: Annotated[int | None, typer.Option("--step", min=1, help="Only of this training step; the first is 1.")] = None,
+    split: Annotated[str | None, typer.Option("--split", help="Only of this split, e.g. `train` or `heldout`.")] = None,
+    report: Annotated[bool, typer.Option("--report", help="Also say how calls were captured, and why. Reads every call.")] = False,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Show the latest N rollouts; 0: all.")] = 40,
+    before: Annotated[str | None, typer.Option("--before", metavar="ROLLOUT", help="Only those enqueued before this one: the next page.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List what has been run, also while it is going on."""
-    from lightningrl.cli.rollouts import read, show
+    """Find rollouts and see how they went, also while the run is going on."""
+    from lightningrl.cli.rollouts import read, show, where_of
 
-    listing = read(run_dir)
-    show(listing, make_console(stderr=as_json), report=report, limit=limit)
+    where = where_of(reward=reward, failed=failed, task=task, step=step, split=split)
+    listing = read(run_dir, where=where, before=before, limit=limit or None, report=report)
+    show(listing, make_console(stderr=as_json))
     if as_json:
-        typer.echo(json.dumps(listing.as_json(report=report)))
+        typer.echo(json.dumps(listing.as_json()))
 
 
 @app.command()

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,15 @@ from rich.text import Text
 
 from lightningrl.cli.census import CAPTURES, Census, Reader, Reason
 from lightningrl.errors import UserError
-from lightningrl.store import Store, open_store
-from lightningrl.types import FINAL, Attempt, Reward, Rollout
+from lightningrl.store import Records, Where, open_records
+from lightningrl.store.base import ANY
+from lightningrl.types import FINAL, Attempt, Reward, Rollout, RolloutStatus
 
 BATCH = 64
 """Rollouts whose calls are in memory together."""
-STYLES = {"succeeded": "green", "failed": "red", "running": "cyan", "queued": "dim"}
+ERRORS = 1000
+"""Failed rollouts whose errors are counted, the latest."""
+STYLES: Mapping[RolloutStatus, str] = {"succeeded": "green", "failed": "red", "running": "cyan", "queued": "dim"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +32,7 @@ class Line:
     id: str
     task: str
     split: str
-    status: str
+    status: RolloutStatus
     attempts: int
     calls: int
     """Of the attempt that was accepted, or else the latest; so are tokens, reward and error."""
@@ -47,55 +50,109 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """All rollouts of a store."""
+    """The rollouts of a store that were asked for."""
 
     path: Path
     lines: tuple[Line, ...]
-    census: Census
-    """Over every attempt, accepted or not."""
+    """The latest of them, in the order they were enqueued."""
+    counts: Mapping[RolloutStatus, int]
+    """All of them, by status."""
+    errors: Mapping[str, tuple[int, str]]
+    """First line of an error → how many of the latest failed rollouts have it, and the id of one."""
+    census: Census | None
+    """Over every attempt at them, accepted or not; None if it was not asked for."""
 
-    def as_json(self, *, report: bool) -> dict[str, Any]:
-        found: dict[str, Any] = {"store": str(self.path), "rollouts": [line.as_json() for line in self.lines]}
-        return {**found, "report": _census_json(self.census)} if report else found
+    def as_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"store": str(self.path), "counts": self.counts, "rollouts": [line.as_json() for line in self.lines]}
+        return found if self.census is None else {**found, "report": _census_json(self.census)}
 
 
-def read(path: Path) -> Listing:
-    """Of a run's folder, or its `store.sqlite`. Raises `UserError` where there is none."""
+def read(path: Path, *, where: Where = ANY, before: str | None = None, limit: int | None = None, report: bool = False) -> Listing:
+    """Of a run's folder, or its `store.sqlite`. Raises `UserError` where there is none. `report` counts calls, which reads all of them."""
+    return asyncio.run(_read(store_file(path), where=where, before=before, limit=limit, report=report))
+
+
+def store_file(path: Path) -> Path:
+    """Of a run's folder, or the file itself. Raises `UserError` if it is not there."""
     file = path / "store.sqlite" if path.is_dir() else path
     if not file.is_file():
         raise UserError(f"no records at `{path}`", hint="give the folder of a run, e.g. `runs/…`, or its store.sqlite")
-    return asyncio.run(_read(file))
+    return file
 
 
-def show(listing: Listing, console: Console, *, report: bool, limit: int) -> None:
-    """`limit`: how many rollouts are shown, the latest; 0: all."""
-    hidden = max(0, len(listing.lines) - limit) if limit else 0
-    tables = [_rollouts_table(listing.lines, hidden=hidden), *_errors_table(listing.lines)]
-    for place, table in enumerate([*tables, *(_report_tables(listing.census) if report else [])]):
+def where_of(*, reward: str | None, failed: bool, task: str, step: int | None, split: str | None) -> Where:
+    """The filter that the options of the command line ask for."""
+    return Where(
+        prefix="" if step is None else f"train-{step - 1:05d}-",
+        split=split,
+        status="failed" if failed else None,
+        text=task,
+        reward=None if reward is None else _range(reward),
+    )
+
+
+def _range(text: str) -> tuple[float, float]:
+    """`0` is one value, `0..0.5` a range."""
+    low, dots, high = text.partition("..")
+    try:
+        return float(low or "-inf"), float((high or "inf") if dots else low)
+    except ValueError:
+        raise UserError(f"`--reward {text}` is no number", hint="give one reward, e.g. `0`, or a range, e.g. `0..0.5`") from None
+
+
+def show(listing: Listing, console: Console) -> None:
+    tables = [_rollouts_table(listing), *_errors_table(listing.errors)]
+    for place, table in enumerate([*tables, *(_report_tables(listing.census) if listing.census else [])]):
         if place:
             console.print()
         console.print(table)
 
 
-async def _read(file: Path) -> Listing:
-    store = await open_store(f"sqlite://{file.resolve()}")
+async def _read(file: Path, *, where: Where, before: str | None, limit: int | None, report: bool) -> Listing:
+    records = await open_records(f"sqlite://{file.resolve()}")
     try:
-        rollouts = await store.rollouts()
-        census, reader, lines = Census(), Reader(), list[Line]()
-        for start in range(0, len(rollouts), BATCH):
-            lines += await _lines(store, rollouts[start : start + BATCH], census, reader)
+        return Listing(
+            path=file,
+            lines=tuple(await _lines(records, await records.rollouts(where=where, before=before, limit=limit))),
+            counts=await records.count(where),
+            errors=await _errors(records, where),
+            census=await _census(records, where) if report else None,
+        )
     finally:
-        await store.close()
-    return Listing(path=file, lines=tuple(lines), census=census)
+        await records.close()
 
 
-async def _lines(store: Store, rollouts: Sequence[Rollout], census: Census, reader: Reader) -> list[Line]:
+async def _census(records: Records, where: Where) -> Census:
+    """A page at a time: the calls of a whole run need not fit into memory."""
+    census, reader, before = Census(), Reader(), None
+    while page := await records.rollouts(where=where, before=before, limit=BATCH):
+        for attempt in await records.attempts([rollout.id for rollout in page]):
+            census.add(await records.calls([attempt.id]), reader)
+        before = page[0].id
+    return census
+
+
+async def _errors(records: Records, where: Where) -> dict[str, tuple[int, str]]:
+    """The most frequent first. A filter by reward finds only rollouts that succeeded."""
+    failed = await records.rollouts(where=replace(where, status="failed"), limit=ERRORS)
+    last = {attempt.rollout_id: attempt for attempt in await records.attempts([rollout.id for rollout in failed])}
+    found: dict[str, list[str]] = {}
+    for rollout_id, attempt in last.items():
+        if line := _first_line(attempt.error):
+            found.setdefault(line, []).append(rollout_id)
+    return {line: (len(ids), ids[0]) for line, ids in sorted(found.items(), key=lambda item: -len(item[1]))}
+
+
+async def _lines(store: Records, rollouts: Sequence[Rollout]) -> list[Line]:
+    return [line for start in range(0, len(rollouts), BATCH) for line in await _batch(store, rollouts[start : start + BATCH])]
+
+
+async def _batch(store: Records, rollouts: Sequence[Rollout]) -> list[Line]:
     attempts = await store.attempts([rollout.id for rollout in rollouts])
     calls: dict[str, int] = Counter()
     tokens: dict[str, int] = Counter()
     for attempt in attempts:
         made = await store.calls([attempt.id])
-        census.add(made, reader)
         calls[attempt.id] = len(made)
         tokens[attempt.id] = sum(len(call.completion_ids) for call in made)
     rewards = {reward.attempt_id: reward for reward in await store.rewards([a.id for a in attempts]) if reward.name == FINAL and not reward.call_id}
@@ -119,8 +176,12 @@ def _line(rollout: Rollout, tries: Sequence[Attempt], calls: Mapping[str, int], 
         sampled_tokens=tokens[told.id] if told else 0,
         reward=reward.value if reward else None,
         seconds=round(told.ended_at - told.started_at, 3) if told and told.ended_at else None,
-        error=told.error.splitlines()[0] if told and told.error else None,
+        error=_first_line(told.error) if told else None,
     )
+
+
+def _first_line(error: str | None) -> str | None:
+    return error.splitlines()[0] if error else None
 
 
 def _census_json(census: Census) -> dict[str, Any]:
@@ -163,16 +224,16 @@ def _table(title: str, *columns: str, numbers: Sequence[str] = ()) -> Table:
     return table
 
 
-def _rollouts_table(lines: Sequence[Line], *, hidden: int) -> Table:
+def _rollouts_table(listing: Listing) -> Table:
     numbers = ("tries", "calls", "tokens", "reward", "seconds")
-    counts = Counter(line.status for line in lines)
-    title = f"{len(lines):,} rollout{'s' * (len(lines) != 1)}" + "".join(f" · {counts[status]:,} {status}" for status in STYLES if counts[status])
+    total = sum(listing.counts.values())
+    title = f"{total:,} rollout{'s' * (total != 1)}" + "".join(f" · {listing.counts[s]:,} {s}" for s in STYLES if listing.counts.get(s))
     table = _table(title, "rollout", "task", "status", *numbers, numbers=numbers)
     table.columns[2].no_wrap = True
-    if hidden:
-        table.caption = f"and {hidden:,} before them: --limit 0 shows all"
+    if total > len(listing.lines):
+        table.caption = f"and {total - len(listing.lines):,} more: --limit 0 shows all"
         table.caption_justify = "left"
-    for line in lines[hidden:]:
+    for line in listing.lines:
         table.add_row(
             Text(line.id),
             Text(line.task),
@@ -186,17 +247,13 @@ def _rollouts_table(lines: Sequence[Line], *, hidden: int) -> Table:
     return table
 
 
-def _errors_table(lines: Sequence[Line]) -> list[Table]:
-    """What went wrong, the same things together; nothing where nothing did."""
-    wrong: dict[str, list[Line]] = {}
-    for line in lines:
-        if line.error:
-            wrong.setdefault(line.error, []).append(line)
-    if not wrong:
+def _errors_table(errors: Mapping[str, tuple[int, str]]) -> list[Table]:
+    """One table, or none."""
+    if not errors:
         return []
     table = _table("What went wrong", "rollouts", "error", "for example", numbers=("rollouts",))
-    for error, those in sorted(wrong.items(), key=lambda item: -len(item[1])):
-        table.add_row(f"{len(those):,}", Text(error, style="red"), Text(those[0].id, style="dim"))
+    for error, (count, example) in errors.items():
+        table.add_row(f"{count:,}", Text(error, style="red"), Text(example, style="dim"))
     return [table]
 
 

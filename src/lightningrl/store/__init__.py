@@ -1,5 +1,5 @@
 """Records, durable and restart-safe. Everything that an agent does ends here, and learning starts from here."""
 
-from lightningrl.store.base import Store, open_store
+from lightningrl.store.base import Records, Store, Where, open_records, open_store, wait
 
-__all__ = ["Store", "open_store"]
+__all__ = ["Records", "Store", "Where", "open_records", "open_store", "wait"]

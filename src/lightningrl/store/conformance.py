@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from lightningrl.errors import StoreError
-from lightningrl.store.base import Store
+from lightningrl.store.base import Changes, Store, Where, wait
 from lightningrl.types import Attempt, Call, Capture, Reward, Rollout, Sampling, Span, Task, Weights
 
 
@@ -374,15 +374,94 @@ async def check_a_heartbeat_keeps_the_lease(store: Store) -> None:
 async def check_wait_wakes_when_the_last_one_ends(store: Store) -> None:
     await store.enqueue([rollout("a"), rollout("b")])
     [(_, a), (_, b)] = await store.claim("w", limit=2, lease_s=60)
-    assert await store.wait(["a", "b"], timeout_s=0.01) == []
-    waiting = asyncio.create_task(store.wait(["a", "b"], timeout_s=30))
+    assert await wait(store, ["a", "b"], timeout_s=0.01) == []
+    seen: list[int] = []
+    waiting = asyncio.create_task(wait(store, ["a", "b"], timeout_s=30, progress=seen.append))
     await store.finish(a.id, "succeeded")
     assert not (await asyncio.wait([waiting], timeout=0.05))[0]
     started = time.monotonic()
     await store.finish(b.id, "failed")
     assert [(r.id, r.status) for r in await waiting] == [("a", "succeeded"), ("b", "failed")]
     assert time.monotonic() - started < 1.0
-    assert len(await store.wait(["a"], timeout_s=0)) == 1
+    assert seen == sorted(seen) and seen[-1] == 2
+    assert len(await wait(store, ["a"], timeout_s=0)) == 1
+    assert await wait(store, [], timeout_s=0) == []
+
+
+async def check_changes_are_told_in_order_and_once(store: Store) -> None:
+    await store.enqueue([rollout("early")])
+    start = (await store.changes()).cursor
+    assert await store.changes(start) == Changes(cursor=start, rollouts=())
+    await store.enqueue([rollout("a"), rollout("b", max_attempts=2), rollout("early")])
+    new = await store.changes(start)
+    assert [(r.id, r.status) for r in new.rollouts] == [("a", "queued"), ("b", "queued")]
+    for _, attempt in (claimed := await store.claim("w", limit=3, lease_s=60)):
+        await store.finish(attempt.id, "failed")
+    assert [r.id for r, _ in claimed] == ["early", "a", "b"]
+    ended = await store.changes(new.cursor)
+    assert [(r.id, r.status) for r in ended.rollouts] == [("early", "failed"), ("a", "failed"), ("b", "queued")]
+    await store.enqueue([rollout("a")])  # asked for again
+    again = await store.changes(ended.cursor)
+    assert [(r.id, r.status) for r in again.rollouts] == [("a", "queued")]
+    assert [r.id for r in (await store.changes(start)).rollouts] == ["early", "b", "a"]
+
+
+async def check_changes_are_waited_for(store: Store) -> None:
+    cursor = (await store.changes()).cursor
+    waiting = asyncio.create_task(store.changes(cursor, timeout_s=30))
+    assert not (await asyncio.wait([waiting], timeout=0.05))[0]
+    started = time.monotonic()
+    await store.enqueue([rollout("a")])
+    assert [r.id for r in (await waiting).rollouts] == ["a"]
+    assert time.monotonic() - started < 1.0
+
+
+async def check_many_changes_come_in_pieces(store: Store) -> None:
+    ids = [f"r{number:04d}" for number in range(1100)]
+    await store.enqueue([rollout(rollout_id) for rollout_id in ids])
+    cursor, seen = 0, list[str]()
+    while rollouts := (news := await store.changes(cursor)).rollouts:
+        assert len(rollouts) <= 500
+        cursor = news.cursor
+        seen += [r.id for r in rollouts]
+    assert seen == ids
+
+
+async def check_rollouts_are_found_and_counted(store: Store) -> None:
+    """By what their ids begin with, their split, status, task and reward; and a page at a time."""
+    tasks = [
+        Task(id=f"t{n}", input={"question": text}, split="heldout" if n == 2 else "train") for n, text in enumerate(('say "Ähre"', "50 % of _", "x"))
+    ]
+    made = [replace(rollout(f"train-{n // 3}-{n % 3}"), task=tasks[n % 3]) for n in range(9)]
+    await store.enqueue(made)
+    for n, (_, attempt) in enumerate(await store.claim("w", limit=4, lease_s=60)):
+        extra = Reward(attempt_id=attempt.id, name="format", value=9.0)
+        rewards = [Reward(attempt_id=attempt.id, value=n / 2), extra]
+        await store.finish(attempt.id, "succeeded" if n else "failed", rewards=rewards)
+    expected: list[tuple[Where, list[int]]] = [
+        (Where(), list(range(9))),
+        (Where(prefix="train-1"), [3, 4, 5]),
+        (Where(prefix="train_1"), []),
+        (Where(split="heldout"), [2, 5, 8]),
+        (Where(status="succeeded"), [1, 2, 3]),
+        (Where(text="T1"), [1, 4, 7]),
+        (Where(text='"Ähre"'), [0, 3, 6]),
+        (Where(text="% of _"), [1, 4, 7]),
+        (Where(text="_x_"), []),
+        (Where(reward=(0.0, 0.5)), [1]),
+        (Where(reward=(1.0, 9.0)), [2, 3]),
+        (Where(prefix="train-0", split="train", status="succeeded", text="t", reward=(0.5, 0.5)), [1]),
+    ]
+    for where, places in expected:
+        ids = [made[place].id for place in places]
+        assert [r.id for r in await store.rollouts(where=where)] == ids, where
+        assert [r.id for r in await store.rollouts(where=where, limit=2)] == ids[-2:], where
+        assert sum((await store.count(where)).values()) == len(ids), where
+    assert await store.count() == {"failed": 1, "succeeded": 3, "queued": 5}
+    latest = await store.rollouts(limit=4)
+    page = await store.rollouts(limit=4, before=latest[0].id)
+    assert [r.id for r in (*page, *latest)] == [r.id for r in made[1:]]
+    assert await store.rollouts(limit=0) == [] and await store.rollouts(before=made[0].id) == []
 
 
 async def check_the_latest_weights_are_found(store: Store) -> None:
@@ -410,5 +489,9 @@ CHECKS: tuple[Callable[[Store], Awaitable[None]], ...] = (
     check_a_lost_attempt_is_forgiven_ten_times,
     check_a_heartbeat_keeps_the_lease,
     check_wait_wakes_when_the_last_one_ends,
+    check_changes_are_told_in_order_and_once,
+    check_changes_are_waited_for,
+    check_many_changes_come_in_pieces,
+    check_rollouts_are_found_and_counted,
     check_the_latest_weights_are_found,
 )

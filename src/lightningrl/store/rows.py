@@ -14,11 +14,14 @@ from lightningrl.types import Attempt, Reward, Rollout, Task, Weights
 
 ROLLOUT = "id, group_id, task_id, task_input, split, status, max_attempts, timeout_s, sampling, accepted_attempt_id"
 """As the view `whole_rollouts` has them."""
-ENQUEUE = """
-    INSERT INTO rollouts (id, group_id, task_id, input_id, split, status, max_attempts, timeout_s, sampling)
-    VALUES (?, ?, ?, (SELECT id FROM inputs WHERE digest = ?), ?, ?, ?, ?, ?)
-    ON CONFLICT (id) DO UPDATE SET status = 'queued', max_attempts = max_attempts + excluded.max_attempts WHERE status = 'failed'
+NEXT_CHANGE = "(SELECT ifnull(max(changed), 0) + 1 FROM rollouts)"
+ENQUEUE = f"""
+    INSERT INTO rollouts (id, group_id, task_id, input_id, split, status, max_attempts, timeout_s, sampling, changed)
+    VALUES (?, ?, ?, (SELECT id FROM inputs WHERE digest = ?), ?, ?, ?, ?, ?, {NEXT_CHANGE})
+    ON CONFLICT (id) DO UPDATE
+    SET status = 'queued', max_attempts = max_attempts + excluded.max_attempts, changed = excluded.changed WHERE status = 'failed'
 """
+STATUS = f"UPDATE rollouts SET status = ?, changed = {NEXT_CHANGE} WHERE id = ?"
 ATTEMPT = "id, rollout_id, number, token, status, worker, lease_until, error, output, started_at, ended_at"
 """As the view `whole_attempts` has them."""
 BEGIN = """

@@ -4,6 +4,7 @@ What repeats is kept once. A call is written as a difference to a base, an earli
 calls have in common (who, in which dialect, sampled how) is one row of `kinds`; a task's input is one row, however many rollouts it has.
 Rows refer to each other by number; an attempt's id is its rollout's with its number, which is what the views put together.
 A call's `ended_at` is, if it is an integer, how many float64 numbers it is after `started_at`: exact, and half as long.
+A rollout's `changed` numbers the changes of status in the order of their commits; the latest change has the greatest number.
 """
 
 import sqlite3
@@ -126,14 +127,25 @@ MIGRATIONS: tuple[LiteralString, ...] = (
         UNIQUE (attempt, trace, id)
     );
     """,
+    """
+    ALTER TABLE rollouts ADD COLUMN changed INTEGER NOT NULL DEFAULT 0;
+    UPDATE rollouts SET changed = seq;
+    CREATE INDEX rollouts_by_change ON rollouts (changed);
+    """,
 )
+
+
+def check_version(connection: sqlite3.Connection) -> int:
+    """The schema of the database. Raises `UserError` if it is newer than this program."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > len(MIGRATIONS):
+        raise UserError(f"the store has schema `{version}`, this program knows `{len(MIGRATIONS)}`", hint="use the LightningRL that wrote it")
+    return version
 
 
 def migrate(connection: sqlite3.Connection) -> None:
     """Bring the database up to the newest schema, one transaction for each step."""
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version > len(MIGRATIONS):
-        raise UserError(f"the store has schema `{version}`, this program knows `{len(MIGRATIONS)}`", hint="use the LightningRL that wrote it")
+    version = check_version(connection)
     connection.execute("PRAGMA foreign_keys = 0")  # a migration may drop what others refer to, once it is there anew
     for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
         connection.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;")

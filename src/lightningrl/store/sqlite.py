@@ -1,6 +1,7 @@
 """The default store: one SQLite file. Write-ahead log, `synchronous=FULL`, one writer thread whose commits are shared by all who wait.
 
-Other processes may read, and write, the same file meanwhile; `wait` wakes for what this store object has written itself.
+Other processes may read, and write, the same file meanwhile. `changes` wakes at once for commits of this object, and looks for those of other
+processes four times a second.
 """
 
 import asyncio
@@ -14,29 +15,40 @@ from typing import Any, cast
 
 from lightningrl.errors import StoreError, UserError
 from lightningrl.store import calls, delta, rows, spans
+from lightningrl.store.base import ANY, Changes, Records, Where
+from lightningrl.store.connect import connect, connect_reader, own, version
 from lightningrl.store.recent import Recent
 from lightningrl.store.running import Running
 from lightningrl.store.schema import migrate
+from lightningrl.store.search import conditions
 from lightningrl.store.thread import DatabaseThread
 from lightningrl.store.waiters import Waiters
-from lightningrl.types import Attempt, AttemptStatus, Call, Reward, Rollout, Span, Weights
+from lightningrl.types import Attempt, AttemptStatus, Call, Reward, Rollout, RolloutStatus, Span, Weights
 
 FORGIVEN = 10
 """Lost attempts of one rollout that do not count against `max_attempts`: a dying machine is not the agent's fault, for ever it would be."""
 
 ENDED: tuple[AttemptStatus, ...] = ("succeeded", "failed", "timeout", "lost")
 
-PAGE = 8192
-"""Bytes. Pages of 4096 are filled to 88 % by calls of 700 bytes, these to 94 %; larger ones cost CPU in the log (`benchmarks/store.py`)."""
-
 CHUNK = 500
-"""Ids in one `IN (…)`; older SQLite builds allow 999 variables."""
+"""Ids in one `IN (…)`; older SQLite builds allow 999 variables. Also how many changes are read at once."""
+
+POLL_S = 0.25
+"""How often `changes` looks for commits of other processes: one look at an index, 0.1 ms."""
 
 
 class SQLiteStore:
     """See `Store`. Open it with `await SQLiteStore.open(path)`; `:memory:` lives as long as the object."""
 
-    def __init__(self, writer: sqlite3.Connection, reader: sqlite3.Connection | None, lock: sqlite3.Connection | None) -> None:
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        *,
+        reader: sqlite3.Connection | None = None,
+        lock: sqlite3.Connection | None = None,
+        read_only: bool = False,
+    ) -> None:
+        """`connection` writes, and reads where there is no `reader`."""
         self._waiters = Waiters()
         self._running = Running()
         self._recent = Recent()
@@ -46,9 +58,11 @@ class SQLiteStore:
         """Running attempts without calls, of an exclusive store: nobody else gives them any."""
         self._changed: set[str] = set()
         """Tokens of attempts that have ended, or got a longer lease, since the last commit."""
-        self._version = _version(writer)
+        self._moved = False
+        """Whether rollouts have changed their status since the last commit; a false alarm does no harm."""
+        self._version = version(connection)
         self._lock = lock
-        self._writer = DatabaseThread(writer, name="store-writer", events=self)
+        self._writer = DatabaseThread(connection, name="store-writer", events=None if read_only else self)
         self._reader = self._writer if reader is None else DatabaseThread(reader, name="store-reader", events=None)
 
     @classmethod
@@ -58,20 +72,28 @@ class SQLiteStore:
         """
         memory = str(path) == ":memory:"
         try:
-            lock = _own(path) if exclusive and not memory else None
-            writer = _connect(path)
+            lock = own(path) if exclusive and not memory else None
+            writer = connect(path)
             migrate(writer)
-            reader = None if memory else _connect(path)
+            reader = None if memory else connect(path)
             if reader is not None:
                 reader.execute("PRAGMA query_only = 1")
         except sqlite3.Error as error:
             raise UserError(
                 f"cannot open the store `{path}`: {error}", hint="is it a SQLite file, in a folder that exists and is writable?"
             ) from error
-        store = cls(writer, reader, lock)
+        store = cls(writer, reader=reader, lock=lock)
         if exclusive:
             await store._writer.run(lambda connection: store._expire(connection, now=math.inf))
         return store
+
+    @classmethod
+    async def read(cls, path: str | Path) -> Records:
+        """Open an existing file for reading alone: see `open_records`."""
+        try:
+            return cls(connect_reader(path), read_only=True)
+        except sqlite3.Error as error:
+            raise UserError(f"cannot read the store `{path}`: {error}", hint="is it the store.sqlite of a run?") from error
 
     async def close(self) -> None:
         await self._reader.close()
@@ -85,7 +107,7 @@ class SQLiteStore:
 
         def work(connection: sqlite3.Connection) -> None:
             connection.executemany("INSERT INTO inputs (digest, input) VALUES (?, ?) ON CONFLICT DO NOTHING", inputs)
-            connection.executemany(rows.ENQUEUE, new)
+            self._moved |= connection.executemany(rows.ENQUEUE, new).rowcount > 0
 
         await self._writer.run(work)
 
@@ -166,16 +188,50 @@ class SQLiteStore:
 
         return self._running.get(token) or await self._running.read(token, lambda: self._reader.run(work))
 
-    async def rollouts(self, *, ids: Sequence[str] | None = None, group_ids: Sequence[str] | None = None) -> list[Rollout]:
-        def work(connection: sqlite3.Connection) -> list[Rollout]:
-            if ids is None and group_ids is None:
-                found = connection.execute(f"SELECT seq, {rows.ROLLOUT} FROM whole_rollouts").fetchall()
-            else:
-                found = _select(connection, f"SELECT seq, {rows.ROLLOUT} FROM whole_rollouts WHERE id", ids or ())
-                found += _select(connection, f"SELECT seq, {rows.ROLLOUT} FROM whole_rollouts WHERE group_id", group_ids or ())
+    async def rollouts(
+        self,
+        *,
+        ids: Sequence[str] | None = None,
+        group_ids: Sequence[str] | None = None,
+        where: Where = ANY,
+        before: str | None = None,
+        limit: int | None = None,
+    ) -> list[Rollout]:
+        def named(connection: sqlite3.Connection) -> list[Rollout]:
+            found = _select(connection, f"SELECT seq, {rows.ROLLOUT} FROM whole_rollouts WHERE id", ids or ())
+            found += _select(connection, f"SELECT seq, {rows.ROLLOUT} FROM whole_rollouts WHERE group_id", group_ids or ())
             return [rows.rollout_of(row[1:]) for row in sorted(set(found))]
 
-        return await self._reader.run(work)
+        def filtered(connection: sqlite3.Connection) -> list[Rollout]:
+            condition, values = conditions(where, before=before)
+            latest = f"SELECT {rows.ROLLOUT} FROM whole_rollouts WHERE {condition} ORDER BY seq DESC LIMIT ?"
+            found = connection.execute(latest, [*values, -1 if limit is None else limit]).fetchall()
+            return [rows.rollout_of(row) for row in reversed(found)]
+
+        return await self._reader.run(filtered if ids is None and group_ids is None else named)
+
+    async def count(self, where: Where = ANY) -> dict[RolloutStatus, int]:
+        condition, values = conditions(where)
+        statement = f"SELECT status, count(*) FROM whole_rollouts WHERE {condition} GROUP BY status"
+        return await self._reader.run(lambda connection: dict(connection.execute(statement, values).fetchall()))
+
+    async def changes(self, after: int | None = None, *, timeout_s: float = 0.0) -> Changes:
+        def look(connection: sqlite3.Connection) -> Changes:
+            if after is None:
+                (cursor,) = connection.execute("SELECT ifnull(max(changed), 0) FROM rollouts").fetchone()
+                return Changes(cursor=cursor, rollouts=())
+            statement = f"SELECT changed, {rows.ROLLOUT} FROM whole_rollouts WHERE changed > ? ORDER BY changed LIMIT {CHUNK}"
+            found = connection.execute(statement, (after,)).fetchall()
+            return Changes(cursor=found[-1][0] if found else after, rollouts=tuple(rows.rollout_of(row[1:]) for row in found))
+
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with self._waiters.register() as news:
+                found = await self._reader.run(look)
+                left = deadline - time.monotonic()
+                if found.rollouts or after is None or left <= 0:
+                    return found
+                await asyncio.wait([news], timeout=min(left, POLL_S))
 
     async def attempts(self, rollout_ids: Sequence[str]) -> list[Attempt]:
         def work(connection: sqlite3.Connection) -> list[Attempt]:
@@ -202,16 +258,6 @@ class SQLiteStore:
 
         return await self._reader.run(work)
 
-    async def wait(self, rollout_ids: Sequence[str], *, timeout_s: float) -> list[Rollout]:
-        deadline = time.monotonic() + timeout_s
-        while True:
-            with self._waiters.register(rollout_ids) as waiter:
-                ended = [rollout for rollout in await self.rollouts(ids=rollout_ids) if rollout.status in ("succeeded", "failed")]
-                waiter.forget(rollout.id for rollout in ended)
-                if not waiter.pending or time.monotonic() >= deadline:
-                    return ended
-                await asyncio.wait([waiter.future], timeout=max(0.0, deadline - time.monotonic()))
-
     async def publish(self, weights: Weights) -> None:
         row = (weights.policy, weights.version, weights.uri, weights.kind)
         await self._writer.run(lambda c: c.execute("INSERT INTO weights VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING", row))
@@ -227,9 +273,9 @@ class SQLiteStore:
     def began(self, connection: sqlite3.Connection) -> None:
         """Called on the writer thread: has another process changed the file since our last commit?"""
         now = time.monotonic()
-        version = _version(connection)
-        if version != self._version:
-            self._version = version
+        now_at = version(connection)
+        if now_at != self._version:
+            self._version = now_at
             self._running.clear()
         self._running.confirm(now)
 
@@ -244,7 +290,9 @@ class SQLiteStore:
             self._running.drop(token)
         self._begun.clear()
         self._changed.clear()
-        self._waiters.wake()
+        if self._moved:
+            self._waiters.wake()
+        self._moved = False
 
     def undone(self) -> None:
         """Called on the writer thread. What is not kept in memory is read from the file; what is dropped without need, too."""
@@ -265,7 +313,8 @@ class SQLiteStore:
             started_at=now,
         )
         seq = connection.execute(rows.BEGIN, rows.attempt_row(attempt)).lastrowid
-        connection.execute("UPDATE rollouts SET status = 'running' WHERE id = ?", (rollout.id,))
+        connection.execute(rows.STATUS, ("running", rollout.id))
+        self._moved = True
         self._recent.begin(attempt.id, cast(int, seq))
         return rollout, attempt
 
@@ -281,17 +330,18 @@ class SQLiteStore:
         change = "UPDATE attempts SET status = ?, output = ?, error = ?, ended_at = ? WHERE seq = ?"
         connection.execute(change, (status, output, rows.clean(error), time.time(), seq))
         if status == "succeeded":
-            connection.execute("UPDATE rollouts SET status = 'succeeded', accepted = ? WHERE id = ?", (number, rollout_id))
+            connection.execute("UPDATE rollouts SET accepted = ? WHERE id = ?", (number, rollout_id))
+            after = "succeeded"
         else:
             tally = "SELECT count(*), total(status = 'lost') FROM whole_attempts WHERE rollout_id = ?"
             tries, lost = connection.execute(tally, (rollout_id,)).fetchone()
             (allowed,) = connection.execute("SELECT max_attempts FROM rollouts WHERE id = ?", (rollout_id,)).fetchone()
             after = "queued" if tries - min(lost, FORGIVEN) < allowed else "failed"
-            connection.execute("UPDATE rollouts SET status = ? WHERE id = ?", (after, rollout_id))
+        connection.execute(rows.STATUS, (after, rollout_id))
+        self._moved = True
         self._changed.add(token)
         self._blank.discard(attempt_id)
         self._recent.close(attempt_id)
-        self._waiters.note(rollout_id)
 
     def _add_call(self, connection: sqlite3.Connection, call: Call) -> None:
         book = self._recent.book(connection, call.attempt_id)
@@ -318,32 +368,6 @@ class SQLiteStore:
         spans.check_open(connection, span.attempt_id)
         call = None if span.call_id is None else self._recent.call(connection, span.attempt_id, span.call_id)
         connection.execute(spans.INSERT, spans.row_of(span, attempt=_attempt(connection, span.attempt_id)[0], call=call))
-
-
-def _connect(path: str | Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(str(path), timeout=30.0, isolation_level=None, check_same_thread=False)
-    connection.execute(f"PRAGMA page_size = {PAGE}")  # of a new file
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")
-    return connection
-
-
-def _version(connection: sqlite3.Connection) -> int:
-    """A number that changes when another connection has committed."""
-    return connection.execute("PRAGMA data_version").fetchone()[0]
-
-
-def _own(path: str | Path) -> sqlite3.Connection:
-    """A lock that the operating system drops with the process: an exclusive transaction on an empty database beside the store."""
-    lock = sqlite3.connect(f"{path}.lock", timeout=0, isolation_level=None, check_same_thread=False)
-    try:
-        lock.execute("BEGIN EXCLUSIVE")
-    except sqlite3.OperationalError as error:
-        lock.close()
-        if "locked" not in str(error):
-            raise
-        raise UserError(f"the store `{path}` is in use by another run", hint="wait for it, end it, or give this run another folder") from error
-    return lock
 
 
 def _select(connection: sqlite3.Connection, head: str, values: Sequence[str]) -> list[tuple[str, ...]]:

@@ -1,66 +1,40 @@
-"""Whom to wake when rollouts have changed? `note` and `wake` run on the writer thread, the rest on the event loops."""
+"""Wakes coroutines that wait for changes. `wake` runs on the writer thread, the rest on the event loops."""
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-
-
-@dataclass(eq=False)
-class Waiter:
-    """One `wait` that is under way."""
-
-    pending: set[str]
-    future: asyncio.Future[None]
-    loop: asyncio.AbstractEventLoop
-    leave: Callable[["Waiter"], None]
-
-    def forget(self, rollout_ids: Iterable[str]) -> None:
-        self.pending.difference_update(rollout_ids)
-
-    def __enter__(self) -> "Waiter":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.leave(self)
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class Waiters:
-    """All that are under way."""
+    """The coroutines that wait now."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._waiters: set[Waiter] = set()
-        self._changed: list[str] = []
+        self._waiting: set[asyncio.Future[None]] = set()
 
-    def register(self, rollout_ids: Sequence[str]) -> Waiter:
-        loop = asyncio.get_running_loop()
-        waiter = Waiter(set(rollout_ids), loop.create_future(), loop, self._leave)
+    @contextmanager
+    def register(self) -> Iterator[asyncio.Future[None]]:
+        """A future that is done after the next `wake`. Register first and look at the records second, and no change is missed."""
+        news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._mutex:
-            self._waiters.add(waiter)
-        return waiter
-
-    def note(self, rollout_id: str) -> None:
-        self._changed.append(rollout_id)
+            self._waiting.add(news)
+        try:
+            yield news
+        finally:
+            with self._mutex:
+                self._waiting.discard(news)
 
     def wake(self) -> None:
-        """Called after each commit. A waiter looks again, so that a false alarm (requeued, rolled back) does no harm."""
-        if not self._changed:
-            return
+        """Called after each commit that changed rollouts."""
         with self._mutex:
-            for waiter in self._waiters:
+            for news in self._waiting:
                 try:
-                    waiter.loop.call_soon_threadsafe(_settle, waiter, tuple(self._changed))
-                except RuntimeError:  # its event loop was closed: nobody waits any more
+                    news.get_loop().call_soon_threadsafe(_settle, news)
+                except RuntimeError:  # its event loop was closed
                     continue
-        self._changed.clear()
-
-    def _leave(self, waiter: Waiter) -> None:
-        with self._mutex:
-            self._waiters.discard(waiter)
 
 
-def _settle(waiter: Waiter, changed: tuple[str, ...]) -> None:
-    waiter.forget(changed)
-    if not waiter.pending and not waiter.future.done():
-        waiter.future.set_result(None)
+def _settle(news: asyncio.Future[None]) -> None:
+    if not news.done():
+        news.set_result(None)
