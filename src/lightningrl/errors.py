@@ -12,6 +12,9 @@ from collections.abc import Iterable
 class LightningError(Exception):
     """Base of every error that LightningRL raises on purpose."""
 
+    exit_code = 1
+    """Of the command line."""
+
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
@@ -24,6 +27,8 @@ class LightningError(Exception):
 class UserError(LightningError):
     """Bad input: a recipe, a path, a name, a port."""
 
+    exit_code = 2
+
 
 class AgentError(UserError):
     """The user's agent raised, hung, or never called the model."""
@@ -34,7 +39,11 @@ class GraderError(UserError):
 
 
 class Stopped(LightningError):
-    """The person at the keyboard pressed Ctrl-C. The CLI exits with code 130."""
+    """A signal has ended it: Ctrl-C, SIGTERM, SIGHUP. The exit code is 128 + the number of the signal, as a shell has it."""
+
+    def __init__(self, message: str, *, hint: str | None = None, exit_code: int) -> None:
+        super().__init__(message, hint=hint)
+        self.exit_code = exit_code
 
 
 class EngineError(LightningError):

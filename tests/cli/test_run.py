@@ -97,19 +97,3 @@ def test_an_agent_that_narrows_its_sampling_is_trained_all_the_same(small_recipe
     (step,) = [row for row in rows if row["kind"] == "step"]
     assert step["tokens/trained"] == step["tokens/sampled"] > 0
     assert step["groups/equal_rewards"] < 2, "a seed of the agent's own does not make a group draw alike"
-
-
-def test_ctrl_c_says_how_to_go_on_and_leaves_no_process_behind(small_recipe: SmallRecipe) -> None:
-    command = [sys.executable, "-m", "lightningrl", "train", str(small_recipe.path), "--run-dir", "run", "loop.steps=200"]
-    heard = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 - a shell's job in the background starts deaf, and its children with it
-    running = subprocess.Popen(command, cwd=small_recipe.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=heard)
-    metrics, deadline = small_recipe.folder / "run" / "metrics.jsonl", time.monotonic() + 60
-    while not metrics.exists() or '"step": 1' not in metrics.read_text():
-        assert time.monotonic() < deadline and running.poll() is None
-        time.sleep(0.05)
-    children = subprocess.run(["pgrep", "-P", str(running.pid)], capture_output=True, text=True, check=True).stdout.split()
-    running.send_signal(signal.SIGINT)
-    _, said = running.communicate(timeout=30)
-    assert running.returncode == 130
-    assert "--run-dir run --resume" in said and "Traceback" not in said
-    assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []

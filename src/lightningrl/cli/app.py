@@ -5,6 +5,7 @@ Errors a person can mend end with exit code 2 and a hint.
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +15,7 @@ import typer
 import lightningrl
 from lightningrl.cli.console import make_console, say
 from lightningrl.cli.extras import extra_of, install, require
+from lightningrl.cli.stop import Interrupted, listening
 from lightningrl.config import Config, dump_config, load_config
 from lightningrl.errors import LightningError, Stopped, UserError
 
@@ -209,9 +211,13 @@ def _json(result: Any) -> str:
 
 
 def main(command: Callable[[], object] = app) -> None:
-    """Run it; turn errors into a message and an exit code."""
+    """Run it; turn errors and signals into a message and an exit code."""
     try:
-        command()
+        with listening():
+            command()
+    except Interrupted as stop:
+        _complain(Stopped("stopped", exit_code=stop.exit_code))
+        raise SystemExit(stop.exit_code) from None
     except ModuleNotFoundError as error:
         extra = extra_of(error.name or "")
         if extra is None:
@@ -220,11 +226,12 @@ def main(command: Callable[[], object] = app) -> None:
         raise SystemExit(2) from None
     except LightningError as error:
         _complain(error)
-        raise SystemExit(2 if isinstance(error, UserError) else 130 if isinstance(error, Stopped) else 1) from None
+        raise SystemExit(error.exit_code) from None
 
 
 def _complain(error: LightningError) -> None:
     console = make_console(stderr=True)
-    say(console, ("error: ", "bold red"), error.message)
-    if error.hint:
-        say(console, ("hint: ", "yellow"), error.hint)
+    with suppress(OSError):  # the terminal may be gone
+        say(console, *(() if isinstance(error, Stopped) else (("error: ", "bold red"),)), error.message)
+        if error.hint:
+            say(console, ("hint: ", "yellow"), error.hint)

@@ -10,16 +10,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import uvloop
 from rich.console import Console
 
 from lightningrl.cli.console import say
 from lightningrl.cli.live import Progress
 from lightningrl.cli.ready import check_servers, check_tasks
 from lightningrl.cli.report import heldout_table, interval, mean_interval
+from lightningrl.cli.stop import Interrupted, run
 from lightningrl.config import Config, RouteConfig, UpstreamConfig
 from lightningrl.data.intervals import RESAMPLES, Difference, paired_difference
-from lightningrl.errors import UserError
+from lightningrl.errors import Stopped, UserError
 from lightningrl.loop import MODES, Exam, Mode
 
 SERVER = "evaluated"
@@ -90,7 +90,11 @@ def evaluate(contestants: Sequence[Contestant], *, console: Console) -> Evaluati
         if not one.server:
             check_servers(one.config)
     check_tasks(contestants[0].config, ("heldout",), console=console)
-    return uvloop.run(_evaluate(contestants, console=console))
+    try:
+        return run(_evaluate(contestants, console=console))
+    except Interrupted as stop:
+        hint = "give the same command again: it begins anew"
+        raise Stopped(f"stopped by {stop.signal.name}; nothing of an evaluation is kept", hint=hint, exit_code=stop.exit_code) from None
 
 
 async def _evaluate(contestants: Sequence[Contestant], *, console: Console) -> Evaluation:

@@ -1,6 +1,7 @@
 """A run's folder: `config.toml`, `metrics.jsonl`, `store.sqlite`, `checkpoints/`, `model/`, `curve.png`."""
 
 import json
+import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,11 @@ class RunFolder:
     def curve(self) -> Path:
         return self.path / "curve.png"
 
+    @property
+    def resume_command(self) -> str:
+        """What a person types to go on."""
+        return shlex.join(["lightningrl", "train", str(self.config), "--run-dir", str(self.path), "--resume"])
+
     def rows(self) -> list[dict[str, Any]]:
         """What `metrics.jsonl` holds; a last line that was cut off by a crash is left out."""
         lines = self.metrics.read_text(encoding="utf-8").splitlines(keepends=True) if self.metrics.exists() else []
@@ -68,7 +74,7 @@ def resumed_folder(config: Config, path: Path | None = None) -> RunFolder:
     if changed:
         raise UserError(
             f"settings of `{', '.join(changed)}` are not those that `{path}` began with",
-            hint=f"resume with the same ones: lightningrl train {folder.config} --run-dir {path} --resume",
+            hint=f"resume with the same ones: {folder.resume_command}",
         )
     return folder
 

@@ -1,6 +1,7 @@
 """`lightningrl run -- CMD …`: any program, led to a gateway of its own; then, what was captured."""
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import uvloop
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -18,8 +18,9 @@ from lightningrl.chat import ChatTemplate
 from lightningrl.cli.census import CAPTURES, Census, Reader
 from lightningrl.cli.console import say
 from lightningrl.cli.folder import RUNS
+from lightningrl.cli.stop import Interrupted, run
 from lightningrl.config import Config, RouteConfig, load_config, make_config
-from lightningrl.errors import UserError
+from lightningrl.errors import Stopped, UserError
 from lightningrl.gateway.scripted import PLAIN
 from lightningrl.gateway.server import FROZEN, bound, frozen, make_engine_for, make_gateway, opened
 from lightningrl.gateway.visitors import Guests
@@ -90,7 +91,11 @@ def run_command(command: Sequence[str], options: RunOptions) -> Captured:
     sys.path.insert(0, str(Path.cwd()))  # scripts are imported from where they are named
     config = _config(command, options)
     folder = _folder(options.run_dir)
-    return uvloop.run(_run(command, config, folder))
+    try:
+        return run(_run(command, config, folder))
+    except Interrupted as stop:
+        hint = f"what was captured until then: lightningrl rollouts {shlex.quote(str(folder))} --report"
+        raise Stopped(f"stopped by {stop.signal.name}", hint=hint, exit_code=stop.exit_code) from None
 
 
 def show(captured: Captured, console: Console) -> None:

@@ -4,7 +4,6 @@ import json
 import time
 from dataclasses import asdict
 
-import uvloop
 from rich.console import Console
 
 from lightningrl.cli import health, verdict
@@ -15,6 +14,7 @@ from lightningrl.cli.health import HealthWatcher, checkup, steps_of
 from lightningrl.cli.live import Progress
 from lightningrl.cli.ready import check_servers, check_tasks
 from lightningrl.cli.report import Result, before_after, cpu_spent, next_steps, result_of, then_and_now
+from lightningrl.cli.stop import Interrupted, run
 from lightningrl.config import Config
 from lightningrl.errors import Stopped
 from lightningrl.loop import Exam, Watcher
@@ -44,10 +44,10 @@ def train(config: Config, folder: RunFolder, *, console: Console) -> Result:
     try:
         check_servers(config)
         check_tasks(config, ("heldout", "train"), console=console)
-        return uvloop.run(_train(config, folder, console=console))
-    except KeyboardInterrupt:
-        hint = f"go on with: lightningrl train {folder.config} --run-dir {folder.path} --resume"
-        raise Stopped("stopped; everything up to the last step is kept", hint=hint) from None
+        return run(_train(config, folder, console=console))
+    except Interrupted as stop:
+        said = f"stopped by {stop.signal.name}; every step that was finished is kept, and so are the rollouts of this one"
+        raise Stopped(said, hint=f"go on with: {folder.resume_command}", exit_code=stop.exit_code) from None
 
 
 async def _train(config: Config, folder: RunFolder, *, console: Console) -> Result:

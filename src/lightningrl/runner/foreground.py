@@ -94,6 +94,7 @@ def _handing_on() -> Iterator[Callable[[int], None]]:
         for number in early:
             hand_on(number)
 
+    before = {number: signal.getsignal(number) for number in HANDED_ON}
     for number in HANDED_ON:
         loop.add_signal_handler(number, hand_on, number)
     try:
@@ -101,6 +102,7 @@ def _handing_on() -> Iterator[Callable[[int], None]]:
     finally:
         for number in HANDED_ON:
             loop.remove_signal_handler(number)
+            signal.signal(number, before[number])
         for timer in timers:
             timer.cancel()
 
