@@ -9,7 +9,7 @@ from rich.console import Console
 from lightningrl.cli.verdict import Verdict, judge, show
 from lightningrl.config import Config
 from lightningrl.health import Row
-from lightningrl.loop import Exam
+from lightningrl.loop import Exam, Mode, Summary
 from tests.test_health import HEALTHY
 
 TASKS = 60
@@ -17,18 +17,26 @@ LEVEL = HEALTHY | {"reward/std_in_group": 0.4}
 ALL_ALIKE = LEVEL | {"reward/mean": 0.0, "reward/std_in_group": 0.0, "groups/silent": 24.0}
 
 
-def exam(share: float, *, version: int = 0, tasks: int = TASKS) -> Exam:
+def exam(share: float, *, mode: Mode, version: int) -> Exam:
     """As many right as `share` says."""
-    return Exam(version=version, mode="sampled", rollouts=(), rewards=(np.arange(tasks) < share * tasks).astype(float))
+    return Exam(version=version, mode=mode, rollouts=(), rewards=(np.arange(TASKS) < share * TASKS).astype(float))
 
 
-def config(**trainer: object) -> Config:
+def summary(before: float, after: float, *, greedy: float, steps: int = 40) -> Summary:
+    return Summary(
+        before={"sampled": exam(before, mode="sampled", version=0), "greedy": exam(before, mode="greedy", version=0)},
+        after={"sampled": exam(after, mode="sampled", version=steps), "greedy": exam(greedy, mode="greedy", version=steps)},
+        rollouts=0,
+    )
+
+
+def config() -> Config:
     tree = {"name": "small", "agent": {"entry": "a:b", "reward": "a:c"}, "tasks": {"source": "a:d"}, "model": {"path": "model"}}
-    return Config.model_validate({**tree, "trainer": trainer})
+    return Config.model_validate(tree)
 
 
-def verdict(rows: list[Row], *, before: float = 0.3, after: float = 0.3, **trainer: object) -> Verdict:
-    return judge(exam(before), exam(after, version=len(rows)), rows, config(**trainer))
+def verdict(rows: list[Row], *, before: float = 0.3, after: float = 0.3, greedy: float | None = None) -> Verdict:
+    return judge(summary(before, after, greedy=before if greedy is None else greedy, steps=len(rows)), rows, config())
 
 
 def rising(steps: int) -> list[Row]:
@@ -74,9 +82,14 @@ def test_a_small_change_on_few_tasks_is_told_apart_from_none() -> None:
     assert "60 held-out tasks cannot tell" in found.reason and "tasks.heldout" in found.reason
 
 
+def test_greedy_answers_show_first_what_is_learnt() -> None:
+    found = verdict([LEVEL] * 4, greedy=0.7)
+    assert found.learnt == "no" and "it has begun to learn" in found.reason
+
+
 def shown(found: Verdict, before: float, after: float) -> str:
     out = io.StringIO()
-    show(found, exam(before), exam(after), Console(file=out))
+    show(found, summary(before, after, greedy=after), Console(file=out))
     return out.getvalue()
 
 

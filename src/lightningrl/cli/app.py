@@ -103,7 +103,8 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Measure a model, or any OpenAI-compatible server, on a recipe's held-out tasks."""
-    from lightningrl.cli.evaluate import contestant  # loads torch
+    require("train")
+    from lightningrl.cli.evaluate import contestant
     from lightningrl.cli.evaluate import evaluate as run
 
     config = _known(load_config(recipe, overrides or []))

@@ -69,13 +69,13 @@ async def _train(config: Config, folder: RunFolder, *, console: Console) -> Resu
     draw_curve(rows, folder.curve, title=config.name, steps=steps)
     loop.cpu.lap("rest")
     seconds = time.monotonic() - began
-    found = verdict.judge(summary.before["sampled"], summary.after["sampled"], steps_of(rows), config)
+    found = verdict.judge(summary, steps_of(rows), config)
     result = result_of(summary, found, seconds=seconds, cpu_s=loop.cpu.seconds, steps=steps, run_dir=str(folder.path))
     health.show(checkup(rows, config), console)
     console.print(before_after(summary))
     if example:
         console.print(example)
-    verdict.show(found, summary.before["sampled"], summary.after["sampled"], console)
+    verdict.show(found, summary, console)
     say(console, f"{result.steps} steps, {result.rollouts:,} rollouts, {result.seconds:.0f} s")
     if result.cpu_s:
         say(console, cpu_spent(result))

@@ -1,6 +1,6 @@
 """Did it learn? And if not, what is the likeliest reason? Held-out exams and the metrics of all steps in, words out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -11,7 +11,7 @@ from lightningrl.cli.console import say
 from lightningrl.config import Config
 from lightningrl.data.intervals import Difference, paired_difference
 from lightningrl.health import SILENT_GROUPS, SOLVED, TREND_Z, Row, mean_of, trend, view, warnings_of
-from lightningrl.loop import Exam
+from lightningrl.loop import Mode, Summary
 
 Answer: TypeAlias = Literal["yes", "no", "worse"]
 
@@ -44,18 +44,20 @@ class Evidence:
     """Steps, as the first policy sees them."""
     before: float
     """Held-out reward before training."""
-    change: Difference
+    changes: Mapping[Mode, Difference]
+    """Held-out reward after training less before, task by task."""
     warnings: Sequence[str]
     """Of `lightningrl health`, after the last step."""
 
 
-def judge(before: Exam, after: Exam, rows: Sequence[Row], config: Config) -> Verdict:
+def judge(summary: Summary, rows: Sequence[Row], config: Config) -> Verdict:
     """`rows`: the metrics of every step."""
-    change = paired_difference(after.rewards, before.rewards)
+    changes: dict[Mode, Difference] = {mode: paired_difference(exam.rewards, summary.before[mode].rewards) for mode, exam in summary.after.items()}
+    change, before = changes["sampled"], summary.before["sampled"]
     learnt: Answer = "yes" if change.low > 0 else "worse" if change.high < 0 else "no"
     learners = config.learners()
     own = [view(row, next(iter(learners))) for row in rows]
-    evidence = Evidence(config=config, rows=own, before=before.mean, change=change, warnings=warnings_of(rows, learners))
+    evidence = Evidence(config=config, rows=own, before=before.mean, changes=changes, warnings=warnings_of(rows, learners))
     return Verdict(learnt=learnt, change=change, reason="" if learnt == "yes" else likeliest(evidence))
 
 
@@ -64,8 +66,9 @@ def likeliest(evidence: Evidence) -> str:
     return next(filter(None, (reason(evidence) for reason in REASONS)))
 
 
-def show(verdict: Verdict, before: Exam, after: Exam, console: Console) -> None:
+def show(verdict: Verdict, summary: Summary, console: Console) -> None:
     """Two or three lines for a person."""
+    before, after = summary.before["sampled"], summary.after["sampled"]
     said, style = {"yes": ("learnt", "bold green"), "no": ("did not learn", "bold yellow"), "worse": ("got worse", "bold red")}[verdict.learnt]
     change = verdict.change
     chance = "; chance alone may do as much" if verdict.learnt == "no" and change.mean else ""
@@ -148,6 +151,16 @@ def _not_carried_over(evidence: Evidence) -> str | None:
     )
 
 
+def _greedy_alone(evidence: Evidence) -> str | None:
+    greedy = evidence.changes["greedy"]
+    if not greedy.low > 0:
+        return None
+    return (
+        f"it has begun to learn: greedy answers earn more by {greedy.mean:+.3f} [{greedy.low:+.3f}, {greedy.high:+.3f}], and what is "
+        "sampled follows later; hint: raise `loop.steps`"
+    )
+
+
 def _hardly_moved(evidence: Evidence) -> str | None:
     kl = mean_of(evidence.rows, "policy/kl_engine")
     minibatches = min(learner.trainer.minibatches for learner in evidence.config.learners().values())
@@ -164,8 +177,9 @@ def _few_steps(evidence: Evidence) -> str | None:
 
 
 def _few_tasks(evidence: Evidence) -> str | None:
-    tasks = evidence.change.tasks
-    if tasks >= FEW_TASKS or not evidence.change.mean > 0:
+    change = evidence.changes["sampled"]
+    tasks = change.tasks
+    if tasks >= FEW_TASKS or not change.mean > 0:
         return None
     return f"{tasks} held-out tasks cannot tell so small a change from chance; hint: raise `tasks.heldout`"
 
@@ -183,6 +197,7 @@ REASONS: tuple[Reason, ...] = (
     _nearly_solved,
     _silent,
     _unhealthy,
+    _greedy_alone,
     _not_carried_over,
     _hardly_moved,
     _few_steps,
