@@ -14,13 +14,14 @@ from tempfile import TemporaryDirectory
 
 IMPORTED = [
     "pytest",  # the main module of the process that asks
-    "matplotlib.pyplot",
+    "matplotlib.figure",
     "peft",
     "transformers.models.qwen3.modeling_qwen3",
     "lightningrl.cli.evaluate",
     "lightningrl.cli.train",
     "lightningrl.engine.embedded",
     "lightningrl.models.load",
+    "lightningrl.serve",
     "lightningrl.trainer.local",
 ]
 
