@@ -2,14 +2,17 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
+from lightningrl.chat import ChatTemplate
 from lightningrl.errors import UserError
 from lightningrl.models.load import export_folder, load_into, load_model, load_tokenizer
+from lightningrl.models.lora import with_adapter
 from lightningrl.models.tiny import build_model, write_model_folder
 
 TEXTS = ["SELECT name FROM city WHERE name = 'Paris';", "How many people live in Paris?"]
@@ -81,6 +84,80 @@ def test_weights_that_lack_a_layer_are_refused(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=r"lack `model.layers.3"):
         load_model(str(folder))
+
+
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("model.safetensors", lambda content: content[: len(content) // 2], "bytes, its header says 1,"),
+        ("model.safetensors", lambda content: content + b"more", "bytes, its header says 1,"),
+        ("model.safetensors", lambda content: content[:100], "is no safetensors file, or the beginning of one: 100 bytes"),
+        ("model.safetensors", lambda content: b"", "is no safetensors file, or the beginning of one: 0 bytes"),
+        ("model.safetensors", lambda content: LFS_POINTER, "model.safetensors` is a git-LFS pointer, not the file itself"),
+        ("tokenizer.json", lambda content: LFS_POINTER, "tokenizer.json` is a git-LFS pointer, not the file itself"),
+        ("config.json", lambda content: content.replace(b'"hidden_size": 96', b'"hidden_size": 48'), "config.json asks for"),
+        ("config.json", lambda content: content.replace(b'"num_hidden_layers": 3', b'"num_hidden_layers": "x"'), "cannot load a model"),
+    ],
+    ids=["cut off", "too long", "cut off in the header", "empty", "pointer", "pointer beside", "other sizes", "nonsense"],
+)
+def test_a_damaged_folder_is_refused_in_words(folder: Path, name: str, content: Callable[[bytes], bytes], said: str) -> None:
+    before = (folder / name).read_bytes()
+    (folder / name).write_bytes(content(before))
+    assert (folder / name).read_bytes() != before
+    with pytest.raises(UserError, match=f"(?s){said}.*hint:"):
+        load_model(str(folder))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused_by_name(folder: Path, value: float) -> None:
+    model = load_model(str(folder))
+    with torch.no_grad():
+        model.hf.model.layers[1].mlp.up_proj.weight[3, 5] = value
+    export_folder(model, folder, tokenizer=load_tokenizer(str(folder)))
+    with pytest.raises(UserError, match=r"(?s)`model.layers.1.mlp.up_proj.weight` in .* not finite.*hint:"):
+        load_model(str(folder))
+
+
+def test_an_adapter_that_is_cut_off_or_not_finite_is_refused(folder: Path, tmp_path: Path) -> None:
+    tokenizer, adapted = load_tokenizer(str(folder)), with_adapter(load_model(str(folder)), rank=2)
+    next(p for p in adapted.hf.parameters() if p.requires_grad).data[0, 0] = float("nan")
+    export_folder(adapted, tmp_path / "adapter", tokenizer=tokenizer)
+    with pytest.raises(UserError, match=r"(?s)lora_A.weight` in .* not finite"):
+        load_model(str(tmp_path / "adapter"))
+    weights = tmp_path / "adapter" / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    with pytest.raises(UserError, match="bytes, its header says"):
+        load_model(str(tmp_path / "adapter"))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"a": [1]}', b"\xff\xfe", LFS_POINTER], ids=["empty", "cut off", "other", "binary", "pointer"])
+def test_a_broken_tokenizer_is_refused_in_words(folder: Path, content: bytes) -> None:
+    (folder / "tokenizer.json").write_bytes(content)
+    with pytest.raises(UserError, match=r"(?s)cannot load a tokenizer.*hint:"):
+        load_tokenizer(str(folder))
+    with pytest.raises(UserError, match=r"(?s)tokenizer.json` cannot be read: .*hint:"):
+        ChatTemplate.load(folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja"])
+def test_what_belongs_to_a_tokenizer_and_is_no_text_is_named(folder: Path, name: str) -> None:
+    (folder / name).write_bytes(b'{"\xff')
+    with pytest.raises(UserError, match=f"(?s){name}` cannot be read: .*hint:"):
+        ChatTemplate.load(folder)
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_files_of_a_model_can_be_read_by_whom_the_umask_allows(folder: Path, tmp_path: Path, umask: int, mode: int) -> None:
+    model, tokenizer = load_model(str(folder)), load_tokenizer(str(folder))
+    before = os.umask(umask)
+    try:
+        export_folder(model, tmp_path / "out", tokenizer=tokenizer)
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()} == {mode}
 
 
 def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ USER = Message(role="user", content="x")
 
 STARTS = 64
 """Beginnings of prompts whose ids are remembered: system messages with their tools, which all rollouts have in common."""
+AGAIN = "save the tokenizer again, or copy or download its folder again"
 SHORT = 64
 """Characters; tokenising less is nearly as cheap as looking it up."""
 
@@ -84,7 +85,7 @@ class ChatTemplate:
         if not template:
             hint = "use an instruction-tuned model, or put a chat_template.jinja into the folder"
             raise UserError(f"`{folder}` has no chat template", hint=hint)
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer = _tokenizer(folder / "tokenizer.json")
         special = {name: _token(config[name]) for name in ("bos_token", "eos_token", "pad_token", "unk_token") if config.get(name)}
         listed = _json(folder / "generation_config.json").get("eos_token_id") or []
         eos = [tokenizer.token_to_id(special["eos_token"])] if "eos_token" in special else []
@@ -311,13 +312,23 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise UserError(f"`{path}` cannot be read: {error}", hint="save the tokenizer again") from error
+    except ValueError as error:
+        raise UserError(f"`{path}` cannot be read: {error}", hint=AGAIN) from error
+
+
+def _tokenizer(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise UserError(f"`{path}` cannot be read: {error}", hint=AGAIN) from error
 
 
 def _template_text(folder: Path, config: Mapping[str, Any]) -> str:
     if (folder / "chat_template.jinja").is_file():
-        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        try:
+            return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(f"`{folder / 'chat_template.jinja'}` cannot be read: {error}", hint=AGAIN) from error
     found = config.get("chat_template") or ""
     if isinstance(found, list):  # several by name
         return next((entry["template"] for entry in found if entry["name"] == "default"), "")

@@ -4,20 +4,23 @@ A folder with an `adapter_config.json` holds an adapter, and says which model it
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from lightningrl.errors import UserError
 from lightningrl.models.dense import DenseModel, check_family
-from lightningrl.models.folder import whole_folder
+from lightningrl.models.folder import check_files, whole_folder
 
 transformers_logging.disable_progress_bar()  # the library never prints
+transformers_logging.set_verbosity_error()  # what it warns of, weights that are missing or do not fit, is raised here
 
 ADAPTER = "adapter_config.json"
 DTypeName: TypeAlias = Literal["float32", "bfloat16", "float64"]
@@ -27,6 +30,7 @@ def local_folder(path: str, *, root: Path) -> str:
     """Where the model is on this machine: a folder (relative to `root`), or a hub id's files, which are downloaded once."""
     beside = root / Path(path).expanduser()
     if beside.is_dir():
+        check_files(beside)
         return str(beside)
     if _looks_local(path):
         raise UserError(f"no model folder at `{beside}`", hint="give a Hugging Face folder or a hub id such as `Qwen/Qwen3-0.6B`")
@@ -46,16 +50,29 @@ def load_model(path: str, *, dtype: DTypeName = "float32") -> DenseModel:
         from lightningrl.models.lora import load_adapter  # peft takes 1.5 s to import
 
         return load_adapter(load_model(_base(Path(path)), dtype=dtype), Path(path))
+    if Path(path).is_dir():
+        check_files(Path(path))
     try:
-        check_family(AutoConfig.from_pretrained(path))
-        loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), output_loading_info=True)
-    except (OSError, ValueError) as error:  # what transformers raises for missing files, unknown architectures and the hub being away
+        return DenseModel(_checked(path, dtype).eval())
+    except UserError:
+        raise
+    except Exception as error:
         hint = "a model folder holds config.json, model.safetensors and the tokenizer's files; a hub id needs the network once"
         raise UserError(f"cannot load a model from `{path}`: {_first_line(error)}", hint=hint) from error
-    hf, info = loaded
-    if info["missing_keys"]:  # transformers would go on with random numbers
-        raise UserError(f"the weights in `{path}` lack `{min(info['missing_keys'])}`", hint="export the folder again, or check what config.json says")
-    return DenseModel(hf.eval())
+
+
+def _checked(path: str, dtype: DTypeName) -> Any:
+    """The module of transformers. Where weights are missing or of another shape, it would go on with random numbers."""
+    check_family(AutoConfig.from_pretrained(path))
+    loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), output_loading_info=True, ignore_mismatched_sizes=True)
+    (hf, info), hint = loaded, "export the folder again, or check what config.json says"
+    if info["mismatched_keys"]:
+        name, found, wanted = min(info["mismatched_keys"])
+        raise UserError(f"`{name}` in `{path}` has the shape {list(found)}, config.json asks for {list(wanted)}", hint=hint)
+    if info["missing_keys"]:
+        raise UserError(f"the weights in `{path}` lack `{min(info['missing_keys'])}`", hint=hint)
+    check_finite(hf.named_parameters(), path)
+    return hf
 
 
 def load_tokenizer(path: str) -> Any:
@@ -63,11 +80,20 @@ def load_tokenizer(path: str) -> Any:
     hint = "put tokenizer.json and tokenizer_config.json beside the weights"
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
+    except Exception as error:
         raise UserError(f"cannot load a tokenizer from `{path}`: {_first_line(error)}", hint=hint) from error
     if len(tokenizer) < 2:  # transformers makes up an empty one when the files are missing but config.json is there
         raise UserError(f"cannot load a tokenizer from `{path}`: there is none", hint=hint)
     return tokenizer
+
+
+def check_finite(tensors: Iterable[tuple[str, Tensor]], path: str) -> None:
+    """Raises `UserError` for the first that holds NaN or an infinity: every answer would be an error of the engine, without a word about why."""
+    for name, tensor in tensors:
+        if not torch.isfinite(tensor).all():
+            raise UserError(
+                f"`{name}` in `{path}` holds values that are not finite", hint="copy or download the model again; was its training sound?"
+            )
 
 
 def is_adapter(path: str) -> bool:
@@ -133,7 +159,9 @@ def _looks_local(path: str) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """Of what a person can read. The text of an error that is not meant for one says little without its type."""
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return line if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {line}"
 
 
 def _dtype_name(dtype: torch.dtype) -> Any:

@@ -24,6 +24,8 @@ from torch.nn import functional as F
 
 from lightningrl.errors import UserError
 from lightningrl.models.dense import DenseModel, Project, project
+from lightningrl.models.folder import check_files
+from lightningrl.models.load import check_finite
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -59,6 +61,7 @@ def load_adapter(model: DenseModel, folder: Path) -> DenseModel:
 @torch.no_grad()
 def load_adapter_into(model: DenseModel, folder: Path) -> None:
     """Copy the adapter in a folder into that of `model`, in place: whoever shares it sees the new values."""
+    check_files(folder)
     try:
         found = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
@@ -67,6 +70,7 @@ def load_adapter_into(model: DenseModel, folder: Path) -> None:
     wrong = sorted(k for k in {*mine, *found} if k not in mine or k not in found or mine[k].shape != found[k].shape)
     if wrong:
         raise UserError(f"the adapter in `{folder}` does not fit the model: `{wrong[0]}`", hint="same base, same rank, same projections")
+    check_finite(found.items(), str(folder))
     for name, tensor in mine.items():
         tensor.copy_(found[name])
 
