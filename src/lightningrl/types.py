@@ -4,6 +4,7 @@ Recorded, append-only: `Task`, `Rollout`, `Attempt`, `Call`, `Span`, `Reward`, `
 Derived, never stored: `Transition` and `Trajectory`, made from the records by `lightningrl.data`.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -89,7 +90,10 @@ class Attempt:
     number: int
     """Counts from 1."""
     token: str
-    """Secret. It is the API key the agent is given: it authenticates and attributes its calls at once."""
+    """Secret. It is the API key the agent is given: it authenticates and attributes its calls at once. Known to the process that claimed
+    the attempt, and where it was just presented; "" where the attempt was read from the store, which keeps `token_hash` alone."""
+    token_hash: str = ""
+    """See `hash_token`."""
     status: AttemptStatus = "running"
     worker: str = ""
     lease_until: float = 0.0
@@ -101,6 +105,11 @@ class Attempt:
     started_at: float = 0.0
     ended_at: float | None = None
     """Unix seconds; None while running."""
+
+
+def hash_token(token: str) -> str:
+    """SHA-256, as hex digits. A token has 144 random bits, so a plain hash cannot be searched for it."""
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

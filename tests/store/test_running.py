@@ -15,7 +15,7 @@ from lightningrl.types import Attempt
 
 
 def found(name: str) -> Found:
-    attempt = Attempt(id=f"{name}.1", rollout_id=name, number=1, token=f"token of {name}")
+    attempt = Attempt(id=f"{name}.1", rollout_id=name, number=1, token=f"token of {name}", token_hash=f"hash of {name}")
     return rollout(name), attempt
 
 
@@ -50,7 +50,7 @@ async def test_an_attempt_that_was_ended_is_never_called_running_while_many_come
         while going:
             for attempt in attempts:
                 was_ended = attempt.id in ended
-                store._running.drop(attempt.token)  # so that each question goes to the file, where the race is
+                store._running.drop(attempt.token_hash)  # so that each question goes to the file, where the race is
                 if await status(store, attempt.token) == "running" and was_ended:
                     wrong.append(attempt.id)
                 await asyncio.sleep(0)
@@ -78,13 +78,13 @@ async def test_what_is_read_while_the_attempt_ends_is_read_again() -> None:
         rollout_, attempt = found("r")
         answer = next(answers)
         if answer == "running":
-            running.drop(attempt.token)  # committed and acknowledged before the reader's answer arrives
+            running.drop(attempt.token_hash)  # committed and acknowledged before the reader's answer arrives
         return rollout_, replace(attempt, status=answer)
 
-    last = await running.read("token of r", read)
+    last = await running.read("hash of r", read)
     assert last is not None
     assert last[1].status == "succeeded"
-    assert running.get("token of r") is None
+    assert running.get("hash of r") is None
 
 
 async def test_an_attempt_that_another_process_ends_is_known_within_a_second(tmp_path: Path) -> None:
@@ -116,11 +116,11 @@ async def test_commits_of_its_own_keep_an_answer_fresh(tmp_path: Path) -> None:
     for index in range(6):
         await asyncio.sleep(TRUSTED_S / 5)
         await store.append(call(attempt, index, [1], [2]))
-    assert store._running.get(attempt.token) is not None
+    assert store._running.get(attempt.token_hash) is not None
     await asyncio.sleep(TRUSTED_S + 0.05)
-    assert store._running.get(attempt.token) is None
+    assert store._running.get(attempt.token_hash) is None
     assert await status(store, attempt.token) == "running"
-    assert store._running.get(attempt.token) is not None
+    assert store._running.get(attempt.token_hash) is not None
     await store.close()
 
 
@@ -129,8 +129,8 @@ async def test_attempts_in_memory_are_bounded() -> None:
     for number in range(LIMIT + 100):
         running.add(found(str(number)))
     assert len(running) == LIMIT
-    assert running.get("token of 99") is None
-    assert running.get(f"token of {LIMIT + 99}") is not None
+    assert running.get("hash of 99") is None
+    assert running.get(f"hash of {LIMIT + 99}") is not None
 
 
 async def test_a_read_that_fails_leaves_nothing_behind() -> None:
@@ -140,5 +140,5 @@ async def test_a_read_that_fails_leaves_nothing_behind() -> None:
         raise OSError("no file")
 
     with pytest.raises(OSError, match="no file"):
-        await running.read("token of r", read)
+        await running.read("hash of r", read)
     assert running._reads == {}

@@ -10,7 +10,7 @@ from lightningrl.errors import UserError
 from lightningrl.store.conformance import call, same
 from lightningrl.store.schema import MIGRATIONS
 from lightningrl.store.sqlite import SQLiteStore
-from lightningrl.types import Attempt, Call, Reward, Rollout, Sampling, Task
+from lightningrl.types import Attempt, Call, Reward, Rollout, Sampling, Task, hash_token
 
 TOKEN = "lrl-abcdefghijklmnopqrstuvwxyz012345"
 """As the first schema's tokens were: 24 bytes."""
@@ -85,10 +85,10 @@ async def test_a_file_of_the_first_schema_reads_as_it_was_written(first_schema: 
     ended = Rollout(id="a/0", group_id="a", task=task, status="succeeded", timeout_s=30.0, sampling={"temperature": 0.5}, accepted_attempt_id="a/0.2")
     assert await store.rollouts() == [ended, Rollout(id="a/1", group_id="a", task=task, status="running", timeout_s=30.0)]
     attempts = await store.attempts(["a/0", "a/1"])
-    assert [(a.id, a.rollout_id, a.number, a.token, a.status) for a in attempts] == [
-        ("a/0.1", "a/0", 1, "other", "failed"),
-        ("a/0.2", "a/0", 2, "third", "succeeded"),
-        ("a/1.1", "a/1", 1, TOKEN, "running"),
+    assert [(a.id, a.rollout_id, a.number, a.token_hash, a.status) for a in attempts] == [
+        ("a/0.1", "a/0", 1, hash_token("other"), "failed"),
+        ("a/0.2", "a/0", 2, hash_token("third"), "succeeded"),
+        ("a/1.1", "a/1", 1, hash_token(TOKEN), "running"),
     ]
     assert (attempts[1].output, attempts[1].ended_at) == ({"sql": "SELECT 1"}, 3.0)
     final, step = Reward(attempt_id="a/0.2", value=1.0), Reward(attempt_id="a/0.2", value=0.5, name="format", source="air", call_id="c-0")
@@ -144,3 +144,20 @@ async def test_a_reader_refuses_a_file_of_a_newer_program(tmp_path: Path) -> Non
     newer.close()
     with pytest.raises(UserError, match="use the LightningRL that wrote it"):
         await SQLiteStore.read(tmp_path / "newer.db")
+
+
+async def test_tokens_of_the_third_schema_are_hashed(tmp_path: Path) -> None:
+    """It kept a token of ours as the bytes of its secret, any other as text."""
+    connection = sqlite3.connect(tmp_path / "s.db")
+    connection.executescript(" ".join(MIGRATIONS[:3]) + "PRAGMA user_version = 3;")
+    connection.execute("INSERT INTO inputs VALUES (1, x'00', '{}')")
+    connection.execute("INSERT INTO rollouts VALUES (1, 'r', 'g', 't', 1, 'train', 'running', 1, 30.0, '{}', NULL)")
+    for number, token in enumerate((b"\xfb\xfe\xfb" * 6, "given"), start=1):
+        connection.execute("INSERT INTO attempts VALUES (?, 1, ?, ?, 'running', 'w', 9e9, NULL, NULL, 1.0, NULL)", (number, number, token))
+    connection.commit()
+    connection.close()
+    store = await SQLiteStore.open(tmp_path / "s.db")
+    for number, token in enumerate(("lrl-" + "-_77" * 6, "given"), start=1):
+        found = await store.attempt_by_token(token)
+        assert found is not None and found[1].number == number
+    await store.close()

@@ -1,6 +1,7 @@
 """Does SQLite keep a store's promises, also when the process is killed in the middle of them?"""
 
 import asyncio
+import base64
 import os
 import random
 import shutil
@@ -287,6 +288,66 @@ async def test_attempts_of_a_dead_owner_wait_for_their_lease_unless_opened_exclu
     store = await SQLiteStore.open(tmp_path / "s.db", exclusive=True)
     [(_, attempt)] = await store.claim("w", limit=1, lease_s=1000)
     assert attempt.number == 2
+    await store.close()
+
+
+async def test_no_file_of_a_store_has_a_token_in_it(tmp_path: Path) -> None:
+    store = await SQLiteStore.open(tmp_path / "s.db")
+    attempt = await begin(store)
+    secret = base64.urlsafe_b64decode(attempt.token.removeprefix("lrl-"))
+    kept = b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    assert bytes.fromhex(attempt.token_hash) in kept
+    assert attempt.token.encode() not in kept and secret not in kept
+    await store.close()
+
+
+JUMPED = """
+import asyncio, sys, time
+real = time.time
+time.time = lambda: real() + float(sys.argv[2])
+from lightningrl.store.sqlite import SQLiteStore
+
+async def main():
+    store = await SQLiteStore.open(sys.argv[1])
+    print([attempt.number for _, attempt in await store.claim("w", limit=9, lease_s=60)])
+    await store.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("jump_s", [3600.0, -3600.0])
+async def test_a_wall_clock_that_jumps_loses_no_live_attempt_and_keeps_no_dead_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump_s: float
+) -> None:
+    """In the process that claimed it and in another one that reads the same file."""
+    store = await SQLiteStore.open(tmp_path / "s.db")
+    await store.enqueue([rollout("live"), rollout("dead")])
+    [(_, live)] = await store.claim("w", limit=1, lease_s=60)
+    await store.claim("w", limit=1, lease_s=0.0)
+    other = await asyncio.create_subprocess_exec(*(sys.executable, "-c", JUMPED, str(tmp_path / "s.db"), str(jump_s)), stdout=asyncio.subprocess.PIPE)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + jump_s)
+    mine = [(r.id, a.number) for r, a in await store.claim("w", limit=9, lease_s=60)]
+    output, _ = await other.communicate()
+    assert (mine, output) in (([("dead", 2)], b"[]\n"), ([], b"[2]\n")), "one of the two takes over the dead attempt"
+    await store.append(call(live, 0, [1], [2]))
+    await store.heartbeat([live.id], lease_s=60)
+    assert await store.claim("w", limit=9, lease_s=60) == []
+    await store.close()
+
+
+async def test_after_a_restart_of_the_machine_leases_follow_the_wall_clock(tmp_path: Path) -> None:
+    store = await SQLiteStore.open(tmp_path / "s.db")
+    await store.enqueue([rollout("a"), rollout("b")])
+    await store.claim("w", limit=1, lease_s=60)
+    await store.claim("w", limit=1, lease_s=0.0)
+    file = sqlite3.connect(tmp_path / "s.db")
+    misleading = "lease_ticks + iif(lease_until < ?, 1e9, -1e9)"
+    file.execute(f"UPDATE attempts SET boot = x'00', lease_ticks = {misleading}", (time.time() + 30,))
+    file.commit()
+    file.close()
+    assert [r.id for r, _ in await store.claim("w", limit=9, lease_s=60)] == ["b"]
     await store.close()
 
 

@@ -87,9 +87,9 @@ class Traces:
     async def _marks(self, asked: set[str]) -> dict[str, str]:
         """Mark → attempt. One that names no attempt cannot be read backwards: then it is looked for among those that have called."""
         attempts = await self._store.attempts(sorted({named(mark).rpartition(".")[0] for mark in asked if named(mark)}))
-        found = {mark_of(attempt.token, attempt_id=attempt.id): attempt.id for attempt in attempts}
+        found = {mark_of(attempt.token_hash, attempt_id=attempt.id): attempt.id for attempt in attempts}
         if any(not named(mark) for mark in asked):
-            found |= {mark_of(attempt.token): attempt.id for attempt in self._sessions.attempts()}
+            found |= {mark_of(attempt.token_hash): attempt.id for attempt in self._sessions.attempts()}
         return found
 
     def _remember(self, spans: Iterable[Span]) -> None:

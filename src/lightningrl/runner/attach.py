@@ -22,6 +22,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 
 from lightningrl.errors import UserError
 from lightningrl.tracing.mark import MARK, mark_of
+from lightningrl.types import hash_token
 
 BAGGAGE_KEY = "lightningrl.token"
 PORTS = {"http": 80, "https": 443}
@@ -190,7 +191,7 @@ def _marking(start_span: Callable[..., Any]) -> Callable[..., Any]:
     def marked(self: Any, *args: Any, **options: Any) -> Any:
         span, who = start_span(self, *args, **options), identity.get()
         if who is not None:
-            span.set_attribute(MARK, mark_of(who.token, attempt_id=who.attempt_id))
+            span.set_attribute(MARK, mark_of(hash_token(who.token), attempt_id=who.attempt_id))
         return span
 
     return marked

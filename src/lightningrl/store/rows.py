@@ -1,6 +1,5 @@
 """Records ⇄ rows: one pair of functions for each noun; those of a call are in `calls`."""
 
-import base64
 import hashlib
 import math
 import re
@@ -10,6 +9,7 @@ from typing import Any
 import msgspec
 
 from lightningrl.errors import StoreError
+from lightningrl.store.lease import Moment
 from lightningrl.types import Attempt, Reward, Rollout, Task, Weights
 
 ROLLOUT = "id, group_id, task_id, task_input, split, status, max_attempts, timeout_s, sampling, accepted_attempt_id"
@@ -25,8 +25,8 @@ STATUS = f"UPDATE rollouts SET status = ?, changed = {NEXT_CHANGE} WHERE id = ?"
 ATTEMPT = "id, rollout_id, number, token, status, worker, lease_until, error, output, started_at, ended_at"
 """As the view `whole_attempts` has them."""
 BEGIN = """
-    INSERT INTO attempts (rollout, number, token, status, worker, lease_until, started_at)
-    VALUES ((SELECT seq FROM rollouts WHERE id = ?), ?, ?, ?, ?, ?, ?)
+    INSERT INTO attempts (rollout, number, token, status, worker, lease_until, boot, lease_ticks, started_at)
+    VALUES ((SELECT seq FROM rollouts WHERE id = ?), ?, ?, ?, ?, ?, ?, ?, ?)
 """
 
 TOKEN, SECRET = "lrl-", 18
@@ -94,23 +94,10 @@ def new_token() -> str:
     return TOKEN + secrets.token_urlsafe(SECRET)
 
 
-def token_key(token: str) -> bytes | str | None:
-    """A token as it is kept: the bytes of its secret; as it is if it is not of this kind."""
-    try:
-        secret = base64.b64decode(token.removeprefix(TOKEN).encode("ascii"), b"-_", validate=True)
-    except ValueError:
-        return clean(token)
-    return secret if len(secret) == SECRET and token_of(secret) == token else token
-
-
-def token_of(key: bytes | str) -> str:
-    return key if isinstance(key, str) else TOKEN + base64.urlsafe_b64encode(key).decode()
-
-
-def attempt_row(attempt: Attempt) -> tuple[Any, ...]:
+def attempt_row(attempt: Attempt, lease: Moment) -> tuple[Any, ...]:
     """What `BEGIN` takes."""
-    token = token_key(attempt.token)
-    return (attempt.rollout_id, attempt.number, token, attempt.status, attempt.worker, attempt.lease_until, attempt.started_at)
+    head = (attempt.rollout_id, attempt.number, bytes.fromhex(attempt.token_hash), attempt.status, attempt.worker)
+    return (*head, lease.now, lease.boot, lease.ticks, attempt.started_at)
 
 
 def attempt_of(row: tuple[Any, ...]) -> Attempt:
@@ -118,7 +105,8 @@ def attempt_of(row: tuple[Any, ...]) -> Attempt:
         id=row[0],
         rollout_id=row[1],
         number=row[2],
-        token=token_of(row[3]),
+        token="",
+        token_hash=row[3].hex(),
         status=row[4],
         worker=row[5],
         lease_until=row[6],

@@ -1,4 +1,4 @@
-"""Whose key is this? Asked for every request, so running attempts are kept in memory, by token: no thread and no file is touched.
+"""Whose key is this? Asked for every request, so running attempts are kept in memory, by the hash of their token: no thread and no file is touched.
 
 An answer is trusted while nobody else can have changed the file for more than a second: each commit of this store looks whether another
 process has committed meanwhile, and an answer that neither a commit nor a read has confirmed for a second is read again. What this
@@ -39,25 +39,25 @@ class Running:
         self._mutex = threading.Lock()
         self._entries: OrderedDict[str, tuple[float, Found]] = OrderedDict()
         self._reads: dict[str, set[_Read]] = {}
-        """What is being read just now, by token."""
+        """What is being read just now, by the hash of the token."""
         self._confirmed_at = float("-inf")
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, token: str) -> Found | None:
+    def get(self, hashed: str) -> Found | None:
         """None: look into the file."""
-        entry = self._entries.get(token)
+        entry = self._entries.get(hashed)
         if entry is None or time.monotonic() - max(entry[0], self._confirmed_at) > TRUSTED_S:
             return None
         return entry[1]
 
-    async def read(self, token: str, read: Callable[[], Awaitable[Found | None]]) -> Found | None:
+    async def read(self, hashed: str, read: Callable[[], Awaitable[Found | None]]) -> Found | None:
         """Have the file read, and keep what it says of an attempt that runs."""
         while True:
             mine = _Read(began=time.monotonic())
             with self._mutex:
-                self._reads.setdefault(token, set()).add(mine)
+                self._reads.setdefault(hashed, set()).add(mine)
             try:
                 found = await read()
                 with self._mutex:
@@ -68,21 +68,21 @@ class Running:
                 return found
             finally:
                 with self._mutex:
-                    others = self._reads[token]
+                    others = self._reads[hashed]
                     others.discard(mine)
                     if not others:
-                        del self._reads[token]
+                        del self._reads[hashed]
 
     def add(self, found: Found) -> None:
         """An attempt has begun; called in the moment of its commit."""
         with self._mutex:
             self._keep(found, time.monotonic())
 
-    def drop(self, token: str) -> None:
+    def drop(self, hashed: str) -> None:
         """An attempt has changed or ended."""
         with self._mutex:
-            self._entries.pop(token, None)
-            for read in self._reads.get(token, ()):
+            self._entries.pop(hashed, None)
+            for read in self._reads.get(hashed, ()):
                 read.outdated = True
 
     def confirm(self, at: float) -> None:
@@ -98,7 +98,7 @@ class Running:
                     read.outdated = True
 
     def _keep(self, found: Found, at: float) -> None:
-        self._entries[found[1].token] = (at, found)
-        self._entries.move_to_end(found[1].token)
+        self._entries[found[1].token_hash] = (at, found)
+        self._entries.move_to_end(found[1].token_hash)
         if len(self._entries) > LIMIT:
             self._entries.popitem(last=False)

@@ -4,13 +4,16 @@ What repeats is kept once. A call is written as a difference to a base, an earli
 calls have in common (who, in which dialect, sampled how) is one row of `kinds`; a task's input is one row, however many rollouts it has.
 Rows refer to each other by number; an attempt's id is its rollout's with its number, which is what the views put together.
 A call's `ended_at` is, if it is an integer, how many float64 numbers it is after `started_at`: exact, and half as long.
+An attempt's `token` is the SHA-256 of its token; `boot` and `lease_ticks` say when its lease passes (`lease`).
 A rollout's `changed` numbers the changes of status in the order of their commits; the latest change has the greatest number.
 """
 
+import base64
 import sqlite3
 from typing import LiteralString
 
 from lightningrl.errors import UserError
+from lightningrl.types import hash_token
 
 MIGRATIONS: tuple[LiteralString, ...] = (
     """
@@ -132,6 +135,11 @@ MIGRATIONS: tuple[LiteralString, ...] = (
     UPDATE rollouts SET changed = seq;
     CREATE INDEX rollouts_by_change ON rollouts (changed);
     """,
+    """
+    ALTER TABLE attempts ADD COLUMN boot BLOB;
+    ALTER TABLE attempts ADD COLUMN lease_ticks REAL;
+    UPDATE attempts SET token = hashed(token);
+    """,
 )
 
 
@@ -146,7 +154,14 @@ def check_version(connection: sqlite3.Connection) -> int:
 def migrate(connection: sqlite3.Connection) -> None:
     """Bring the database up to the newest schema, one transaction for each step."""
     version = check_version(connection)
+    connection.create_function("hashed", 1, _hashed, deterministic=True)
     connection.execute("PRAGMA foreign_keys = 0")  # a migration may drop what others refer to, once it is there anew
     for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
         connection.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;")
     connection.execute("PRAGMA foreign_keys = 1")
+
+
+def _hashed(token: bytes | str) -> bytes:
+    """Of a token as older schemas kept it: the bytes of its secret, or the token itself."""
+    text = token if isinstance(token, str) else "lrl-" + base64.urlsafe_b64encode(token).decode()
+    return bytes.fromhex(hash_token(text))

@@ -9,7 +9,7 @@ import math
 import sqlite3
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,13 +17,14 @@ from lightningrl.errors import StoreError, UserError
 from lightningrl.store import calls, delta, rows, spans
 from lightningrl.store.base import ANY, Changes, Records, Where
 from lightningrl.store.connect import connect, connect_reader, own, version
+from lightningrl.store.lease import PASSED, Moment, in_seconds
 from lightningrl.store.recent import Recent
 from lightningrl.store.running import Running
 from lightningrl.store.schema import migrate
 from lightningrl.store.search import conditions
 from lightningrl.store.thread import DatabaseThread
 from lightningrl.store.waiters import Waiters
-from lightningrl.types import Attempt, AttemptStatus, Call, Reward, Rollout, RolloutStatus, Span, Weights
+from lightningrl.types import Attempt, AttemptStatus, Call, Reward, Rollout, RolloutStatus, Span, Weights, hash_token
 
 FORGIVEN = 10
 """Lost attempts of one rollout that do not count against `max_attempts`: a dying machine is not the agent's fault, for ever it would be."""
@@ -57,7 +58,7 @@ class SQLiteStore:
         self._blank: set[str] = set()
         """Running attempts without calls, of an exclusive store: nobody else gives them any."""
         self._changed: set[str] = set()
-        """Tokens of attempts that have ended, or got a longer lease, since the last commit."""
+        """Hashes of the tokens of attempts that have ended, or got a longer lease, since the last commit."""
         self._moved = False
         """Whether rollouts have changed their status since the last commit; a false alarm does no harm."""
         self._version = version(connection)
@@ -84,7 +85,7 @@ class SQLiteStore:
             ) from error
         store = cls(writer, reader=reader, lock=lock)
         if exclusive:
-            await store._writer.run(lambda connection: store._expire(connection, now=math.inf))
+            await store._writer.run(lambda connection: store._expire(connection, after_s=math.inf))
         return store
 
     @classmethod
@@ -113,26 +114,26 @@ class SQLiteStore:
 
     async def claim(self, worker: str, *, limit: int, lease_s: float) -> list[tuple[Rollout, Attempt]]:
         def work(connection: sqlite3.Connection) -> list[tuple[Rollout, Attempt]]:
-            now = time.time()
-            self._expire(connection, now=now)
+            self._expire(connection)
             queued = connection.execute(
                 f"SELECT {rows.ROLLOUT} FROM whole_rollouts WHERE status = 'queued' ORDER BY seq LIMIT ?", (limit,)
             ).fetchall()
-            begun = [self._begin(connection, row, worker=worker, now=now, lease_until=now + lease_s) for row in queued]
+            begun = [self._begin(connection, row, worker=worker, lease=in_seconds(lease_s)) for row in queued]
             self._begun += begun
             return begun
 
         return await self._writer.run(work)
 
     async def heartbeat(self, attempt_ids: Sequence[str], *, lease_s: float) -> None:
-        until = time.time() + lease_s
+        lease = in_seconds(lease_s)
+        prolong = "UPDATE attempts SET lease_until = ?, boot = ?, lease_ticks = ? WHERE seq = ?"
 
         def work(connection: sqlite3.Connection) -> None:
             for key in map(rows.attempt_key, attempt_ids):
                 running = "SELECT seq, token FROM whole_attempts WHERE rollout_id = ? AND number = ? AND status = 'running'"
                 for seq, token in connection.execute(running, key).fetchall():
-                    connection.execute("UPDATE attempts SET lease_until = ? WHERE seq = ?", (until, seq))
-                    self._changed.add(rows.token_of(token))
+                    connection.execute(prolong, (lease.now, lease.boot, lease.ticks, seq))
+                    self._changed.add(token.hex())
 
         await self._writer.run(work)
 
@@ -179,14 +180,16 @@ class SQLiteStore:
         await self._writer.run(work)
 
     async def attempt_by_token(self, token: str) -> tuple[Rollout, Attempt] | None:
+        hashed = hash_token(token)
+
         def work(connection: sqlite3.Connection) -> tuple[Rollout, Attempt] | None:
-            row = connection.execute(f"SELECT {rows.ATTEMPT} FROM whole_attempts WHERE token = ?", (rows.token_key(token),)).fetchone()
+            row = connection.execute(f"SELECT {rows.ATTEMPT} FROM whole_attempts WHERE token = ?", (bytes.fromhex(hashed),)).fetchone()
             if row is None:
                 return None
             rollout = connection.execute(f"SELECT {rows.ROLLOUT} FROM whole_rollouts WHERE id = ?", (row[1],)).fetchone()
-            return rows.rollout_of(rollout), rows.attempt_of(row)
+            return rows.rollout_of(rollout), replace(rows.attempt_of(row), token=token)
 
-        return self._running.get(token) or await self._running.read(token, lambda: self._reader.run(work))
+        return self._running.get(hashed) or await self._running.read(hashed, lambda: self._reader.run(work))
 
     async def rollouts(
         self,
@@ -286,8 +289,8 @@ class SQLiteStore:
             self._running.add(found)
             if self._lock is not None:
                 self._blank.add(found[1].id)
-        for token in self._changed:
-            self._running.drop(token)
+        for hashed in self._changed:
+            self._running.drop(hashed)
         self._begun.clear()
         self._changed.clear()
         if self._moved:
@@ -299,28 +302,31 @@ class SQLiteStore:
         self._recent.forget()
         self._begun.clear()
 
-    def _begin(self, connection: sqlite3.Connection, row: tuple[Any, ...], *, worker: str, now: float, lease_until: float) -> tuple[Rollout, Attempt]:
+    def _begin(self, connection: sqlite3.Connection, row: tuple[Any, ...], *, worker: str, lease: Moment) -> tuple[Rollout, Attempt]:
         """The next attempt at a queued rollout."""
         rollout = replace(rows.rollout_of(row), status="running")
         (tries,) = connection.execute("SELECT count(*) FROM whole_attempts WHERE rollout_id = ?", (rollout.id,)).fetchone()
+        token = rows.new_token()
         attempt = Attempt(
             id=rows.attempt_id(rollout.id, tries + 1),
             rollout_id=rollout.id,
             number=tries + 1,
-            token=rows.new_token(),
+            token=token,
+            token_hash=hash_token(token),
             worker=worker,
-            lease_until=lease_until,
-            started_at=now,
+            lease_until=lease.now,
+            started_at=time.time(),
         )
-        seq = connection.execute(rows.BEGIN, rows.attempt_row(attempt)).lastrowid
+        seq = connection.execute(rows.BEGIN, rows.attempt_row(attempt, lease)).lastrowid
         connection.execute(rows.STATUS, ("running", rollout.id))
         self._moved = True
         self._recent.begin(attempt.id, cast(int, seq))
         return rollout, attempt
 
-    def _expire(self, connection: sqlite3.Connection, *, now: float) -> None:
-        passed = "SELECT id FROM whole_attempts WHERE status = 'running' AND lease_until <= ?"
-        for (attempt_id,) in connection.execute(passed, (now,)).fetchall():
+    def _expire(self, connection: sqlite3.Connection, *, after_s: float = 0.0) -> None:
+        """End the attempts whose lease has passed, or will have passed in so many seconds."""
+        passed = f"SELECT id FROM whole_attempts WHERE {PASSED}"
+        for (attempt_id,) in connection.execute(passed, asdict(in_seconds(after_s))).fetchall():
             self._end(connection, attempt_id, "lost", output="null", error="the lease passed: whoever ran this attempt is gone")
 
     def _end(self, connection: sqlite3.Connection, attempt_id: str, status: AttemptStatus, *, output: str, error: str | None) -> None:
@@ -381,10 +387,10 @@ def _select(connection: sqlite3.Connection, head: str, values: Sequence[str]) ->
 
 
 def _attempt(connection: sqlite3.Connection, attempt_id: str) -> tuple[int, str, str]:
-    """(row, status, token)"""
+    """(row, status, hash of the token)"""
     statement = "SELECT seq, status, token FROM whole_attempts WHERE rollout_id = ? AND number = ?"
     for seq, status, token in connection.execute(statement, rows.attempt_key(attempt_id)):
-        return seq, status, rows.token_of(token)
+        return seq, status, token.hex()
     raise StoreError(f"no attempt `{attempt_id}`")
 
 

@@ -1,5 +1,5 @@
-"""How a span says whose it is where attempts share an exporter: by a mark that only whoever has the attempt's token can make, and that does not
-give the token away to any other collector.
+"""How a span says whose it is where attempts share an exporter: by a mark that takes the attempt's token to make, and that gives neither the
+token nor its hash away to another collector.
 """
 
 import hashlib
@@ -8,9 +8,9 @@ MARK = "lightningrl.mark"
 """The attribute."""
 
 
-def mark_of(token: str, *, attempt_id: str = "") -> str:
-    """The id of the attempt where it is known, so that the attempt is found before its first call; then what only the token's holder can make."""
-    return f"{attempt_id}/{hashlib.blake2b(token.encode(), digest_size=16).hexdigest()}"
+def mark_of(token_hash: str, *, attempt_id: str = "") -> str:
+    """The id of the attempt where it is known, so that the attempt is found before its first call; then a hash of the token's hash."""
+    return f"{attempt_id}/{hashlib.blake2b(token_hash.encode(), digest_size=16).hexdigest()}"
 
 
 def named(mark: str) -> str:
