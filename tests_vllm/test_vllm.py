@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from lightningrl.config import EngineConfig, load_config
 from lightningrl.engine.base import Delta, EngineSetup
-from lightningrl.engine.conformance import CHECKS, GRAMMAR_CHECKS, Conformance
+from lightningrl.engine.conformance import CHECKS, GRAMMAR_CHECKS, LOAD_CHECKS, Conformance
 from lightningrl.engine.vllm import VLLMEngine
 from lightningrl.errors import EngineError
 from lightningrl.models.load import export_folder, load_model, load_tokenizer
@@ -46,7 +46,8 @@ async def engine_of(models: Models, url: str, policy: str = "policy") -> AsyncIt
 
 def about(models: Models) -> Conformance:
     tokenizer = Tokenizer.from_file(str(models.first / "tokenizer.json"))
-    return Conformance(policy="policy", vocab_size=models.vocab_size, decode=tokenizer.decode, turn_end_id=2)
+    one, other = (Weights(policy="policy", version=version, uri=str(folder)) for version, folder in enumerate((models.second, models.first), start=1))
+    return Conformance(policy="policy", vocab_size=models.vocab_size, decode=tokenizer.decode, turn_end_id=2, weights=(one, other))
 
 
 def prompts(models: Models) -> list[list[int]]:
@@ -89,7 +90,7 @@ def call(url: str, body: dict[str, Any] | None = None) -> str:
         return answer.read().decode()
 
 
-@pytest.mark.parametrize("check", [*CHECKS, *GRAMMAR_CHECKS], ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", [*CHECKS, *GRAMMAR_CHECKS, *LOAD_CHECKS], ids=lambda check: check.__name__)
 async def test_vllm_conforms(check: Any, models: Models, url: str) -> None:
     async with engine_of(models, url) as engine:
         await check(engine, about(models))

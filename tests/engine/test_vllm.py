@@ -3,15 +3,18 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from lightningrl.config import EngineConfig
 from lightningrl.engine import http_completions
 from lightningrl.engine.base import Delta, Engine, EngineBusy, EngineSetup, Unanswerable, affinity
-from lightningrl.engine.conformance import CHECKS, Conformance
+from lightningrl.engine.conformance import CHECKS, LOAD_CHECKS, Conformance
 from lightningrl.engine.vllm import VLLMEngine
 from lightningrl.errors import EngineError, UserError
 from lightningrl.types import Sampling, Weights
@@ -59,10 +62,27 @@ async def test_the_vllm_engine_conforms(check: Any, burst: int) -> None:
         await check(engine, ABOUT)
 
 
-async def test_the_vllm_engine_conforms_in_front_of_several_servers() -> None:
+async def test_the_vllm_engine_conforms_in_front_of_several_servers(two_versions: tuple[Weights, Weights]) -> None:
     async with serving(*(Upstream(texts=TEXTS) for _ in range(3))) as engine:
-        for check in CHECKS:
-            await check(engine, ABOUT)
+        for check in (*LOAD_CHECKS, *CHECKS):
+            await check(engine, replace(ABOUT, weights=two_versions))
+
+
+@pytest.fixture
+def two_versions(tmp_path: Path) -> tuple[Weights, Weights]:
+    """The servers here answer as the bytes of the folder say."""
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        save_file({"model.norm.weight": np.full(4, len(name), np.float32)}, tmp_path / name / "model.safetensors")
+        (tmp_path / name / "config.json").write_text("{}")
+    one, other = (Weights(policy="policy", version=version, uri=str(tmp_path / name)) for version, name in enumerate(("one", "other"), start=1))
+    return one, other
+
+
+@pytest.mark.parametrize("check", LOAD_CHECKS, ids=lambda check: check.__name__)
+async def test_the_vllm_engine_serves_what_it_has_loaded(check: Any, two_versions: tuple[Weights, Weights]) -> None:
+    async with serving(Upstream(texts=TEXTS)) as engine:
+        await check(engine, replace(ABOUT, weights=two_versions))
 
 
 async def test_events_that_arrive_together_are_one_delta() -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from lightningrl.engine.base import Delta, Engine
 from lightningrl.errors import LightningError
-from lightningrl.types import Sampling
+from lightningrl.types import Sampling, Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +34,8 @@ class Conformance:
     """Text of ids, control tokens left out. Only `GRAMMAR_CHECKS` need it."""
     turn_end_id: int | None = None
     """The token that a complete answer ends with. Only `GRAMMAR_CHECKS` need it."""
+    weights: tuple[Weights, Weights] | None = None
+    """Two versions of the policy that differ, for `load`. Only `LOAD_CHECKS` need them."""
     timeout_s: float = 30.0
     """For each wait."""
 
@@ -185,6 +187,29 @@ async def paused_generations_wait(engine: Engine, about: Conformance) -> None:
     assert (await waiting).token_ids
 
 
+async def what_was_loaded_is_served(engine: Engine, about: Conformance) -> None:
+    """Each version answers in its own way, the same prompt too: nothing that was computed with other weights is used again.
+
+    Other prompts drive what the first answer left out of small caches. So the last answer finds what the second one left, if that is kept.
+    """
+    assert about.weights is not None
+    one, other = about.weights
+    greedy = Sampling(max_tokens=8, temperature=0.0)
+    answers: list[Answer] = []
+    for weights in (one, other, one):
+        async with asyncio.timeout(about.timeout_s):
+            await engine.pause(timeout_s=about.timeout_s)
+            await engine.load(weights)
+            await engine.resume()
+        answers.append(await ask(engine, about.prompt(40), sampling=greedy, about=about))
+        assert answers[-1].deltas[-1].policy_version == weights.version, "the version that was loaded is told"
+        for salt in range(1, 17) if len(answers) == 1 else ():
+            await ask(engine, about.prompt(40, salt=salt), sampling=greedy, about=about)
+    first, second, again = answers
+    assert first.logprobs != second.logprobs, "other weights give the very same answer: were they loaded?"
+    assert first.exact == again.exact, "the same weights give another answer: something was left of those before"
+
+
 async def an_unknown_policy_is_refused(engine: Engine, about: Conformance) -> None:
     other = Conformance(policy=f"not-{about.policy}", vocab_size=about.vocab_size)
     try:
@@ -217,6 +242,9 @@ CHECKS: tuple[Callable[[Engine, Conformance], Awaitable[None]], ...] = (
     an_unknown_policy_is_refused,
     a_closed_engine_refuses,
 )
+
+LOAD_CHECKS: tuple[Callable[[Engine, Conformance], Awaitable[None]], ...] = (what_was_loaded_is_served,)
+"""For engines whose `load` works: any that is trained."""
 
 GRAMMAR_CHECKS: tuple[Callable[[Engine, Conformance], Awaitable[None]], ...] = (
     a_grammar_is_obeyed_to_the_end,
