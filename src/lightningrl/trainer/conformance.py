@@ -13,6 +13,7 @@ import numpy as np
 
 from lightningrl.data.forest import Lesson, build_forest, unweighted
 from lightningrl.data.packing import pack
+from lightningrl.models.plain import plain_logprobs
 from lightningrl.trainer.base import Trainer
 from lightningrl.types import Doubles, Transition
 
@@ -185,8 +186,19 @@ def check_saving_again_replaces_and_leaves_nothing_else(make: Make, folder: Path
 
 
 def check_publish_writes_a_hugging_face_folder(make: Make, folder: Path) -> None:
-    make().publish(folder / "model")
-    assert {"config.json", "model.safetensors"} <= {p.name for p in (folder / "model").iterdir()}
+    """One that transformers reads, and that says what the trainer has learnt by then."""
+    trainer, call = make(), lessons(0)[0].transition
+    first: list[float] = []
+    for name, teach in (("first", False), ("second", True)):
+        if teach:
+            step(trainer, 1)
+        trainer.publish(folder / name)
+        assert {"config.json", "tokenizer.json"} <= {p.name for p in (folder / name).iterdir()}
+        (said,) = plain_logprobs(folder / name, [(call.prompt_ids, call.completion_ids, 1.0)])
+        learnt = trainer.logprobs(call.prompt_ids, call.completion_ids)
+        np.testing.assert_allclose(said, learnt, atol=1e-4)  # invariant 2
+        first.append(float(learnt[0]))
+    assert abs(first[0] - first[1]) > 1e-3, "what is published has not changed with what is learnt"
 
 
 def step(trainer: Trainer, seed: int) -> dict[str, float]:
