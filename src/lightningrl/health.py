@@ -199,7 +199,7 @@ def skipped(rows: Sequence[Row], config: LearnerConfig) -> str | None:
 
 def engine_gap(rows: Sequence[Row], config: LearnerConfig) -> str | None:
     gap, most = rows[-1].get("policy/logprob_gap"), LOGPROB_GAP[config.model.dtype]
-    if gap is None or gap <= most or rows[-1].get("policy/lag", 0.0) > 0:
+    if gap is None or gap <= most:
         return None
     return (
         f"engine and trainer disagree by `{gap:.2g}` nats about a token (at most `{most:g}` is rounding), and nothing else matters until they agree; "

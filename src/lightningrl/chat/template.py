@@ -162,11 +162,6 @@ class ChatTemplate:
         """Added tokens are cut out before anything is merged, so text may be tokenised up to them and after them apart."""
         return token_id in self._added
 
-    def is_token(self, text: str) -> bool:
-        """Is `text` a token of its own wherever it appears?"""
-        token_id = self._tokenizer.token_to_id(text)
-        return token_id is not None and self.is_added(token_id)
-
     def detokenizer(self) -> Detokenizer:
         return Detokenizer(partial(self._tokenizer.decode, skip_special_tokens=True), looks_back=self._looks_back)
 

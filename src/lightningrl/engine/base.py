@@ -61,7 +61,6 @@ class EngineSetup:
     """The token that ends an assistant's turn; None if the template has none."""
     model: Any = None
     """A `DenseModel` whose parameters a trainer in this process updates in place; None: the engine loads `folder` itself."""
-    version: int = 0
 
 
 class Engine(Protocol):

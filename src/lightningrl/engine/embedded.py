@@ -405,7 +405,6 @@ def embedded(setup: EngineSetup) -> EmbeddedEngine:
         max_length=setup.config.max_length,
         decode=setup.decode,
         grammars=None if end_id is None else Grammars(setup.folder, vocab_size=model.vocab_size, end_id=end_id),
-        version=setup.version,
         shared=setup.model is not None,
     )
 

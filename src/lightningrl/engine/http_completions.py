@@ -89,7 +89,7 @@ class Completions:
     """The servers of one policy. Belongs to one event loop."""
 
     def __init__(self, setup: EngineSetup, *, kind: Kind) -> None:
-        self.policy, self.version = setup.policy, setup.version
+        self.policy, self.version = setup.policy, 0
         self.gate = Gate()
         self.pool = Pool(setup.config.urls, engine=kind.name)
         self._kind, self._max_length = kind, setup.config.max_length
