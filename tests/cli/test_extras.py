@@ -63,7 +63,7 @@ def test_doctor_tells_what_every_run_needs_from_what_only_the_demo_does(without)
     assert found["torch"]["ok"] is False and found["torch"]["hint"] == 'pip install "lightningrl[train]"'
     assert found["langgraph"]["ok"] is None and "only `lightningrl demo` needs it" in found["langgraph"]["found"]
     assert found["gpu"]["ok"] is None and "without torch" in found["gpu"]["found"]
-    assert 'pip install "lightningrl[train]"' in done.stderr, "brackets and all"
+    assert 'hint: torch: pip install "lightningrl[train]"' in done.stderr, "brackets and all"
     assert without_error(found) == {"torch"}
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lightningrl.cli.console import say
 from lightningrl.cli.extras import install, packages, version_of
 
 MIN_FREE_BYTES = 1 << 30
@@ -50,13 +51,14 @@ def checks() -> Iterator[Check]:
 
 
 def show(found: Sequence[Check], console: Console) -> None:
-    """A line for each; hints are below the table, so that they can be copied."""
+    """A line for each, and below them what can be done, each thing once."""
     table = Table.grid(padding=(0, 2, 0, 0))
     for check in found:
         table.add_row(Text(*MARKS[check.ok]), check.name, Text(check.found, overflow="fold"))
-        if check.hint:
-            table.add_row("", "", Text(check.hint, style="yellow", overflow="fold"))
     console.print(table)
+    for hint in dict.fromkeys(check.hint for check in found if check.hint):
+        names = ", ".join(check.name for check in found if check.hint == hint)
+        say(console, ("hint: ", "yellow"), f"{names}: {hint}")
 
 
 def _package(name: str, *, extra: str, wanted_by: str = "") -> Check:
