@@ -35,7 +35,7 @@ def reward(task, answer):
 
 
 def tasks(split, *, seed, count):
-    return [{"id": f"{split}-{seed}-{i}", "input": {"question": ["say a word", "pick one colour"][i % 2]}} for i in range(count)]
+    return [{"id": f"{split}-{seed}-{i}", "input": {"question": ["say a word", "pick one colour"][i % 2], "split": split}} for i in range(count)]
 '''
 
 RECIPE = """

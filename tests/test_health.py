@@ -19,6 +19,8 @@ HEALTHY = {
     "calls/rendered": 190.0,
     "calls/forked": 5.0,
     "calls/truncated": 4.0,
+    "tasks/count": 24.0,
+    "tasks/heldout": 0.0,
     "tokens/selected": 9000.0,
     "tokens/left_out_stale": 100.0,
     "tokens/left_out_agent": 20000.0,
@@ -53,6 +55,7 @@ def test_a_healthy_run_says_nothing() -> None:
     ("change", "figure", "hint"),
     [
         ({"groups/silent": 20.0}, "`83%` of the groups", "dynamic_sampling"),
+        ({"tasks/heldout": 6.0}, "`25%` of the tasks that are trained on are held-out tasks, too", "give the splits inputs of their own"),
         ({"rollouts/excluded": 48.0, "rollouts/succeeded": 144.0}, "`25%` of the rollouts failed", "agents.log"),
         ({"calls/truncated": 79.0}, "`20%` of the calls ran into their token limit", "engine.max_length"),
         ({"calls/forked": 195.0}, "`33%` of the calls do not continue", "docs/token-exact.md"),

@@ -257,7 +257,7 @@ class LearnerConfig(Section):
 
 class Config(Section):
     name: str
-    """Names the run's folder."""
+    """Names the run's folder: up to 100 letters, digits, spaces, `_`, `.` and `-`; the first is a letter, a digit or `_`."""
     root: Path = Path(".")
     """The folder that `entry`, `reward`, `source` and relative paths are looked up in; the recipe's own unless it says otherwise."""
     seed: int = 0
@@ -287,6 +287,13 @@ class Config(Section):
     @classmethod
     def _begin_with_preset(cls, tree: dict[str, Any]) -> dict[str, Any]:
         return _merged(_preset(tree), tree)
+
+    @field_validator("name")
+    @classmethod
+    def _names_a_folder(cls, given: str) -> str:
+        if not re.fullmatch(r"\w[\w .-]{0,99}", given):
+            raise ValueError(f"`{given}` cannot name a folder")
+        return given
 
     @model_validator(mode="after")
     def _known_policies(self) -> "Config":

@@ -161,6 +161,16 @@ def forked(rows: Sequence[Row], config: LearnerConfig) -> str | None:
     )
 
 
+def heldout_trained(rows: Sequence[Row], config: LearnerConfig) -> str | None:
+    share = _share(rows, ["tasks/heldout"], ["tasks/count"], at_least=1)
+    if not share:
+        return None
+    return (
+        f"`{share:.0%}` of the tasks that are trained on are held-out tasks, too; "
+        "hint: held-out reward tells what was learnt only if held-out tasks are not trained on: give the splits inputs of their own"
+    )
+
+
 # of one policy
 
 
@@ -299,7 +309,7 @@ CALLS = [f"calls/{capture}" for capture in get_args(Capture)]
 """Every call is captured in one of these ways."""
 NO_REWARDS = ("reward/mean", "reward/std_in_group")
 """Figures about rewards that are not the mean of one."""
-OF_THE_RUN: tuple[Check, ...] = (excluded, truncated, forked)
+OF_THE_RUN: tuple[Check, ...] = (excluded, truncated, forked, heldout_trained)
 OF_A_POLICY: tuple[Check, ...] = (
     skipped,
     engine_gap,

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, get_args
 
@@ -20,7 +21,7 @@ from lightningrl.config import Config
 from lightningrl.cpu import CpuSplit
 from lightningrl.data.dump import dump_lessons
 from lightningrl.data.forest import Lesson
-from lightningrl.data.tasks import derived_seed, load_tasks
+from lightningrl.data.tasks import asked, derived_seed, load_tasks
 from lightningrl.errors import AgentError, GraderError, UserError
 from lightningrl.learner import Learner
 from lightningrl.store import Store, wait
@@ -182,6 +183,8 @@ class Loop:
             raise AgentError("the agent never called the model", hint="it must take its base URL from OPENAI_BASE_URL, as OpenAI's SDKs do")
         air = await self._air(accepted, calls)
         metrics, lessons, left_out = _census(batch, calls, [*rewards, *air]), dict[str, list[Lesson]](), Counter[str]()
+        tasks = {rollout.group_id: asked(rollout.task) for rollout in batch}
+        metrics |= {"tasks/count": float(len(tasks)), "tasks/heldout": float(sum(task in self._heldout for task in tasks.values()))}
         for learner in self.learners:
             oldest = step - self.config.loop.max_off_policy_steps
             lessons[learner.name], found, reasons = await learner.lessons(batch, calls, rewards, air=air, oldest_version=oldest)
@@ -191,6 +194,12 @@ class Loop:
             reasons = ", ".join(f"`{reason}` {count} times" for reason, count in left_out.items())
             raise UserError(f"no call may be trained: {reasons}", hint="check `routes`: is there a role that learns?")
         return lessons, metrics
+
+    @cached_property
+    def _heldout(self) -> frozenset[bytes]:
+        """The inputs of the held-out tasks: none of them should be trained on."""
+        config = self.config
+        return frozenset(map(asked, load_tasks(config.tasks, "heldout", seed=config.tasks.seed, count=config.tasks.heldout, root=config.root)))
 
     async def _air(self, attempt_ids: Sequence[str], calls: Sequence[Call]) -> list[Reward]:
         """What the rules of the recipe say of what happened. They follow from records, and are not stored."""

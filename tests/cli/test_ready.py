@@ -13,7 +13,7 @@ from lightningrl.config import Config, load_config
 from lightningrl.errors import UserError
 from tests.conftest import SmallRecipe
 
-GOOD = [json.dumps({"input": {"question": "say a word"}, "split": split}) for split in ("train", "heldout")]
+GOOD = [json.dumps({"input": {"question": f"say a word of {split}"}, "split": split}) for split in ("train", "heldout")]
 
 
 def config(recipe: SmallRecipe, *lines: str) -> Config:
@@ -61,6 +61,21 @@ def test_a_function_of_the_recipe_warns_in_the_same_way(small_recipe: SmallRecip
             "warning: row 7 of train is left out",
             "hint: mend it",
         ]
+
+
+def test_tasks_that_are_in_both_splits_are_counted_and_one_is_shown(small_recipe: SmallRecipe) -> None:
+    rows = [json.dumps({"input": {"b": number, "a": "x"}, "split": "train"}) for number in range(40)]
+    rows += [json.dumps({"split": "heldout", "input": {"a": "x", "b": number}}) for number in range(37, 45)]
+    warning, hint = said(config(small_recipe, *rows), "heldout", "train")
+    assert warning == 'warning: 3 held-out tasks are training tasks, too, such as `{"a":"x","b":37}`'
+    assert hint.startswith("hint: held-out reward tells what was learnt only if")
+    assert said(config(small_recipe, *rows), "heldout") == [], "an evaluation trains on none"
+
+
+def test_so_are_those_that_a_function_makes(small_recipe: SmallRecipe) -> None:
+    small_recipe.rewrite_agent(lambda text: text.replace(', "split": split}', "}"))
+    warning, _ = said(load_config(small_recipe.path), "heldout", "train")
+    assert warning == 'warning: 4 held-out tasks are training tasks, too, such as `{"question":"say a word"}`'
 
 
 @pytest.fixture

@@ -31,5 +31,18 @@ async def test_calls_are_learnt_from_until_they_are_too_old(small_recipe: SmallR
         await loop.restore()
         batch = await loop.collect(0)
         assert (await loop.credit(3, batch))[1]["tokens/trained"] > 0
+        assert (await loop.credit(3, batch))[1]["tasks/heldout"] == 0.0
         with pytest.raises(UserError, match="`stale`"):
             await loop.credit(4, batch)
+
+
+async def test_training_tasks_that_are_held_out_are_counted(small_recipe: SmallRecipe) -> None:
+    small_recipe.rewrite_agent(
+        lambda text: text.replace('["say a word", "pick one colour"][i % 2], "split": split', 'i if split == "heldout" else 3 + i')
+    )
+    small_recipe.rewrite_agent(lambda text: text.replace('task["question"]', 'str(task["question"])'))
+    async with lightning(load_config(small_recipe.path), small_recipe.folder) as server:
+        loop = server.loop(Nobody())
+        await loop.restore()
+        _, metrics = await loop.credit(0, await loop.collect(0))
+    assert (metrics["tasks/count"], metrics["tasks/heldout"]) == (2.0, 1.0), "asked are 3 and 4; held out are 0 to 3"

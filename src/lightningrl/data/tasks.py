@@ -33,6 +33,20 @@ def load_tasks(config: TasksConfig, split: str, *, seed: int, count: int, root: 
     return [Task(id=str(row.get("id", index)), input=row["input"], split=split) for index, row in enumerate(rows)]
 
 
+def asked(task: Task) -> bytes:
+    """The input of a task, in a form that is the same for equal inputs."""
+    return msgspec.json.encode(task.input, order="deterministic")
+
+
+def in_both_splits(config: TasksConfig, *, seed: int, count: int, root: Path) -> list[Task]:
+    """Held-out tasks that are training tasks, too. Of a file all training tasks are looked at, of a function `count` that `seed` gives."""
+    if config.source.endswith((".jsonl", ".json")):
+        count = len(_file(root / config.source))
+    trained = {asked(task) for task in load_tasks(config, "train", seed=seed, count=count, root=root)}
+    heldout = load_tasks(config, "heldout", seed=config.seed, count=config.heldout, root=root)
+    return [task for task in heldout if asked(task) in trained]
+
+
 def _made(source: str, split: str, *, seed: int, count: int, root: Path) -> list[dict[str, Any]]:
     """Rows of a recipe's own function. Whatever it raises is its own failure."""
     make = plugins.load(source, kind="tasks", root=root)
