@@ -1,4 +1,8 @@
-"""Who runs an attempt? The worker process with the least to do; one that dies, or that an agent has blocked, is replaced."""
+"""Which process runs an attempt? The worker with the least to do. One that dies, is blocked, or runs out of files or memory is replaced.
+
+Attempts share a worker, so one may take others along. Where it is known which one did harm, it alone is charged, and the others are `lost`, which
+costs their rollouts nothing. Where it is not known, all of them are lost and each rollout is tried again in a worker of its own.
+"""
 
 import asyncio
 import logging
@@ -62,6 +66,9 @@ class WorkerPool:
         self._leaving: set[WorkerProcess] = set()
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._background: set[asyncio.Task[None]] = set()
+        self._suspects: set[str] = set()
+        """Rollouts that are tried in a worker of their own: each may have brought one down."""
+        self._alone = asyncio.Semaphore(agent.workers)
         self._starting = 0
         self._closed = False
         self._failure: AgentError | GraderError | None = None
@@ -78,11 +85,6 @@ class WorkerPool:
             raise
 
     async def run(self, rollout: Rollout, attempt: Attempt, env: Mapping[str, str]) -> Outcome:
-        worker = await self._place()
-        if worker is None:
-            if self._failure is None:
-                return Outcome(status="lost", error="the pool of workers is closed")
-            return Outcome(status="failed", error=f"{type(self._failure).__name__}: {self._failure}")
         job = wire.Job(
             id=attempt.id,
             token=attempt.token,
@@ -90,23 +92,65 @@ class WorkerPool:
             env=dict(env),
             timeout_s=rollout.timeout_s,
         )
+        if rollout.id in self._suspects:
+            return await self._run_alone(rollout.id, job)
+        worker = await self._place()
+        if worker is None:
+            return _closed() if self._failure is None else _refused(self._failure)
+        done = await self._run_in(worker, job)
+        if done.suspect:
+            self._suspects.add(rollout.id)
+        return _outcome(done)
+
+    async def _run_in(self, worker: WorkerProcess, job: wire.Job) -> wire.Done:
         future = worker.submit(job)
         try:
             async with asyncio.timeout(job.timeout_s + self._watchdog_s):
-                done = await future
+                return await future
         except TimeoutError:
-            log.warning("worker %d is blocked and is killed attempt=%s", worker.pid, attempt.id)
-            worker.kill()
-            return Outcome(status="timeout", error=f"AgentError: timed out, no answer within {job.timeout_s:g} s; its process is blocked")
+            return self._overdue(worker, job)
         except asyncio.CancelledError:
             worker.cancel(job.id)
             raise
-        return Outcome(
-            status=done.status,
-            output=msgspec.json.decode(done.output),
-            rewards=tuple(Reward(attempt_id=attempt.id, name=name, value=value) for name, value in done.rewards.items()),
-            error=done.error,
-        )
+
+    def _overdue(self, worker: WorkerProcess, job: wire.Job) -> wire.Done:
+        """The worker has not said in time how a job ended, so its event loop is blocked: by this job, by another one, or nobody knows."""
+        blocker = worker.blocked_by
+        if blocker == job.id or worker.jobs <= {job.id}:
+            log.warning("worker %d is blocked and is killed attempt=%s", worker.pid, job.id)
+            worker.kill(reason=f"attempt `{job.id}` blocked the event loop of their process")
+            error = f"AgentError: timed out, no answer within {job.timeout_s:g} s; it blocks the event loop of its process"
+            return wire.Done(id=job.id, status="timeout", error=error)
+        if blocker in worker.jobs:  # its own time is not over yet
+            worker.abandon(job.id)
+            return wire.Done(id=job.id, status="lost", error=f"attempt `{blocker}` blocked the event loop of their process")
+        log.warning("worker %d is blocked and is killed; by which attempt is not known", worker.pid)
+        worker.kill()
+        return wire.Done(id=job.id, status="lost", error="the event loop of its process was blocked", suspect=True)
+
+    async def _run_alone(self, rollout_id: str, job: wire.Job) -> Outcome:
+        """In a process of its own, after harm that it may have done. If there is harm again, it has failed."""
+        async with self._alone:
+            try:
+                worker = None if self._closed else await self._new_worker()
+            except (AgentError, GraderError) as error:
+                return _refused(error)
+            if worker is None:
+                return _closed()
+            self._leaving.add(worker)
+            try:
+                done = await self._run_in(worker, job)
+            finally:
+                await worker.close()
+                self._leaving.discard(worker)
+        if self._closed:
+            return _closed()
+        if done.suspect:
+            what, line_end, rest = (done.error or "").removeprefix("AgentError: ").partition("\n")
+            return Outcome(status="failed", error=f"AgentError: {what}, also when the attempt ran alone{line_end}{rest}")
+        if done.status in ("succeeded", "failed"):
+            self._suspects.discard(rollout_id)
+        return _outcome(done)
 
     async def close(self) -> None:
         """End every process. What still runs is lost."""
@@ -125,7 +169,7 @@ class WorkerPool:
         while True:
             free = [w for w in self._workers if not w.retired and w.load < self._capacity]
             if free:
-                return min(free, key=lambda w: w.load)
+                return min(free, key=lambda w: (w.blocked_by is not None, w.load))
             if self._closed or (not self._workers and not self._starting):
                 return None
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -149,10 +193,13 @@ class WorkerPool:
             self._wake()
 
     async def _spawn(self) -> None:
-        worker = await WorkerProcess.spawn(self._setup, env=self._env, log=self._log_path, timeout_s=self._start_timeout_s)
+        worker = await self._new_worker()
         worker.changed = self._changed
         self._workers.append(worker)
         self._wake_all()
+
+    async def _new_worker(self) -> WorkerProcess:
+        return await WorkerProcess.spawn(self._setup, env=self._env, log=self._log_path, timeout_s=self._start_timeout_s)
 
     def _changed(self, worker: WorkerProcess) -> None:
         if worker.retired and worker in self._workers:
@@ -167,7 +214,7 @@ class WorkerPool:
     async def _wind_down(self, worker: WorkerProcess) -> None:
         """Let the other attempts of a worker finish, then end it."""
         await worker.idle(timeout_s=self._grace_s)
-        worker.kill()
+        worker.kill(reason="its process was replaced because of another attempt")
         await worker.close()
         self._leaving.discard(worker)
 
@@ -187,6 +234,23 @@ class WorkerPool:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+def _outcome(done: wire.Done) -> Outcome:
+    return Outcome(
+        status=done.status,
+        output=msgspec.json.decode(done.output),
+        rewards=tuple(Reward(attempt_id=done.id, name=name, value=value) for name, value in done.rewards.items()),
+        error=done.error,
+    )
+
+
+def _closed() -> Outcome:
+    return Outcome(status="lost", error="the pool of workers is closed")
+
+
+def _refused(error: AgentError | GraderError) -> Outcome:
+    return Outcome(status="failed", error=f"{type(error).__name__}: {error}")
 
 
 def _environment(agent: AgentConfig, given: Mapping[str, str], *, secrets: Collection[str], folder: Path | None) -> dict[str, str]:

@@ -5,15 +5,18 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import tempfile
+from collections.abc import Callable, Mapping, Set
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
 from lightningrl.errors import AgentError, GraderError
 from lightningrl.runner import keeper, wire
 from lightningrl.runner.leftovers import end_group
+from lightningrl.runner.watchdog import read_note
 
 DRAIN_S = 1.0
 """What is left in the socket of a worker that has ended is read within this time."""
@@ -24,7 +27,7 @@ EXIT_S = 3.0
 class WorkerProcess:
     """A worker that has loaded the agent. `changed` is called whenever a job has ended, or the worker itself."""
 
-    def __init__(self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, notes: BinaryIO) -> None:
         self.pid = process.pid
         self.retired = False
         """It takes no more jobs: an agent that cannot be stopped runs in it, or it is dead."""
@@ -32,6 +35,8 @@ class WorkerProcess:
         self._process = process
         self._reader = reader
         self._writer = writer
+        self._notes = notes
+        self._killed_for: str | None = None
         self._jobs: dict[str, asyncio.Future[wire.Done]] = {}
         self._groups: dict[str, int] = {}
         self._gone = False
@@ -42,18 +47,29 @@ class WorkerProcess:
         """Jobs that run in it."""
         return len(self._jobs)
 
+    @property
+    def jobs(self) -> Set[str]:
+        """What runs in it."""
+        return self._jobs.keys()
+
+    @property
+    def blocked_by(self) -> str | None:
+        """The job that blocks the event loop right now; "" if it is not known which, None if none does."""
+        note = None if self._notes.closed else read_note(self._notes.fileno())
+        return None if note is None else note.job_id
+
     @classmethod
     async def spawn(cls, setup: wire.Setup, *, env: Mapping[str, str], log: Path | None, timeout_s: float) -> "WorkerProcess":
         """Start a process and wait until it has loaded the agent. Raises `AgentError` or `GraderError` if it cannot."""
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, ExitStack() as opened:
+            opened.callback(ours.close)
+            notes = opened.enter_context(tempfile.TemporaryFile(buffering=0))
             reader, writer = await asyncio.open_unix_connection(sock=ours, limit=wire.MAX_LINE)
-            try:
-                process = await _launch(theirs, env=env, root=setup.root, log=log)
-            except BaseException:
-                writer.close()
-                raise
-        worker = cls(process, reader, writer)
+            opened.callback(writer.close)
+            process = await _launch(theirs, notes, env=env, root=setup.root, log=log)
+            opened.pop_all()  # it is open for as long as the worker lives
+        worker = cls(process, reader, writer, notes)
         try:
             async with asyncio.timeout(timeout_s):
                 writer.write(wire.line(setup))
@@ -90,9 +106,17 @@ class WorkerProcess:
         if job_id in self._jobs:
             self._writer.write(wire.line(wire.Cancel(id=job_id)))
 
-    def kill(self) -> None:
-        """Have the keeper kill the worker and everything that was started in it. What runs is lost."""
+    def abandon(self, job_id: str) -> None:
+        """No longer wait for a job, which may still run."""
+        self.cancel(job_id)
+        self._jobs.pop(job_id, None)
+
+    def kill(self, *, reason: str | None = None) -> None:
+        """Have the keeper kill the worker and everything that was started in it. What runs is lost, for this reason; without one, each of the jobs
+        may have caused it.
+        """
         self.retired = True
+        self._killed_for = self._killed_for or reason
         if not self._gone:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
@@ -123,6 +147,7 @@ class WorkerProcess:
         if self._watching is not None:
             await asyncio.shield(self._watching)  # whoever gives up closing must not end it: closing may be asked for again
         self._writer.close()
+        self._notes.close()
 
     async def _watch(self) -> None:
         """Read until the worker has ended; then everything that still ran in it is lost."""
@@ -137,9 +162,10 @@ class WorkerProcess:
         await ending
         self._gone = True
         self._writer.close()
-        error = f"the worker process died ({self._ending()})"
+        self._notes.close()
+        error = self._killed_for or f"the worker process died ({self._ending()})"
         for job_id in list(self._jobs):
-            self._end(wire.Done(id=job_id, status="lost", error=error))
+            self._end(wire.Done(id=job_id, status="lost", error=error, suspect=self._killed_for is None))
         self._change()
 
     async def _ended(self) -> None:
@@ -156,7 +182,7 @@ class WorkerProcess:
             while line := await self._reader.readline():
                 match wire.from_worker.decode(line):
                     case wire.Done() as done:
-                        self.retired = self.retired or done.stuck
+                        self.retired = self.retired or done.replace
                         self._end(done)
                         self._change()
                     case wire.Started(id=job_id, group=group):
@@ -181,17 +207,17 @@ class WorkerProcess:
         return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
 
 
-async def _launch(connection: socket.socket, *, env: Mapping[str, str], root: str, log: Path | None) -> asyncio.subprocess.Process:
+async def _launch(connection: socket.socket, notes: BinaryIO, *, env: Mapping[str, str], root: str, log: Path | None) -> asyncio.subprocess.Process:
     with open(log or os.devnull, "ab") as output:
         return await asyncio.create_subprocess_exec(
             # -P: a file of the recipe must not stand in for a module of Python; -u: what was printed is there after a crash
             *(sys.executable, "-I", "-S", keeper.__file__, str(connection.fileno())),
-            *(sys.executable, "-P", "-u", "-m", "lightningrl.runner.worker", str(connection.fileno())),
+            *(sys.executable, "-P", "-u", "-m", "lightningrl.runner.worker", str(connection.fileno()), str(notes.fileno())),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             cwd=root,
             env=env,
-            pass_fds=[connection.fileno()],
+            pass_fds=[connection.fileno(), notes.fileno()],
             start_new_session=True,
         )

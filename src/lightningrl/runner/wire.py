@@ -71,8 +71,10 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     output: msgspec.Raw = msgspec.Raw(b"null")
     rewards: dict[str, float] = {}
     error: str | None = None
-    stuck: bool = False
-    """The agent goes on and cannot be stopped: this worker is to be replaced."""
+    replace: bool = False
+    """This worker is to be replaced: an agent goes on in it that cannot be stopped, or it runs out of files or memory."""
+    suspect: bool = False
+    """The attempt is lost, and may itself have done the harm: its rollout is to be tried again in a worker of its own."""
 
 
 ToWorker: TypeAlias = Setup | Job | Cancel
