@@ -28,6 +28,7 @@ def test_a_run_leaves_everything_behind_and_eval_reproduces_its_figures(small_re
         "result.json",
         "model/config.json",
         "model/tokenizer.json",
+        "model/README.md",
     ):
         assert (run / name).exists(), name
     assert result["rollouts"] == 2 * 2 * 4 + 2 * 2 * 8 + 8  # steps · tasks · group + (before, after) · modes · held-out + one exam on the way

@@ -148,6 +148,7 @@ def next_steps(console: Console, config: Config, *, run_dir: Path) -> None:
     say(console, ("\nNext", "bold"))
     rows = {
         "look at the curve": str(run_dir / "curve.png"),
+        "serve or share the model": f"commands for vLLM, Ollama and the hub are in the README.md in {run_dir / 'model'}",
         "reproduce the figures": f"lightningrl eval {run_dir / 'config.toml'} --checkpoint {run_dir}",
     }
     agent = config.root / f"{(config.agent.entry or '').partition(':')[0]}.py"

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from rich.console import Console
 
 from lightningrl.cli import health, verdict
+from lightningrl.cli.card import write_cards
 from lightningrl.cli.console import say
 from lightningrl.cli.curve import CurveWatcher, draw_curve
 from lightningrl.cli.folder import Journal, RunFolder
@@ -79,6 +80,7 @@ async def _train(config: Config, folder: RunFolder, *, console: Console) -> Resu
     say(console, f"{result.steps} steps, {result.rollouts:,} rollouts, {result.seconds:.0f} s")
     if result.cpu_s:
         say(console, cpu_spent(result))
+    write_cards(folder.model, config, result)
     next_steps(console, config, run_dir=folder.path)
     (folder.path / "result.json").write_text(json.dumps(asdict(result)) + "\n", encoding="utf-8")
     return result
