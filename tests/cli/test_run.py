@@ -40,7 +40,7 @@ def test_a_run_leaves_everything_behind_and_eval_reproduces_its_figures(small_re
         each = [row[f"cpu/{part}_s"] for row in rows if row["kind"] == "step"]
         assert len(each) == 2 and sum(each) <= seconds + 0.1, part
         assert all(spent == 0 if part == "rest" else spent > 0 for spent in each), part
-    assert result["cpu_s"]["rest"] > 1, "it has loaded torch"
+    assert result["cpu_s"]["rest"] > 0.1, "it has loaded the model"
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
