@@ -72,7 +72,7 @@ class ModelConfig(Section):
     path: str
     """A Hugging Face folder (relative to the recipe) or hub id."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the weights."""
+    """Type of the weights in products and in files. What learns is held in float32 beside them, so that small updates are not rounded away."""
     lora_rank: int = Field(default=0, ge=0)
     """Train an adapter of this rank on every projection (arXiv 2106.09685, scaled by 2), and leave the weights as they are; 0 trains all weights."""
 
