@@ -33,8 +33,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lightningrl.chat.reasons import TOOLS_CHANGED
-from lightningrl.cli.rollouts import Line, Listing, read
+from lightningrl.cli.rollouts import read
 from lightningrl.cpu import PARTS
+from lightningrl.look.listing import Line, Listing
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "recipes.json"

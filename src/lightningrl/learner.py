@@ -7,19 +7,16 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from lightningrl.algorithms import lessons_of
-from lightningrl.algorithms.air import shaped
-from lightningrl.algorithms.options import discount_of
+from lightningrl.algorithms.selection import learnable
 from lightningrl.config import LearnerConfig, RouteConfig
 from lightningrl.data.forest import Forest, Lesson, build_forest, unweighted
 from lightningrl.data.packing import minibatches, pack, teaching_under
-from lightningrl.data.transitions import step_rewards, trajectories_of
 from lightningrl.engine import Engine
 from lightningrl.errors import EngineError
 from lightningrl.trainer import Trainer
@@ -78,19 +75,17 @@ class Learner:
     ) -> tuple[list[Lesson], dict[str, float], dict[str, int]]:
         """What each sampled token is to teach, what there is to say about it, and why calls were left out. `air`: rewards that follow from spans."""
         algorithm = self.config.algorithm
-        potential = algorithm.shaping == "potential"
-        trajectories, report = trajectories_of(
+        trajectories, report = learnable(
             batch,
             calls,
-            rewards if potential else [*rewards, *air],
+            rewards,
+            air=air,
             policy=self.name,
-            trains=self._trains,
-            reward=algorithm.reward,
+            algorithm=algorithm,
+            routes=self._routes,
+            root=self._root,
             oldest_version=oldest_version,
         )
-        if potential:
-            earned, discount = step_rewards(air), discount_of(algorithm, root=self._root)
-            trajectories = [shaped(t, earned, discount=discount) for t in trajectories]
         if needs_critic(self.config):
             trajectories = await self._computed(self._with_values, trajectories)
         made, statistics = lessons_of(trajectories, algorithm, root=self._root)
@@ -104,13 +99,6 @@ class Learner:
             assert found.values is not None, "the trainer was made with a critic"
             values |= zip(forest.call_ids, found.values.tolist(), strict=True)
         return [replace(t, transitions=tuple(replace(call, value=values.get(call.call_id)) for call in t.transitions)) for t in trajectories]
-
-    def _trains(self, agent: str) -> bool:
-        """Whether a role learns: what the route says that gives it its name, else the first whose pattern fits, else the first at all."""
-        named = [route for route in self._routes if route.agent == agent]
-        unnamed = [route for route in self._routes if not route.agent]
-        fitting = [route for route in unnamed if fnmatchcase(agent, route.model)]
-        return any(route.train for route in (named or fitting or unnamed)[:1])
 
     # what to learn → new weights
 

@@ -16,6 +16,7 @@ from typing import Literal, Protocol, TypeAlias, get_args
 import numpy as np
 
 from lightningrl.algorithms.air import air_rewards
+from lightningrl.algorithms.selection import silent_groups
 from lightningrl.checkpoints import Checkpoints
 from lightningrl.config import Config
 from lightningrl.cpu import CpuSplit
@@ -127,7 +128,8 @@ class Loop:
         """
         batch = await self._collect(step, 0, self.config.loop.tasks_per_step)
         for retry in range(1, max(learner.config.algorithm.dynamic_sampling for learner in self.learners) + 1):
-            silent = await self._silent_groups(batch)
+            rewards = await self.store.rewards([rollout.accepted_attempt_id for rollout in batch if rollout.accepted_attempt_id])
+            silent = silent_groups(batch, rewards, names={learner.config.algorithm.reward for learner in self.learners})
             if not silent:
                 break
             fresh = await self._collect(step, retry, len(silent))
@@ -147,16 +149,6 @@ class Loop:
             ],
             what=f"step {step + 1}" + (f", other tasks {retry}" if retry else ""),
         )
-
-    async def _silent_groups(self, batch: Sequence[Rollout]) -> set[str]:
-        """Groups from which nobody learns, as all of their rollouts got the same reward."""
-        group_of = {rollout.accepted_attempt_id: rollout.group_id for rollout in batch if rollout.accepted_attempt_id}
-        found: dict[tuple[str, str], set[float]] = {}
-        for reward in await self.store.rewards(list(group_of)):
-            if reward.call_id is None:
-                found.setdefault((group_of[reward.attempt_id], reward.name), set()).add(reward.value)
-        names = {learner.config.algorithm.reward for learner in self.learners}
-        return {rollout.group_id for rollout in batch if all(len(found.get((rollout.group_id, name), ())) < 2 for name in names)}
 
     async def learn(self, step: int, batch: Sequence[Rollout]) -> dict[str, float]:
         """Turn the records of a batch into new weights: every policy from its own calls, one after the other.

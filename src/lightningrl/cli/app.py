@@ -1,4 +1,4 @@
-"""The command line: `lightningrl demo | new | train | eval | run | rollouts | health | doctor | settings`.
+"""The command line: `lightningrl demo | new | train | eval | run | rollouts | show | health | doctor | settings`.
 
 Errors a person can mend end with exit code 2 and a hint.
 """
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -44,6 +44,9 @@ def options(
     version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and stop.")] = False,
 ) -> None:
     """What may stand before a command."""
+
+
+TokenColours = Literal["none", "logprob", "advantage"]
 
 
 @app.command()
@@ -153,10 +156,30 @@ def rollouts(
     from lightningrl.cli.rollouts import read, show, where_of
 
     where = where_of(reward=reward, failed=failed, task=task, step=step, split=split)
-    listing = read(run_dir, where=where, before=before, limit=limit or None, report=report)
+    listing = read(run_dir, where=where, before=before, limit=limit or None, report=report, conversations=as_json)
     show(listing, make_console(stderr=as_json))
     if as_json:
         typer.echo(json.dumps(listing.as_json()))
+
+
+@app.command()
+def show(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run, or its store.sqlite.")],
+    rollout: Annotated[
+        str | None, typer.Argument(metavar="[ROLLOUT]", help="Its id, or how only this id begins. Default: the latest that did worse than its group.")
+    ] = None,
+    tokens: Annotated[TokenColours, typer.Option("--tokens", help="Colour each sampled token by its probability, or by its advantage.")] = "none",
+    full: Annotated[bool, typer.Option("--full", help="Do not shorten long messages.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show one rollout: what was said, which tools ran, what it was rewarded for, and what it taught."""
+    from lightningrl.cli.show import read
+    from lightningrl.cli.show import show as print_view
+
+    view = read(run_dir, rollout)
+    print_view(view, make_console(stderr=as_json), run_dir=run_dir, tokens=tokens, full=full)
+    if as_json:
+        typer.echo(json.dumps(view.as_json()))
 
 
 @app.command()

@@ -1,83 +1,41 @@
 """`lightningrl rollouts RUN_DIR`: what has been run, how it went, and how its calls were captured; also while it goes on."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lightningrl.cli.census import CAPTURES, Census, Reader, Reason
 from lightningrl.errors import UserError
-from lightningrl.store import Records, Where, open_records
+from lightningrl.look import opened
+from lightningrl.look.census import CAPTURES, Census
+from lightningrl.look.listing import Listing, list_rollouts
+from lightningrl.store import Where
 from lightningrl.store.base import ANY
-from lightningrl.types import FINAL, Attempt, Reward, Rollout, RolloutStatus
+from lightningrl.types import RolloutStatus
 
-BATCH = 64
-"""Rollouts whose calls are in memory together."""
-ERRORS = 1000
-"""Failed rollouts whose errors are counted, the latest."""
 STYLES: Mapping[RolloutStatus, str] = {"succeeded": "green", "failed": "red", "running": "cyan", "queued": "dim"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """One rollout."""
+def read(
+    path: Path,
+    *,
+    where: Where = ANY,
+    before: str | None = None,
+    limit: int | None = None,
+    report: bool = False,
+    conversations: bool = False,
+) -> Listing:
+    """Of a run's folder, or its `store.sqlite`. Raises `UserError` where there is none."""
 
-    id: str
-    task: str
-    split: str
-    status: RolloutStatus
-    attempts: int
-    calls: int
-    """Of the attempt that was accepted, or else the latest; so are tokens, reward and error."""
-    sampled_tokens: int
-    reward: float | None
-    """None: there is none (yet)."""
-    seconds: float | None
-    """None: it has not ended."""
-    error: str | None
-    """Its first line."""
+    async def look() -> Listing:
+        async with opened(path) as run:
+            return await list_rollouts(run, where=where, before=before, limit=limit, report=report, conversations=conversations)
 
-    def as_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
-    """The rollouts of a store that were asked for."""
-
-    path: Path
-    lines: tuple[Line, ...]
-    """The latest of them, in the order they were enqueued."""
-    counts: Mapping[RolloutStatus, int]
-    """All of them, by status."""
-    errors: Mapping[str, tuple[int, str]]
-    """First line of an error → how many of the latest failed rollouts have it, and the id of one."""
-    census: Census | None
-    """Over every attempt at them, accepted or not; None if it was not asked for."""
-
-    def as_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"store": str(self.path), "counts": self.counts, "rollouts": [line.as_json() for line in self.lines]}
-        return found if self.census is None else {**found, "report": _census_json(self.census)}
-
-
-def read(path: Path, *, where: Where = ANY, before: str | None = None, limit: int | None = None, report: bool = False) -> Listing:
-    """Of a run's folder, or its `store.sqlite`. Raises `UserError` where there is none. `report` counts calls, which reads all of them."""
-    return asyncio.run(_read(store_file(path), where=where, before=before, limit=limit, report=report))
-
-
-def store_file(path: Path) -> Path:
-    """Of a run's folder, or the file itself. Raises `UserError` if it is not there."""
-    file = path / "store.sqlite" if path.is_dir() else path
-    if not file.is_file():
-        raise UserError(f"no records at `{path}`", hint="give the folder of a run, e.g. `runs/…`, or its store.sqlite")
-    return file
+    return asyncio.run(look())
 
 
 def where_of(*, reward: str | None, failed: bool, task: str, step: int | None, split: str | None) -> Where:
@@ -106,105 +64,6 @@ def show(listing: Listing, console: Console) -> None:
         if place:
             console.print()
         console.print(table)
-
-
-async def _read(file: Path, *, where: Where, before: str | None, limit: int | None, report: bool) -> Listing:
-    records = await open_records(f"sqlite://{file.resolve()}")
-    try:
-        return Listing(
-            path=file,
-            lines=tuple(await _lines(records, await records.rollouts(where=where, before=before, limit=limit))),
-            counts=await records.count(where),
-            errors=await _errors(records, where),
-            census=await _census(records, where) if report else None,
-        )
-    finally:
-        await records.close()
-
-
-async def _census(records: Records, where: Where) -> Census:
-    """A page at a time: the calls of a whole run need not fit into memory."""
-    census, reader, before = Census(), Reader(), None
-    while page := await records.rollouts(where=where, before=before, limit=BATCH):
-        for attempt in await records.attempts([rollout.id for rollout in page]):
-            census.add(await records.calls([attempt.id]), reader)
-        before = page[0].id
-    return census
-
-
-async def _errors(records: Records, where: Where) -> dict[str, tuple[int, str]]:
-    """The most frequent first. A filter by reward finds only rollouts that succeeded."""
-    failed = await records.rollouts(where=replace(where, status="failed"), limit=ERRORS)
-    last = {attempt.rollout_id: attempt for attempt in await records.attempts([rollout.id for rollout in failed])}
-    found: dict[str, list[str]] = {}
-    for rollout_id, attempt in last.items():
-        if line := _first_line(attempt.error):
-            found.setdefault(line, []).append(rollout_id)
-    return {line: (len(ids), ids[0]) for line, ids in sorted(found.items(), key=lambda item: -len(item[1]))}
-
-
-async def _lines(store: Records, rollouts: Sequence[Rollout]) -> list[Line]:
-    return [line for start in range(0, len(rollouts), BATCH) for line in await _batch(store, rollouts[start : start + BATCH])]
-
-
-async def _batch(store: Records, rollouts: Sequence[Rollout]) -> list[Line]:
-    attempts = await store.attempts([rollout.id for rollout in rollouts])
-    calls: dict[str, int] = Counter()
-    tokens: dict[str, int] = Counter()
-    for attempt in attempts:
-        made = await store.calls([attempt.id])
-        calls[attempt.id] = len(made)
-        tokens[attempt.id] = sum(len(call.completion_ids) for call in made)
-    rewards = {reward.attempt_id: reward for reward in await store.rewards([a.id for a in attempts]) if reward.name == FINAL and not reward.call_id}
-    by_rollout: dict[str, list[Attempt]] = {}
-    for attempt in attempts:
-        by_rollout.setdefault(attempt.rollout_id, []).append(attempt)
-    return [_line(rollout, by_rollout.get(rollout.id, []), calls, tokens, rewards) for rollout in rollouts]
-
-
-def _line(rollout: Rollout, tries: Sequence[Attempt], calls: Mapping[str, int], tokens: Mapping[str, int], rewards: Mapping[str, Reward]) -> Line:
-    accepted = next((attempt for attempt in tries if attempt.id == rollout.accepted_attempt_id), None)
-    told = accepted or (tries[-1] if tries else None)
-    reward = rewards.get(told.id) if told else None
-    return Line(
-        id=rollout.id,
-        task=rollout.task.id,
-        split=rollout.task.split,
-        status=rollout.status,
-        attempts=len(tries),
-        calls=calls[told.id] if told else 0,
-        sampled_tokens=tokens[told.id] if told else 0,
-        reward=reward.value if reward else None,
-        seconds=round(told.ended_at - told.started_at, 3) if told and told.ended_at else None,
-        error=_first_line(told.error) if told else None,
-    )
-
-
-def _first_line(error: str | None) -> str | None:
-    return error.splitlines()[0] if error else None
-
-
-def _census_json(census: Census) -> dict[str, Any]:
-    def reasons(of: Mapping[str, Reason]) -> dict[str, Any]:
-        return {why: {"calls": reason.calls, "example": reason.example} for why, reason in of.items()}
-
-    return {
-        "calls": census.calls,
-        **{capture: census.captures[capture] for capture in CAPTURES},
-        "partly_reasons": reasons(census.partly_reasons),
-        "fork_reasons": reasons(census.fork_reasons),
-        "incomplete_reasons": reasons(census.incomplete_reasons),
-        "agents": census.agents,
-        "dialects": census.dialects,
-        "policies": census.policies,
-        "fingerprints": {
-            name: {"calls": role.calls, "sampled_tokens": role.sampled_tokens, "system": role.system, "tools": role.tools, "agents": role.agents}
-            for name, role in census.roles.items()
-        },
-        "sampled_tokens": census.sampled_tokens,
-        "prompt_tokens": census.prompt_tokens,
-        "reused_tokens": census.reused_tokens,
-    }
 
 
 def _table(title: str, *columns: str, numbers: Sequence[str] = ()) -> Table:

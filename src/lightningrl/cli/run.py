@@ -15,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from lightningrl.chat import ChatTemplate
-from lightningrl.cli.census import CAPTURES, Census, Reader
 from lightningrl.cli.console import say
 from lightningrl.cli.folder import RUNS
 from lightningrl.cli.stop import Interrupted, run
@@ -24,6 +23,7 @@ from lightningrl.errors import Stopped, UserError
 from lightningrl.gateway.scripted import PLAIN
 from lightningrl.gateway.server import FROZEN, bound, frozen, make_engine_for, make_gateway, opened
 from lightningrl.gateway.visitors import Guests
+from lightningrl.look.census import CAPTURES, Census, Reader
 from lightningrl.plugins import names
 from lightningrl.runner.environment import EVERYTHING, make_codex_home, process_environment
 from lightningrl.runner.foreground import run_foreground

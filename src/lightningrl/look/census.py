@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
+import msgspec
 import numpy as np
 
 from lightningrl import plugins
+from lightningrl.chat import Message
 from lightningrl.gateway.dialects.base import ChatRequest, Dialect, Past, Refused
 from lightningrl.gateway.routing import fingerprint
 from lightningrl.types import Call, Capture
@@ -104,10 +106,7 @@ class Reader:
 
     def request(self, call: Call, past: Past) -> ChatRequest | None:
         """None for what cannot be read any more: a dialect of a plugin that is not here, or a reference to what was never answered."""
-        if call.dialect not in self._dialects:
-            known = call.dialect in plugins.names("dialect")
-            self._dialects[call.dialect] = plugins.load(call.dialect, kind="dialect")() if known else None
-        dialect = self._dialects[call.dialect]
+        dialect = self._dialect(call)
         if dialect is None:
             return None
         try:
@@ -117,6 +116,22 @@ class Reader:
         if call.capture != "incomplete":
             dialect.remember(past, request, call.response)
         return request
+
+    def answer(self, call: Call) -> Message | None:
+        """None for an answer that broke, or one that cannot be read any more."""
+        dialect = None if call.capture == "incomplete" else self._dialect(call)
+        if dialect is None:
+            return None
+        try:
+            return dialect.answer(call.response)
+        except (msgspec.ValidationError, KeyError, IndexError, TypeError):  # another server's answer is kept as it came
+            return None
+
+    def _dialect(self, call: Call) -> Dialect | None:
+        if call.dialect not in self._dialects:
+            known = call.dialect in plugins.names("dialect")
+            self._dialects[call.dialect] = plugins.load(call.dialect, kind="dialect")() if known else None
+        return self._dialects[call.dialect]
 
 
 def _reused(call: Call, parent: Call) -> int:

@@ -1,0 +1,241 @@
+"""`lightningrl show RUN_DIR [ROLLOUT]`: why did this rollout get its reward? `look` finds it all out; this prints it."""
+
+import asyncio
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from lightningrl.chat import Message
+from lightningrl.look import RolloutView, look_at, opened
+from lightningrl.look.rollout import CallView
+from lightningrl.types import Floats, Reward
+
+Tokens: TypeAlias = Literal["none", "logprob", "advantage"]
+
+LINES = 12
+"""Of a message, unless all of it is asked for: the first ones, and how many are left."""
+CHARACTERS = 1200
+ROLES = {"system": "dim", "user": "cyan", "tool": "yellow", "assistant": "bold", "prompt": "cyan"}
+SURE = ((0.9, "on rgb(20,60,20)"), (0.5, "on rgb(60,80,20)"), (0.1, "on rgb(120,90,0)"), (0.0, "on rgb(140,30,30)"))
+"""Colours of a token by its probability, from this one up."""
+BETTER, WORSE, EVEN = "on rgb(20,80,30)", "on rgb(130,30,30)", "on rgb(60,60,60)"
+
+
+def read(path: Path, rollout_id: str | None) -> RolloutView:
+    """Raises `UserError` where there are no records, or no such rollout."""
+
+    async def look() -> RolloutView:
+        async with opened(path) as run:
+            return await look_at(run, rollout_id)
+
+    return asyncio.run(look())
+
+
+def show(view: RolloutView, console: Console, *, run_dir: Path, tokens: Tokens, full: bool) -> None:
+    console.print(_head(view))
+    for call in view.calls:
+        console.print(_call(call, view.calls, tokens=tokens, full=full))
+    if not view.calls:
+        console.print(Text("\nIt made no call of the model.", style="yellow"))
+    console.print(_outcome(view, full=full))
+    if tokens != "none":
+        console.print(_legend(tokens))
+    _print_next(console, view, run_dir=run_dir, tokens=tokens, full=full)
+
+
+def _head(view: RolloutView) -> Group:
+    rollout = view.rollout
+    title = Text.assemble((rollout.id, "bold"), "  ", _verdict(view))
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column(overflow="fold")
+    facts.add_row("task", Text(f"{rollout.task.id} ({rollout.task.split})"))
+    facts.add_row("group", _group(view))
+    facts.add_row("taught", _taught(view))
+    facts.add_row("input", Text(json.dumps(dict(rollout.task.input), ensure_ascii=False)))
+    return Group(title, facts)
+
+
+def _verdict(view: RolloutView) -> Text:
+    if view.reward is None:
+        return Text(f"{view.rollout.status}, no reward", style="red" if view.rollout.status == "failed" else "yellow")
+    mean = view.group_mean
+    style = "green" if mean is not None and view.reward >= mean else "red"
+    return Text(f"reward {view.reward:.3g}", style=f"bold {style}")
+
+
+def _group(view: RolloutView) -> Text:
+    """All rewards of the group, this one marked."""
+    if len(view.group) == 1:
+        return Text("alone: nothing to compare it with")
+    text = Text(f"{len(view.group)} rollouts, mean {view.group_mean:.3g}: " if view.group_mean is not None else "")
+    for place, (name, reward) in enumerate(view.group.items()):
+        shown = "failed" if reward is None else f"{reward:.3g}"
+        text.append(", " if place else "")
+        text.append(f"▸{shown}◂" if name == view.rollout.id else shown, style="bold" if name == view.rollout.id else "")
+    return text
+
+
+def _taught(view: RolloutView) -> Text:
+    teaching = view.teaching
+    if teaching.why_not is not None:
+        return Text(f"nothing: {teaching.why_not}", style="dim")
+    advantages = [call.advantage for call in view.calls if call.advantage is not None and call.left_out is None]
+    if not any(advantages):
+        return Text(f"nothing in step {teaching.step}: its advantage is 0")
+    lowest, highest = min(advantages), max(advantages)
+    span = f"{highest:+.3g}" if highest == lowest else f"{lowest:+.3g} to {highest:+.3g}"
+    when = f"in step {teaching.step}" if teaching.learnt else f"will teach in step {teaching.step}, which is not over"
+    meaning = "less likely" if highest < 0 else "more likely" if lowest > 0 else "more or less likely, each call by its own sign"
+    return Text(f"{when}: advantage {span}, so its tokens become {meaning}")
+
+
+def _call(view: CallView, calls: Sequence[CallView], *, tokens: Tokens, full: bool) -> Group:
+    return Group(Text(), _call_rule(view, calls), *_turns(view, tokens=tokens, full=full))
+
+
+def _call_rule(view: CallView, calls: Sequence[CallView]) -> Group:
+    call = view.call
+    facts = [f"{len(call.completion_ids)} tokens", f"{call.ended_at - call.started_at:.2f} s"]
+    if call.finish_reason not in ("stop", "tool_calls"):
+        facts.append({"length": "cut off: no tokens left"}.get(call.finish_reason, call.finish_reason))
+    if view.advantage is not None and view.left_out is None:
+        facts.append(f"advantage {view.advantage:+.3g}")
+    if view.left_out is not None:
+        facts.append(f"not trained: {view.left_out}")
+    title = Text.assemble((f"call {call.index + 1}", "bold"), f" {call.agent}" if call.agent else "", style="magenta")
+    return Group(Rule(title, align="left", style="dim"), Padding(Text(" · ".join([_origin(view, calls), *facts]), style="dim"), (0, 0, 0, 2)))
+
+
+def _origin(view: CallView, calls: Sequence[CallView]) -> str:
+    """How the prompt came about: where the call stands in the tree."""
+    call = view.call
+    parent = next((f"call {other.call.index + 1}" for other in calls if other.call.id == call.parent_call_id), "another call")
+    why = call.capture_reason or "no reason was recorded"
+    told = {
+        "bridged": f"continues {parent} token for token" + (f" (partly: {call.capture_reason})" if call.capture_reason else ""),
+        "rendered": "begins a conversation",
+        "forked": f"forked: rendered anew, as {why}",
+        "upstream": "answered by another server",
+        "incomplete": f"incomplete: {why}",
+    }
+    return told[call.capture]
+
+
+def _turns(view: CallView, *, tokens: Tokens, full: bool) -> Iterator[RenderableType]:
+    for message in view.said.messages:
+        yield _turn(message.role, Text(message.content), message, full=full)
+    answer = view.said.answer
+    if tokens != "none" and view.pieces is not None:
+        yield _turn("assistant", _coloured(view, tokens), None, full=True)
+    elif answer is not None:
+        yield _turn("assistant", _answer_text(answer), answer, full=full)
+    elif view.pieces is not None:
+        yield _turn("assistant", Text("".join(view.pieces)), None, full=full)
+    for tool in view.tools:
+        if tool.status == "error":
+            yield _turn("tool", Text(f"{tool.name} failed: {tool.error or 'no reason was told'}", style="red"), None, full=full)
+    for reward in view.rewards:
+        yield _turn("reward", _reward(reward), None, full=True)
+
+
+def _answer_text(answer: Message) -> Text:
+    return Text.assemble((f"{answer.reasoning}\n", "italic dim") if answer.reasoning else "", answer.content)
+
+
+def _turn(role: str, text: Text, message: Message | None, *, full: bool) -> Padding:
+    """Who speaks, and what is said."""
+    for asked in message.tool_calls if message else ():
+        text.append("\n" if text.plain else "")
+        text.append(f"→ {asked.name}({asked.arguments})", style="yellow")
+    line = Table.grid(padding=(0, 2), expand=True)
+    line.add_column(width=9, no_wrap=True)
+    line.add_column(overflow="fold", ratio=1)
+    line.add_row(Text(role, style=ROLES.get(role, "")), text if full else _clipped(text))
+    return Padding(line, (0, 0, 0, 2))
+
+
+def _clipped(text: Text) -> Text:
+    lines = text.split("\n", allow_blank=True)
+    kept = Text("\n").join(lines[:LINES])
+    left = len(text.plain) - len(kept.plain)
+    if len(kept.plain) > CHARACTERS:
+        kept, left = kept[:CHARACTERS], len(text.plain) - CHARACTERS
+    return kept if left <= 0 else Text.assemble(kept, (f" … {left:,} more characters: --full", "dim"))
+
+
+def _coloured(view: CallView, tokens: Tokens) -> Text:
+    text = Text()
+    advantages = view.lesson.advantages if view.lesson is not None and view.left_out is None else None
+    for place, piece in enumerate(view.pieces or ()):
+        text.append(piece, style=_sure(float(view.call.logprobs[place])) if tokens == "logprob" else _better(advantages, place))
+    return text
+
+
+def _sure(logprob: float) -> str:
+    return next((style for least, style in SURE if math.exp(min(logprob, 0.0)) >= least), SURE[-1][1])
+
+
+def _better(advantages: Floats | None, place: int) -> str:
+    """None: the call is not trained."""
+    if advantages is None:
+        return ""
+    sign = float(advantages[place])
+    return BETTER if sign > 0 else WORSE if sign < 0 else EVEN
+
+
+def _outcome(view: RolloutView, *, full: bool) -> Group:
+    """What came of it: output, rewards, and what went wrong in any attempt."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    attempt = view.attempt
+    if attempt is not None and attempt.status == "succeeded":
+        output = Text(attempt.output if isinstance(attempt.output, str) else json.dumps(attempt.output, ensure_ascii=False))
+        table.add_row("output", output if full else _clipped(output))
+    for place, reward in enumerate(view.rewards):
+        table.add_row("" if place else "rewards", _reward(reward))
+    for tried in view.attempts:
+        seconds = f", {tried.ended_at - tried.started_at:.1f} s" if tried.ended_at else ""
+        table.add_row(f"attempt {tried.number}", Text(f"{tried.status}{seconds}", style="" if tried.error is None else "red"))
+        if tried.error:
+            error = Text(tried.error, style="red")
+            table.add_row("", error if full else _clipped(error))
+    return Group(Text(), Rule(Text("outcome", style="bold magenta"), align="left", style="dim"), Padding(table, (0, 0, 0, 2)))
+
+
+def _reward(reward: Reward) -> Text:
+    given = {"grader": "by the reward function", "air": "by a rule (AIR)", "agent": "by the agent", "system": "by LightningRL"}[reward.source]
+    return Text.assemble((f"{reward.value:+.3g}" if reward.source == "air" else f"{reward.value:.3g}", "bold"), f" {reward.name}, ", (given, "dim"))
+
+
+def _legend(tokens: Tokens) -> Text:
+    if tokens == "advantage":
+        parts = [(" becomes more likely ", BETTER), " ", (" becomes less likely ", WORSE), " ", (" advantage 0 ", EVEN), " ", "plain: not trained"]
+        return Text.assemble("\ncolours: ", *parts)
+    labels = (" probability ≥ 0.9 ", " ≥ 0.5 ", " ≥ 0.1 ", " below ")
+    text = Text("\ncolours: ")
+    for label, (_, style) in zip(labels, SURE, strict=True):
+        text.append(label, style=style)
+        text.append(" ")
+    return text
+
+
+def _print_next(console: Console, view: RolloutView, *, run_dir: Path, tokens: Tokens, full: bool) -> None:
+    """How to see more. Commands stay in one piece, to be copied."""
+    others = sorted(((reward, name) for name, reward in view.group.items() if reward is not None and name != view.rollout.id), reverse=True)
+    rows = [("the best of its group", f"lightningrl show {run_dir} {others[0][1]}")] if others and others[0][0] > (view.reward or 0) else []
+    if tokens == "none" and any(call.pieces for call in view.calls):
+        rows.append(("how sure it was", f"lightningrl show {run_dir} {view.rollout.id} --tokens logprob"))
+    rows.append(("others with no reward", f"lightningrl rollouts {run_dir} --reward 0"))
+    console.print()
+    for what, command in rows:
+        console.print(Text.assemble((f"{what}: ", "dim"), command), soft_wrap=True)

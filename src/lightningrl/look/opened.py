@@ -1,0 +1,56 @@
+"""Where do the records of a run lie? Its folder, its settings, its store and its tokenizer."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from lightningrl.chat.detokenizer import Detokenizer
+from lightningrl.config import Config, load_config
+from lightningrl.errors import UserError
+from lightningrl.store import Records, open_records
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A run that is being looked at."""
+
+    file: Path
+    """Its store.sqlite."""
+    records: Records
+    config: Config | None
+    """The settings of a training run; None for other runs."""
+
+    def detokenizer(self, policy: str) -> Callable[[], Detokenizer] | None:
+        """Makes what turns token ids into text, control tokens included; None: no tokenizer lies in the run's folder or where its model is."""
+        file = next((file for file in self._tokenizers(policy) if file.is_file()), None)
+        if file is None:
+            return None
+        tokenizer = Tokenizer.from_file(str(file))
+        return lambda: Detokenizer(partial(tokenizer.decode, skip_special_tokens=False))
+
+    def _tokenizers(self, policy: str) -> list[Path]:
+        run = self.file.parent
+        folders = [run / "model" / policy, run / "model"]
+        folders += [path for step in sorted((run / "checkpoints").glob("step-*"), reverse=True) for path in (step / policy, step)]
+        if self.config is not None:
+            learner = self.config.learners().get(policy, self.config)
+            folders += [self.config.root / learner.model.path, self.config.root / self.config.model.path]
+        return [folder / "tokenizer.json" for folder in folders]
+
+
+@asynccontextmanager
+async def opened(path: Path) -> AsyncIterator[Opened]:
+    """Open a run's folder, or its store.sqlite, for reading. Raises `UserError` where there are no records."""
+    file = path / "store.sqlite" if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(f"no records at `{path}`", hint="give the folder of a run, e.g. `runs/…`, or its store.sqlite")
+    settings = file.parent / "config.toml"
+    records = await open_records(f"sqlite://{file.resolve()}")
+    try:
+        yield Opened(file=file, records=records, config=load_config(settings) if settings.is_file() else None)
+    finally:
+        await records.close()
