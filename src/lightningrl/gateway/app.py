@@ -147,8 +147,9 @@ class Gateway:
             embedding = wire.matched(path, EMBEDDINGS) if spoken is None else None
             if scope["method"] != "POST" or (spoken is None and embedding is None):
                 raise Refused(405 if spoken else 404, f"`{scope['method']} {path}` is not served here", code="not_found")
-            body = await http.read(scope, receive)
             caller = caller_of(scope["headers"], path_token=token, query=query)
+            await self.sessions.admit(caller)  # a stranger's body is never read
+            body = await http.read(scope, receive)
             if self._in_flight > self._max_in_flight:
                 await self._turn_away(caller, path, body)
             elif spoken is not None:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from lightningrl.gateway.dialects.base import MediaType, Refused
+from lightningrl.gateway.threads import in_thread
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -30,18 +31,19 @@ class Gone(Exception):
     """The client went away."""
 
 
-async def read(scope: Scope, receive: Receive) -> bytes:
-    """The body. Raises `Refused` beyond the limits."""
+async def read(scope: Scope, receive: Receive, *, limit: int | None = None) -> bytes:
+    """The body, unpacked, of `limit` bytes at most (None: `BODY_LIMIT`). Raises `Refused` beyond the limits."""
+    limit = BODY_LIMIT if limit is None else limit
     if sum(len(name) + len(value) for name, value in scope["headers"]) > HEADER_LIMIT:
         raise Refused(431, f"the headers have more than `{HEADER_LIMIT}` bytes", code="too_large")
-    body = await _collect(receive)
+    body = await _collect(receive, limit)
     packed = next((value for name, value in scope["headers"] if name == b"content-encoding"), b"identity").strip().lower()
-    return body if packed == b"identity" else _unpacked(body, packed.decode("latin-1"))
+    return body if packed == b"identity" else await in_thread(_unpacked, body, packed.decode("latin-1"), limit)
 
 
-async def _collect(receive: Receive) -> bytes:
+async def _collect(receive: Receive, limit: int) -> bytes:
     event = await receive()
-    if not event.get("more_body", False) and event["type"] != "http.disconnect" and len(event.get("body", b"")) <= BODY_LIMIT:
+    if not event.get("more_body", False) and event["type"] != "http.disconnect" and len(event.get("body", b"")) <= limit:
         return event.get("body", b"")  # nearly all of them come in one piece
     pieces: list[bytes] = []
     size = 0
@@ -49,26 +51,27 @@ async def _collect(receive: Receive) -> bytes:
         if event["type"] == "http.disconnect":
             raise Gone
         size += len(event.get("body", b""))
-        if size <= BODY_LIMIT:
-            pieces.append(event.get("body", b""))
+        if size > limit:
+            raise _too_large(limit)
+        pieces.append(event.get("body", b""))
         if not event.get("more_body", False):
-            break
+            return b"".join(pieces)
         event = await receive()
-    if size > BODY_LIMIT:
-        raise _too_large()
-    return b"".join(pieces)
 
 
-def _unpacked(body: bytes, encoding: str) -> bytes:
+def _unpacked(body: bytes, encoding: str, limit: int) -> bytes:
     if encoding not in ("gzip", "x-gzip", "deflate"):
         raise Refused(415, f"the body's encoding `{encoding}` is not known here", code="unsupported_encoding", hint="send it plain, or as gzip")
     unpacker = zlib.decompressobj(zlib.MAX_WBITS | 32)  # either of them
     try:
-        plain = unpacker.decompress(body, BODY_LIMIT)
+        plain = unpacker.decompress(body, limit)
     except zlib.error as error:
         raise Refused(400, f"the body is not `{encoding}`: {error}", code="invalid_encoding") from error
     if unpacker.unconsumed_tail:
-        raise _too_large()
+        raise _too_large(limit)
+    if not unpacker.eof or unpacker.unused_data:
+        what = "goes on behind its end" if unpacker.eof else "breaks off"
+        raise Refused(400, f"the body's `{encoding}` {what}", code="invalid_encoding", hint="send it as one whole stream")
     return plain
 
 
@@ -161,8 +164,8 @@ def _deeper_than(value: object, limit: int) -> bool:
     return True
 
 
-def _too_large() -> Refused:
-    return Refused(413, f"the body has more than `{BODY_LIMIT}` bytes", code="too_large", hint="shorten the conversation")
+def _too_large(limit: int) -> Refused:
+    return Refused(413, f"the body has more than `{limit}` bytes", code="too_large", hint="shorten the conversation")
 
 
 def _too_deep() -> Refused:

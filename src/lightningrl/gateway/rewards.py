@@ -26,8 +26,10 @@ class Rewards:
 
     async def serve(self, scope: Scope, receive: Receive, send: Send, *, path_token: str | None, query: str) -> None:
         """Raises `Refused`."""
+        caller = caller_of(scope["headers"], path_token=path_token, query=query)
+        await self._sessions.admit(caller)
         body = http.decode(await http.read(scope, receive))
-        session = await self._sessions.open(caller_of(scope["headers"], path_token=path_token, query=query))
+        session = await self._sessions.open(caller)
         if not self._allowed:
             raise Refused(403, "agents may not reward themselves here", code="not_allowed", hint="the recipe may say `agent.may_reward = true`")
         value, name = _value(body), _name(body)

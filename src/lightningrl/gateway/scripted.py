@@ -7,9 +7,8 @@ is recorded has the form of a real run. Every token has the logprob 0, the certa
 import asyncio
 import inspect
 import json
-import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextvars import ContextVar, copy_context
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,6 +18,7 @@ from lightningrl.engine.base import Delta, Engine, EngineSetup
 from lightningrl.engine.stop import StopFinder
 from lightningrl.errors import EngineError, LightningError, UserError
 from lightningrl.gateway.dialects.base import ChatRequest
+from lightningrl.gateway.threads import in_thread
 from lightningrl.types import FinishReason, Sampling, Weights
 
 Script: TypeAlias = Callable[[str, list[dict[str, Any]], list[dict[str, Any]]], Any]
@@ -162,27 +162,7 @@ async def _call(script: Script, *arguments: Any) -> Any:
     """`async def` in this event loop, anything else in a thread of its own: it may take its time."""
     if inspect.iscoroutinefunction(script) or inspect.iscoroutinefunction(type(script).__call__):
         return await script(*arguments)
-    loop, context = asyncio.get_running_loop(), copy_context()
-    ended: asyncio.Future[Any] = loop.create_future()
-
-    def body() -> None:
-        try:
-            result, error = context.run(script, *arguments), None
-        except BaseException as raised:  # noqa: BLE001  whatever it is, it is raised again below
-            result, error = None, raised if isinstance(raised, Exception) else RuntimeError(_told(raised))
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(end, result, error)
-
-    def end(result: Any, error: Exception | None) -> None:
-        if ended.done():
-            return  # nobody waits any more
-        if error is None:
-            ended.set_result(result)
-        else:
-            ended.set_exception(error)
-
-    threading.Thread(target=body, daemon=True, name="script").start()
-    result = await ended
+    result = await in_thread(script, *arguments)
     return await result if inspect.isawaitable(result) else result
 
 

@@ -3,22 +3,21 @@
 import asyncio
 import contextlib
 import gc
-import re
 import resource
 import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from lightningrl.chat import ChatTemplate
 from lightningrl.config import Config, GatewayConfig, RouteConfig
 from lightningrl.engine.base import Engine, EngineSetup
 from lightningrl.errors import UserError
 from lightningrl.gateway.app import Gateway, create_app
+from lightningrl.gateway.connection import Connection
 from lightningrl.gateway.relay import Upstream
 from lightningrl.gateway.routing import Route
 from lightningrl.gateway.scripted import make_engine
@@ -27,7 +26,6 @@ from lightningrl.store import Store
 
 FROZEN = "frozen"
 """The policy that answers with fixed weights: those that training started from, unless a route names others."""
-H2C = re.compile(rb"\r\nupgrade:(?=[ \t]*h2c)", re.IGNORECASE)
 GARBAGE = 20_000
 """Objects between two looks for garbage; the usual 700 costs a busy gateway a tenth of its CPU (benchmarks/gateway.py)."""
 OPEN_FILES = 65536
@@ -121,7 +119,7 @@ async def listening(app: Any, sock: socket.socket) -> AsyncIterator[str]:
         log_level="error",  # a client that asks for a websocket is told so in its answer
         lifespan="off",
         access_log=False,
-        http=_Protocol,
+        http=Connection,
         ws="none",
         server_header=False,
         date_header=False,
@@ -152,50 +150,6 @@ def _open_more_files() -> None:
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-class _Protocol(HttpToolsProtocol):
-    """HTTP/1.1, also for clients that offer HTTP/2 with their first request, as Java's does. The parser would take that for the end of HTTP, and
-    the body would be lost; so it does not get to see the offer, which a server is free to ignore (RFC 7230, 6.7).
-    """
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(_Gathering(cast(asyncio.Transport, transport), self.loop))
-
-    def data_received(self, data: bytes) -> None:
-        if b"h2c" in data and data.startswith(b"POST "):
-            head, end, body = data.partition(b"\r\n\r\n")
-            data = H2C.sub(b"\r\nx-offered:", head) + end + body
-        super().data_received(data)
-
-
-class _Gathering(asyncio.Transport):
-    """Sends what was written in one turn of the loop together. Head and body are written apart, and uvloop makes a system call of each write, which
-    wakes the client up: twice for each answer.
-    """
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__()
-        self._transport, self._loop = transport, loop
-        self._pieces: list[bytes] = []
-        self.get_extra_info = transport.get_extra_info
-        self.is_closing = transport.is_closing
-        self.pause_reading = transport.pause_reading
-        self.resume_reading = transport.resume_reading
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        if not self._pieces:
-            self._loop.call_soon(self._send)
-        self._pieces.append(bytes(data))
-
-    def close(self) -> None:
-        self._send()
-        self._transport.close()
-
-    def _send(self) -> None:
-        if self._pieces:
-            self._transport.write(b"".join(self._pieces))
-            self._pieces.clear()
 
 
 class _Server(uvicorn.Server):

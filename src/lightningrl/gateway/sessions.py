@@ -147,16 +147,20 @@ class Sessions:
         self._rounds: deque[str] = deque()
         """Attempts in the order in which they are looked at: do they still run?"""
 
-    async def open(self, caller: Caller) -> Session:
-        """The session of an attempt. Raises `Refused` (401) for a token that is nobody's, or whose attempt has ended."""
+    async def admit(self, caller: Caller) -> tuple[Rollout, Attempt]:
+        """The running attempt of a caller. Raises `Refused` (401) for an unknown token, and for one whose attempt has ended."""
         found = await self.whose(caller)
         if found is None:
             hint = "give the agent the API key (or base URL) of its attempt"
             raise Refused(401, "no such token", code="invalid_api_key", hint=hint)
-        rollout, attempt = found
-        if attempt.status != "running":
-            self._drop(attempt.id)
+        if found[1].status != "running":
+            self._drop(found[1].id)
             raise ended()
+        return found
+
+    async def open(self, caller: Caller) -> Session:
+        """The session of a caller's attempt. Raises `Refused`, as `admit` does."""
+        rollout, attempt = await self.admit(caller)
         session = self._sessions.get(attempt.id)
         if session is None:
             self._forget()

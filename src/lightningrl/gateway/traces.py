@@ -16,6 +16,7 @@ from lightningrl.gateway.dialects.base import Refused
 from lightningrl.gateway.http import Receive, Scope, Send
 from lightningrl.gateway.identity import caller_of
 from lightningrl.gateway.sessions import Sessions
+from lightningrl.gateway.threads import in_thread
 from lightningrl.store import Store
 from lightningrl.tracing import otlp
 from lightningrl.tracing.derived import TOOL_CALL_ID
@@ -27,6 +28,10 @@ INVALID, UNAUTHENTICATED = 3, 16
 """google.rpc.Code"""
 TRACES_KEPT = 16384
 """Traces whose attempt is remembered."""
+UNSIGNED_LIMIT = 8 * 1024 * 1024
+"""Bytes of an export that comes without a token: anybody may send it."""
+UNSIGNED_AT_ONCE = 2
+"""Such exports that are read at the same time; more of them wait."""
 
 
 class Traces:
@@ -38,6 +43,7 @@ class Traces:
         self._sessions = sessions
         self._shared = shared
         self._call_id = re.compile(rf"(?:{'|'.join(map(re.escape, prefixes))})(?P<attempt>.+)-\d+")
+        self._unsigned = asyncio.Semaphore(UNSIGNED_AT_ONCE)
         self._attempts: OrderedDict[str, str | None] = OrderedDict()
         """Trace → attempt; None: there were several in it."""
 
@@ -47,9 +53,12 @@ class Traces:
         try:
             if kind not in (PROTOBUF, JSON):
                 raise Refused(415, f"telemetry of type `{kind.decode('latin-1')}` is not known here", hint=f"send `{PROTOBUF.decode()}`")
-            body = await http.read(scope, receive)
-            spans = await asyncio.to_thread(otlp.decode, body, encoding)
             own = await self._own(scope, path_token=path_token, query=query)
+            if own is None:
+                async with self._unsigned:
+                    spans = await _read(scope, receive, encoding, limit=UNSIGNED_LIMIT)
+            else:
+                spans = await _read(scope, receive, encoding, limit=http.BODY_LIMIT)
             rejected, why = await self._take(await self._attributed(spans, own))
             status, answer = 200, otlp.answer(encoding, rejected=rejected, message=why)
         except (otlp.BadTelemetry, Refused) as error:
@@ -123,6 +132,11 @@ class Traces:
                 return [error.message]
             return [message for span in spans for message in await self._append([span])]
         return []
+
+
+async def _read(scope: Scope, receive: Receive, encoding: otlp.Encoding, *, limit: int) -> list[Span]:
+    body = await http.read(scope, receive, limit=limit)
+    return await in_thread(otlp.decode, body, encoding)
 
 
 def _mark(span: Span) -> str:
