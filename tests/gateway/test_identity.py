@@ -5,7 +5,7 @@ import asyncio
 import openai
 import pytest
 
-from lightningrl.gateway.identity import caller_of, split_path
+from lightningrl.gateway.identity import Caller, caller_of, is_local, split_path
 
 from .conftest import Stage
 
@@ -37,8 +37,12 @@ def test_paths_may_carry_a_token_and_a_version(path: str, token: str | None, res
     assert split_path(path) == (token, rest)
 
 
+def caller_with(*headers: tuple[bytes, bytes], path_token: str | None = None, query: str = "", peer: str = "127.0.0.1") -> Caller:
+    return caller_of({"headers": headers, "query_string": query.encode(), "client": (peer, 40000)}, path_token=path_token)
+
+
 def token_of(headers: list[tuple[bytes, bytes]], path_token: str | None = None, query: str = "") -> str | None:
-    return caller_of(headers, path_token=path_token, query=query).token
+    return caller_with(*headers, path_token=path_token, query=query).token
 
 
 def test_baggage_goes_before_path_before_key() -> None:
@@ -74,9 +78,29 @@ def test_a_key_may_be_in_the_query() -> None:
 
 def test_sessions_agents_and_retries_are_read() -> None:
     headers = [(b"session_id", b"s1"), (b"baggage", b"gen_ai.agent.name=the%20planner"), (b"x-stainless-retry-count", b"2")]
-    caller = caller_of(headers, path_token=None)
+    caller = caller_with(*headers)
     assert (caller.token, caller.session, caller.agent, caller.retries) == (None, "s1", "the planner", 2)
-    assert caller_of([(b"x-agent-name", b"a"), (b"x-stainless-retry-count", "²".encode())], path_token=None).retries == 0
+    assert caller_with((b"x-agent-name", b"a"), (b"x-stainless-retry-count", "²".encode())).retries == 0
+
+
+@pytest.mark.parametrize("host", [b"127.0.0.1:8000", b"localhost:8000", b"LOCALHOST", b"[::1]:8000", b"127.1.2.3"])
+@pytest.mark.parametrize("origin", [None, b"http://localhost:3000", b"http://127.0.0.1"])
+def test_programs_and_pages_of_this_machine_are_local(host: bytes, origin: bytes | None) -> None:
+    headers = [(b"host", host), *([] if origin is None else [(b"origin", origin)])]
+    assert all(is_local(caller_with(*headers, peer=peer)) for peer in ("127.0.0.1", "::1", "::ffff:127.0.0.1"))
+    assert not any(is_local(caller_with(*headers, peer=peer)) for peer in ("10.0.0.7", "192.168.1.1", "fe80::1", "::ffff:10.0.0.7", ""))
+
+
+@pytest.mark.parametrize(
+    "host", [b"", b"evil.example", b"10.0.0.1", b"localhost.evil.example", b"127.0.0.1.evil.example", b"evil@", b"[", b"0.0.0.0"]
+)
+def test_a_foreign_host_header_is_not_local(host: bytes) -> None:
+    assert not is_local(caller_with((b"host", host)))
+
+
+@pytest.mark.parametrize("origin", [b"null", b"", b"https://evil.example", b"http://localhost.evil.example", b"http://[", b"file://"])
+def test_a_foreign_origin_is_not_local(origin: bytes) -> None:
+    assert not is_local(caller_with((b"host", b"localhost:8000"), (b"origin", origin)))
 
 
 async def test_each_way_of_identifying_leads_to_its_attempt(stage: Stage) -> None:

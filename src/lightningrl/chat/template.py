@@ -5,7 +5,7 @@ messages + tools → `opened` → `encode` → ids → engine → ids → `detok
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from jinja2 import Template
 from tokenizers import Tokenizer, decoders
 
 from lightningrl.chat.detokenizer import Detokenizer
+from lightningrl.chat.encoder import LONG, Encoder
 from lightningrl.chat.matching import ROLES, is_result
 from lightningrl.chat.messages import Message, folded, for_template, merged
 from lightningrl.chat.rendering import MARK, BadConversation, compiled
@@ -26,8 +27,6 @@ __all__ = ["BadConversation", "ChatTemplate"]
 
 USER = Message(role="user", content="x")
 
-STARTS = 64
-"""Beginnings of prompts whose ids are remembered: system messages with their tools, which all rollouts have in common."""
 AGAIN = "save the tokenizer again, or copy or download its folder again"
 SHORT = 64
 """Characters; tokenising less is nearly as cheap as looking it up."""
@@ -39,6 +38,9 @@ class ChatTemplate:
     def __init__(self, tokenizer: Tokenizer, template: str, *, special: Mapping[str, str], eos_ids: Sequence[int] = ()) -> None:
         """`special` are the names a template may use, such as `bos_token`; `eos_ids` end a completion besides the turn end."""
         self._tokenizer = tokenizer
+        self._encoder = Encoder(tokenizer)
+        self.encode, self.encode_long = self._encoder.encode, self._encoder.encode_long
+        """Text → ids."""
         self._looks_back = not isinstance(tokenizer.decoder, decoders.ByteLevel)  # bytes are put behind each other, whatever they are
         added = tokenizer.get_added_tokens_decoder()
         self._added = frozenset(added)
@@ -68,7 +70,6 @@ class ChatTemplate:
         """Every token that ends a completion."""
         known = [*self.stop_token_ids, *([] if history_end is None else [history_end])]
         self.suffixes = Suffixes(self)
-        self._encode_start = lru_cache(STARTS)(lambda text: tuple(self.encode(text)))
         end = self.turn_end
         self._cuts = bool(end) and self.encode(f"a b {end} c") == [*self.encode("a b "), *self.encode(f"{end} c")]
         """A text may be tokenised up to the end of a turn, and from there on, apart."""
@@ -125,7 +126,7 @@ class ChatTemplate:
         cut = text.find(self.turn_end) if self._cuts else -1
         if cut < SHORT:
             return self.encode(text)
-        return [*self._encode_start(text[:cut]), *self.encode(text[cut:])]
+        return [*self._encoder.encode_start(text[:cut]), *self.encode(text[cut:])]
 
     def after(self, marked: str) -> tuple[str, str] | None:
         """Of a rendering with a mark in an answer: what stands between the mark and the end of that turn, and all from this end on."""
@@ -147,11 +148,10 @@ class ChatTemplate:
         end = self.turn_end_id if self.turn_end_id is not None else next(iter(self.stop_token_ids), None)
         return self.encode(said) + ([] if end is None else [end])
 
-    def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
-
     def decode(self, token_ids: Sequence[int], *, control: bool = False) -> str:
-        """The text of ids, control tokens left out unless `control` asks for them."""
+        """The text of ids, control tokens left out unless `control` asks for them. Other threads run while many ids are decoded."""
+        if len(token_ids) > LONG:
+            return self._tokenizer.decode_batch([token_ids], skip_special_tokens=not control)[0]
         return self._tokenizer.decode(token_ids, skip_special_tokens=not control)
 
     def token_text(self, token_id: int) -> str:

@@ -18,14 +18,15 @@ from lightningrl.chat.template import BadConversation
 from lightningrl.engine.base import Engine
 from lightningrl.errors import LightningError
 from lightningrl.gateway import http, routing
-from lightningrl.gateway.capture import Backstage, Exchange, count
+from lightningrl.gateway.capture import Backstage, Exchange
 from lightningrl.gateway.delivery import Delivery, Streamed, Whole
 from lightningrl.gateway.dialects import openai_wire as wire
 from lightningrl.gateway.dialects.base import ChatRequest, Dialect, Refused, Reply
 from lightningrl.gateway.http import Gone, Receive, Scope, Send, respond
 from lightningrl.gateway.identity import Caller, caller_of, split_path
+from lightningrl.gateway.prompts import Prompts
 from lightningrl.gateway.relay import HandedOn, Relayed, Upstream, relayed_call
-from lightningrl.gateway.retries import Answering, Unread, digest_of
+from lightningrl.gateway.retries import Answering, Unread
 from lightningrl.gateway.rewards import Rewards
 from lightningrl.gateway.routing import Route
 from lightningrl.gateway.sessions import Session, Sessions, Visitors
@@ -106,6 +107,7 @@ class Gateway:
         """`beside`: who answers what is no request to a model, by path."""
         self._beside = beside
         self.backstage = backstage
+        self.prompts = Prompts(backstage.template, most=backstage.max_length - 1)
         self.routes = tuple(routes)
         self._dialects = {dialect.name: dialect for dialect in dialects}
         self._plain = self._dialects.get("openai.chat", dialects[0])
@@ -147,7 +149,7 @@ class Gateway:
             embedding = wire.matched(path, EMBEDDINGS) if spoken is None else None
             if scope["method"] != "POST" or (spoken is None and embedding is None):
                 raise Refused(405 if spoken else 404, f"`{scope['method']} {path}` is not served here", code="not_found")
-            caller = caller_of(scope["headers"], path_token=token, query=query)
+            caller = caller_of(scope, path_token=token)
             await self.sessions.admit(caller)  # a stranger's body is never read
             body = await http.read(scope, receive)
             if self._in_flight > self._max_in_flight:
@@ -164,7 +166,7 @@ class Gateway:
 
     async def _turn_away(self, caller: Caller, path: str, body: bytes) -> None:
         session = await self.sessions.open(caller)
-        session.unread.failed(digest_of(path, body))
+        session.unread.failed((await http.understood(path, body))[1])
         raise Refused(429, "too many requests are being answered", code="too_busy", retry_after_s=BUSY_S)
 
     async def _refuse(self, dialect: Dialect, refused: Refused, send: Send) -> None:
@@ -212,19 +214,19 @@ class _Request:
         self._path = path
 
     async def answer(self, body: bytes, added: Mapping[str, Any]) -> None:
-        raw = http.decode(body)
+        raw, digest = await http.understood(self._path, body)
         session = await self._gateway.sessions.open(self._caller)
         with session.busy():
             request = self._parse({**raw, **added} if added else raw, session)
             if request.counted is not None and self._upstream_of(request) is None:
-                await respond(self._send, 200, request.counted(count(session, request)))
+                await respond(self._send, 200, request.counted(await self._gateway.prompts.count(session, request, self._receive)))
                 return
             route = routing.choose(self._gateway.routes, request, caller=self._caller.agent)
             upstream = self._gateway.upstreams.get(route.policy)
             if upstream is not None:
-                await self._relay(upstream, session, request, route, body)
+                await self._relay(upstream, session, request, route, body, digest)
             else:
-                await self._sample(session, request, route, digest_of(self._path, body))
+                await self._sample(session, request, route, digest)
 
     def _parse(self, raw: Mapping[str, Any], session: Session) -> ChatRequest:
         try:
@@ -253,7 +255,15 @@ class _Request:
             delivery = self._delivery(request, answering.begun)
         else:
             agent = routing.role(route, request, caller=self._caller.agent)
-            exchange = Exchange(self._gateway.backstage, session=session, dialect=self._dialect, request=request, policy=route.policy, agent=agent)
+            exchange = Exchange(
+                self._gateway.backstage,
+                session=session,
+                dialect=self._dialect,
+                request=request,
+                prompts=await self._gateway.prompts.of(session, request, self._receive),
+                policy=route.policy,
+                agent=agent,
+            )
             begun = exchange.begun()
             delivery = self._delivery(request, begun)
             work = asyncio.ensure_future(exchange.run(delivery))
@@ -287,8 +297,8 @@ class _Request:
                     if not work.cancelled() and isinstance(error := work.exception(), Exception):
                         _refusal(error)  # nobody is left to be told, but a bug is logged
 
-    async def _relay(self, upstream: Upstream, session: Session, request: ChatRequest, route: Route, body: bytes) -> None:
-        digest, live = digest_of(self._path, body), None
+    async def _relay(self, upstream: Upstream, session: Session, request: ChatRequest, route: Route, body: bytes, digest: bytes) -> None:
+        live = None
         answering = session.unread.join(digest) if self._caller.retries else None
         if answering is None:
             live, index = Relayed(), session.next_index()

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -20,6 +20,7 @@ from lightningrl.errors import LightningError, StoreError, UserError
 from lightningrl.gateway.delivery import Answered, Delivery, Show
 from lightningrl.gateway.dialects.base import ChatRequest, Dialect, Refused, Reply, TokenLogprob
 from lightningrl.gateway.generation import GONE, Generation, sampling_of
+from lightningrl.gateway.prompts import too_long
 from lightningrl.gateway.scripted import ScriptError, asked
 from lightningrl.gateway.sessions import Session, ended
 from lightningrl.store import Store
@@ -57,8 +58,18 @@ class Backstage:
 class Exchange:
     """One request and its answers."""
 
-    def __init__(self, backstage: Backstage, *, session: Session, dialect: Dialect, request: ChatRequest, policy: str, agent: str) -> None:
-        """Renders the prompts. Raises `Refused` or `BadConversation` for what cannot be answered; nothing has been remembered then."""
+    def __init__(
+        self,
+        backstage: Backstage,
+        *,
+        session: Session,
+        dialect: Dialect,
+        request: ChatRequest,
+        prompts: Sequence[Prompt],
+        policy: str,
+        agent: str,
+    ) -> None:
+        """Raises `Refused` for what cannot be answered; nothing has been remembered then."""
         self._backstage = backstage
         self._session = session
         self._dialect = dialect
@@ -66,11 +77,11 @@ class Exchange:
         self._policy = policy
         self._agent = agent
         self._created = int(time.time())
-        self._prompts = _prompts(session, request)
-        room = backstage.max_length - max(len(prompt.ids) for prompt in self._prompts)
+        self._prompts = prompts
+        longest = max(len(prompt.ids) for prompt in prompts)
+        room = backstage.max_length - longest
         if room < 1:
-            message = f"the prompt has `{backstage.max_length - room}` tokens, at most `{backstage.max_length - 1}` fit"
-            raise Refused(400, message, code="context_length_exceeded", param="messages", hint="shorten it, or raise `engine.max_length`")
+            raise too_long(f"`{longest}` tokens", most=backstage.max_length - 1)
         grammar = _grammar(request, backstage.template, strict=backstage.strict)
         places = [prompt for prompt in self._prompts for _ in range(request.n)]
         self._generations = [self._plan(choice, prompt, room=room, grammar=grammar) for choice, prompt in enumerate(places)]
@@ -230,17 +241,6 @@ class Exchange:
             reused_tokens=sum(prompt.shared for prompt in self._prompts),
             choices=tuple(g.as_choice(0 if alone else g.choice, tokens=self._tokens(g)) for g in generations),
         )
-
-
-def count(session: Session, request: ChatRequest) -> int:
-    """Tokens that the request's prompts have."""
-    return sum(len(prompt.ids) for prompt in _prompts(session, request))
-
-
-def _prompts(session: Session, request: ChatRequest) -> list[Prompt]:
-    if request.prompts:
-        return [session.tree.prompt_raw(prompt) for prompt in request.prompts]
-    return [session.tree.prompt(request.messages, tools=request.tools)]
 
 
 def _grammar(request: ChatRequest, template: ChatTemplate, *, strict: bool) -> str | None:

@@ -5,9 +5,11 @@ key in any vendor's header. Session headers come last: they name a conversation 
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import parse_qs, unquote
+from ipaddress import IPv6Address, ip_address
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
 
 BAGGAGE = "lightningrl.token"
 AGENT = "gen_ai.agent.name"
@@ -24,7 +26,7 @@ SESSIONS = (
     b"x-litellm-session-id",
 )
 """What coding agents and proxies send of their own accord."""
-READ = frozenset({b"baggage", b"x-agent-name", b"x-stainless-retry-count", *KEYS, *SESSIONS})
+READ = frozenset({b"baggage", b"x-agent-name", b"x-stainless-retry-count", b"host", b"origin", *KEYS, *SESSIONS})
 VERSION = re.compile(r"^(?:/v\d+(?:alpha|beta)?\d*)+(?=/|$)")
 """More than once: where a base URL has one and an SDK adds its own."""
 SLASHES = re.compile("//+")
@@ -42,22 +44,55 @@ class Caller:
     """The agent's name; "" if nothing gives it."""
     retries: int = 0
     """How often its SDK has sent this request before."""
+    peer: str = ""
+    """The address that the connection comes from; "" if unknown."""
+    host: str = ""
+    """The `Host` header, the name under which it has found this server; "" if none was sent."""
+    origin: str | None = None
+    """The web page that has sent it; None: no browser did."""
 
 
-def caller_of(headers: Iterable[tuple[bytes, bytes]], *, path_token: str | None, query: str = "") -> Caller:
+def caller_of(scope: Mapping[str, Any], *, path_token: str | None) -> Caller:
+    """Of an ASGI request."""
     found: dict[bytes, str] = {}
-    for name, value in headers:
+    for name, value in scope["headers"]:
         if name in READ:
             text = value.decode("latin-1")
             found[name] = f"{found[name]},{text}" if name == b"baggage" and name in found else text  # a list, also in several headers
     baggage = _members(found.get(b"baggage", ""))
     retries = found.get(b"x-stainless-retry-count", "0")
     return Caller(
-        token=baggage.get(BAGGAGE) or path_token or _key(found, query),
+        token=baggage.get(BAGGAGE) or path_token or _key(found, scope["query_string"].decode("latin-1")),
         session=next((found[name] for name in SESSIONS if found.get(name)), None),
         agent=baggage.get(AGENT) or found.get(b"x-agent-name", ""),
         retries=int(retries) if retries.isascii() and retries.isdigit() and len(retries) < 9 else 0,
+        peer=(scope.get("client") or ("",))[0],
+        host=found.get(b"host", ""),
+        origin=found.get(b"origin"),
     )
+
+
+def is_local(caller: Caller) -> bool:
+    """Does this machine's user ask? A page of any web site can send requests from here, too: its browser names its origin, or, if the page has
+    given its own name this machine's address, a foreign host.
+    """
+    pages = () if caller.origin is None else (caller.origin,)
+    return _is_loopback(caller.peer) and all(_is_loopback(_hostname(url)) for url in (f"//{caller.host}", *pages))
+
+
+def _hostname(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    return address.is_loopback or (isinstance(address, IPv6Address) and address.ipv4_mapped is not None and address.ipv4_mapped.is_loopback)
 
 
 def split_path(path: str) -> tuple[str | None, str]:

@@ -7,7 +7,6 @@ refused, it broke, or it was given up when its client went) the repetition is ne
 """
 
 import asyncio
-import hashlib
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -114,7 +113,3 @@ class Unread:
 
 def _done() -> bool:
     return True
-
-
-def digest_of(path: str, body: bytes) -> bytes:
-    return hashlib.blake2b(path.encode("utf-8", "surrogatepass") + b"\n" + body, digest_size=16).digest()

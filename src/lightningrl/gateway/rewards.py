@@ -26,7 +26,7 @@ class Rewards:
 
     async def serve(self, scope: Scope, receive: Receive, send: Send, *, path_token: str | None, query: str) -> None:
         """Raises `Refused`."""
-        caller = caller_of(scope["headers"], path_token=path_token, query=query)
+        caller = caller_of(scope, path_token=path_token)
         await self._sessions.admit(caller)
         body = http.decode(await http.read(scope, receive))
         session = await self._sessions.open(caller)

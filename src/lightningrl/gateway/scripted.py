@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from lightningrl import plugins
 from lightningrl.chat import ChatTemplate, Message, ToolCall
+from lightningrl.chat.encoder import LONG
 from lightningrl.engine.base import Delta, Engine, EngineSetup
 from lightningrl.engine.stop import StopFinder
 from lightningrl.errors import EngineError, LightningError, UserError
@@ -122,7 +123,8 @@ class ScriptedEngine:
         request = asked.get()
         messages = request.messages if request else ()
         tools = request.tools if request else ()
-        prompt = self._template.decode(prompt_ids, control=True)
+        decode = self._template.decode
+        prompt = decode(prompt_ids, control=True) if len(prompt_ids) <= LONG else await in_thread(decode, prompt_ids, control=True)
         try:
             said = await _call(self._script, prompt, [_shown(message) for message in messages], [dict(tool) for tool in tools])
         except Exception as error:  # a script may raise anything

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 from lightningrl.chat import ChatTemplate, ConversationTree
 from lightningrl.errors import UserError
 from lightningrl.gateway.dialects.base import Dialect, Past, Refused
-from lightningrl.gateway.identity import Caller
+from lightningrl.gateway.identity import Caller, is_local
 from lightningrl.gateway.retries import Unread
 from lightningrl.store import Store
 from lightningrl.types import Attempt, Call, Ints, Rollout, Sampling
@@ -119,7 +119,7 @@ class Session:
 
 
 class Visitors(Protocol):
-    """Takes in callers without a token of their own. Only where whoever can reach the gateway may use it (`lightningrl run`)."""
+    """Takes in callers of this machine who have no token of their own (`lightningrl run`)."""
 
     async def token(self, session: str | None) -> str:
         """The token of the attempt that a client's own session belongs to; None: it names none."""
@@ -152,6 +152,8 @@ class Sessions:
         found = await self.whose(caller)
         if found is None:
             hint = "give the agent the API key (or base URL) of its attempt"
+            if self._visitors is not None:
+                hint = "only programs of this machine may leave out the key, and no web pages: take it from `OPENAI_API_KEY`"
             raise Refused(401, "no such token", code="invalid_api_key", hint=hint)
         if found[1].status != "running":
             self._drop(found[1].id)
@@ -171,9 +173,9 @@ class Sessions:
         return session
 
     async def whose(self, caller: Caller) -> tuple[Rollout, Attempt] | None:
-        """The attempt of a token, also one that has ended; None for a token that is nobody's."""
+        """The attempt of a token, also one that has ended, or of a visitor from this machine; None for anybody else."""
         found = await self._store.attempt_by_token(caller.token) if caller.token else None
-        if found is None and self._visitors is not None:
+        if found is None and self._visitors is not None and is_local(caller):
             found = await self._store.attempt_by_token(await self._visitors.token(caller.session))
         return found
 

@@ -70,7 +70,7 @@ class Traces:
 
     async def _own(self, scope: Scope, *, path_token: str | None, query: str) -> str | None:
         """The attempt of the token; None: there is no such token, and there need not be."""
-        found = await self._sessions.whose(caller_of(scope["headers"], path_token=path_token, query=query))
+        found = await self._sessions.whose(caller_of(scope, path_token=path_token))
         if found is None and not self._shared:
             hint = "set OTEL_EXPORTER_OTLP_TRACES_HEADERS to `x-api-key=<token>`, or send to `/r/<token>/v1/traces`"
             raise Refused(401, "no such token", code="invalid_api_key", hint=hint)

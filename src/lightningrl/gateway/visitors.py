@@ -1,4 +1,4 @@
-"""Who are callers without a token of their own? Where only the user can reach the gateway, they are let in: see `Visitors` in `sessions`."""
+"""Attempts for callers without a token of their own. `Sessions` lets them in from this machine alone: see `Visitors` there."""
 
 import asyncio
 import hashlib

@@ -1,0 +1,62 @@
+"""What is the engine to read? The prompts of a request, rendered and tokenized, without holding up the requests beside it."""
+
+import asyncio
+from collections.abc import Sequence
+
+from lightningrl.chat import ChatTemplate, Prompt
+from lightningrl.chat.encoder import LongText, TooManyTokens, beforehand
+from lightningrl.gateway.dialects.base import ChatRequest, Refused
+from lightningrl.gateway.http import Receive, while_there
+from lightningrl.gateway.sessions import Session
+from lightningrl.gateway.threads import in_thread
+
+LONG_AT_ONCE = 2
+"""Long texts that are tokenized at the same time. Each takes a core, and 260 bytes a token while it is done."""
+
+TEXTS = 4
+"""Texts that a prompt is tokenized in, at most: its beginning and its rest, or a suffix that turns out not to fit, and then these two."""
+
+
+class Prompts:
+    """Makes them, of up to `most` tokens."""
+
+    def __init__(self, template: ChatTemplate, *, most: int) -> None:
+        self._template = template
+        self._most = most
+        self._turns = asyncio.Semaphore(LONG_AT_ONCE)
+
+    async def of(self, session: Session, request: ChatRequest, receive: Receive) -> Sequence[Prompt]:
+        """One prompt, or those that the request spells out. Raises `Refused` if one is far too long, `BadConversation`, and `Gone`."""
+        found: dict[str, list[int]] = {}
+        for _ in range(TEXTS * max(1, len(request.prompts))):
+            try:
+                with beforehand(found):
+                    return _prompts(session, request)
+            except LongText as long:
+                found[long.text] = await while_there(receive, self._tokenized(long.text))
+        return _prompts(session, request)  # the template says something else each time
+
+    async def count(self, session: Session, request: ChatRequest, receive: Receive) -> int:
+        """Tokens that the request's prompts have. Raises as `of` does."""
+        return sum(len(prompt.ids) for prompt in await self.of(session, request, receive))
+
+    async def _tokenized(self, text: str) -> list[int]:
+        try:
+            return await asyncio.shield(self._turn(text))  # the thread goes on to its end, and its turn with it
+        except TooManyTokens as error:
+            raise too_long(f"more than `{self._most}` tokens", most=self._most) from error
+
+    async def _turn(self, text: str) -> list[int]:
+        async with self._turns:
+            return await in_thread(self._template.encode_long, text, most=self._most)
+
+
+def too_long(length: str, *, most: int) -> Refused:
+    hint = "shorten it, or raise `engine.max_length`"
+    return Refused(400, f"the prompt has {length}, at most `{most}` fit", code="context_length_exceeded", param="messages", hint=hint)
+
+
+def _prompts(session: Session, request: ChatRequest) -> Sequence[Prompt]:
+    if request.prompts:
+        return [session.tree.prompt_raw(prompt) for prompt in request.prompts]
+    return [session.tree.prompt(request.messages, tools=request.tools)]
