@@ -136,7 +136,9 @@ def _projection(hf: Any) -> Project:
         if known is None:
             return project(module, x)
         weight, bias, down, up, scale = known
-        return F.linear(x, weight, bias).addmm_(F.linear(x, down.to(x.dtype)), up.to(x.dtype).t(), alpha=scale)
+        if down.dtype != x.dtype:
+            down, up = down.to(x.dtype), up.to(x.dtype)
+        return F.linear(x, weight, bias).addmm_(F.linear(x, down), up.t(), alpha=scale)
 
     return adapted
 
