@@ -166,7 +166,7 @@ def rollouts(
 def show(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run, or its store.sqlite.")],
     rollout: Annotated[
-        str | None, typer.Argument(metavar="[ROLLOUT]", help="Its id, or how only this id begins. Default: the latest that did worse than its group.")
+        str | None, typer.Argument(metavar="ROLLOUT", help="Its id, or how only this id begins. Default: the latest that did worse than its group.")
     ] = None,
     tokens: Annotated[TokenColours, typer.Option("--tokens", help="Colour each sampled token by its probability, or by its advantage.")] = "none",
     full: Annotated[bool, typer.Option("--full", help="Do not shorten long messages.")] = False,

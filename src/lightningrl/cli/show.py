@@ -235,7 +235,7 @@ def _print_next(console: Console, view: RolloutView, *, run_dir: Path, tokens: T
     rows = [("the best of its group", f"lightningrl show {run_dir} {others[0][1]}")] if others and others[0][0] > (view.reward or 0) else []
     if tokens == "none" and any(call.pieces for call in view.calls):
         rows.append(("how sure it was", f"lightningrl show {run_dir} {view.rollout.id} --tokens logprob"))
-    rows.append(("others with no reward", f"lightningrl rollouts {run_dir} --reward 0"))
+    rows.append(("others with reward 0", f"lightningrl rollouts {run_dir} --reward 0"))
     console.print()
     for what, command in rows:
         console.print(Text.assemble((f"{what}: ", "dim"), command), soft_wrap=True)

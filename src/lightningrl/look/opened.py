@@ -22,7 +22,9 @@ class Opened:
     """Its store.sqlite."""
     records: Records
     config: Config | None
-    """The settings of a training run; None for other runs."""
+    """The settings of a training run; None if there are none, or they cannot be read."""
+    no_config: str = ""
+    """Why there is no `config`."""
 
     def detokenizer(self, policy: str) -> Callable[[], Detokenizer] | None:
         """Makes what turns token ids into text, control tokens included; None: no tokenizer lies in the run's folder or where its model is."""
@@ -48,9 +50,19 @@ async def opened(path: Path) -> AsyncIterator[Opened]:
     file = path / "store.sqlite" if path.is_dir() else path
     if not file.is_file():
         raise UserError(f"no records at `{path}`", hint="give the folder of a run, e.g. `runs/…`, or its store.sqlite")
-    settings = file.parent / "config.toml"
+    config, why = _settings(file.parent / "config.toml")
     records = await open_records(f"sqlite://{file.resolve()}")
     try:
-        yield Opened(file=file, records=records, config=load_config(settings) if settings.is_file() else None)
+        yield Opened(file=file, records=records, config=config, no_config=why)
     finally:
         await records.close()
+
+
+def _settings(file: Path) -> tuple[Config | None, str]:
+    """(the settings, why there are none). Those of another version of LightningRL may not be readable; the records are."""
+    if not file.is_file():
+        return None, "the run's folder has no config.toml"
+    try:
+        return load_config(file), ""
+    except UserError as error:
+        return None, f"the run's settings cannot be read: {error.message}"

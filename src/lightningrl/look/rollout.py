@@ -167,7 +167,7 @@ async def _named(records: Records, rollout_id: str) -> Rollout:
     if len(begins) == 1:
         return begins[0]
     known = [rollout.id for rollout in begins or await records.rollouts(limit=RECENT)]
-    near = difflib.get_close_matches(rollout_id, known, n=1) or known[-1:]
+    near = difflib.get_close_matches(rollout_id, known, n=1)
     meant = f"did you mean `{near[0]}`? " if near else ""
     raise UserError(f"the run has no rollout `{rollout_id}`", hint=f"{meant}`lightningrl rollouts RUN_DIR` lists them")
 

@@ -44,7 +44,7 @@ async def teaching_of(run: Opened, rollout: Rollout) -> Teaching:
     if named is None or run.config is None:
         reason = "exams measure and teach nothing" if rollout.id.startswith("exam-") else "it was not made for training"
         if named is not None:
-            reason = "that is not known without the config.toml of its run"
+            reason = f"that is not known, as {run.no_config}"
         return Teaching(step=None, learnt=False, why_not=reason)
     step = int(named["step"])
     learners = run.config.learners()
