@@ -87,6 +87,13 @@ def test_groups_that_are_all_silent_are_told_at_once() -> None:
     assert raised([HEALTHY | {"groups/silent": 23.0}] * (RECENT - 1)) == [], "of few steps most groups say nothing yet"
 
 
+def test_a_program_whose_logs_were_graded_is_told_where_its_answer_goes_at_once() -> None:
+    (warning,) = warnings_of([HEALTHY | {"reward/mean": 0.0, "answers/logs": 1.0}], {"policy": learner()})
+    assert "`LIGHTNINGRL_OUTPUT`" in warning
+    for harmless in ({"reward/mean": 0.01, "answers/logs": 0.9}, {"reward/mean": 0.0, "answers/logs": 0.0}):
+        assert not warnings_of([HEALTHY | harmless], {"policy": learner()})
+
+
 def test_tasks_that_are_nearly_solved_are_nothing_wrong() -> None:
     rows = [HEALTHY | {"groups/silent": 20.0, "reward/mean": 0.93}] * RECENT
     assert raised(rows) == [] and warnings_of(rows, {"policy": learner()}) == []

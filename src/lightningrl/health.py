@@ -32,6 +32,8 @@ EXCLUDED = 0.1
 """Share of rollouts: those that fail are seldom a fair sample of the tasks."""
 FORKED = 0.2
 """Share of calls. Some forks are meant (a summary in place of a history); a fifth of the prefixes is work done twice."""
+LOGS = 0.5
+"""Share of a program's attempts that printed several lines and got 0."""
 LEFT_OUT = 0.1
 """Share of the sampled tokens that a policy should learn from."""
 RATIO_DRIFT = 0.1
@@ -304,12 +306,22 @@ def air_unused(rows: Sequence[Row], config: LearnerConfig) -> str | None:
     return f'`{rules[0]}` rewards calls, and credit `uniform` does not learn from it; hint: `algorithm.credit = "air"` (docs/air.md)'
 
 
+def logs_graded(rows: Sequence[Row], config: LearnerConfig) -> str | None:
+    row = rows[-1]
+    if row.get("reward/mean") != 0 or row.get("answers/logs", 0.0) <= LOGS:
+        return None
+    return (
+        "every reward is 0, and the program's answer was all that it printed, several lines of it; hint: are there logs on stdout? Let it write its"
+        " answer to the file that `LIGHTNINGRL_OUTPUT` names, or print it last as a JSON object (docs/write-a-recipe.md)"
+    )
+
+
 SMALLER_STEPS = "hint: lower `trainer.learning_rate`, or make fewer `trainer.minibatches`"
 CALLS = [f"calls/{capture}" for capture in get_args(Capture)]
 """Every call is captured in one of these ways."""
 NO_REWARDS = ("reward/mean", "reward/std_in_group")
 """Figures about rewards that are not the mean of one."""
-OF_THE_RUN: tuple[Check, ...] = (excluded, truncated, forked, heldout_trained)
+OF_THE_RUN: tuple[Check, ...] = (logs_graded, excluded, truncated, forked, heldout_trained)
 OF_A_POLICY: tuple[Check, ...] = (
     skipped,
     engine_gap,

@@ -5,10 +5,11 @@ records alone, so a run that is killed anywhere goes on from its last published 
 """
 
 import asyncio
+import re
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, get_args
@@ -27,10 +28,14 @@ from lightningrl.errors import AgentError, GraderError, UserError
 from lightningrl.learner import Learner
 from lightningrl.store import Store, wait
 from lightningrl.tracing import spans_of, united
-from lightningrl.types import FINAL, Call, Capture, Doubles, Reward, Rollout, Task
+from lightningrl.types import FINAL, Attempt, Call, Capture, Doubles, Reward, Rollout, Task
 
 Mode: TypeAlias = Literal["sampled", "greedy"]
 MODES: tuple[Mode, ...] = ("sampled", "greedy")
+TRIED = 3
+"""Tasks that must all go by without a call before an agent is said not to reach the model."""
+UNREACHED = re.compile(r"connect|timed out|time-?out|resolv|unauthor|authenti|api.?key|\b40[134]\b", re.IGNORECASE)
+"""What an agent's error says where it has asked another server than ours."""
 TEMPERATURE: dict[Mode, float] = {"sampled": 1.0, "greedy": 0.0}
 
 
@@ -95,6 +100,8 @@ class Loop:
         version = await self.restore()
         self.cpu.lap("rest")
         tasks, recall = self.config.tasks.heldout, version > 0
+        if not recall:
+            await self.try_out()
         before: dict[Mode, Exam] = {mode: await self.examine(0, mode, tasks, when="before training", recall=recall) for mode in MODES}
         for step in range(version, steps):
             if step and config.eval_every and step % config.eval_every == 0:
@@ -121,6 +128,33 @@ class Loop:
             return 0
         await self._serve(version)
         return version
+
+    async def try_out(self) -> None:
+        """Run the first task of the first exam before the others, so that an agent that does not reach the model is told at once. The exam does not
+        run it again. One task may be unlike the others: where it brings no call, a few more are tried.
+        """
+        attempts = await self._try(1, "one task")
+        if attempts and not await self.store.calls([attempt.id for attempt in attempts]):
+            attempts = await self._try(TRIED, "a few more tasks")
+            if not await self.store.calls([attempt.id for attempt in attempts]):
+                await self._not_reached(attempts)
+
+    async def _try(self, count: int, what: str) -> list[Attempt]:
+        rollouts = self._exam(0, MODES[0], min(count, self.config.tasks.heldout))
+        await self.store.enqueue([replace(rollout, max_attempts=1) for rollout in rollouts])
+        self.watcher.doing(f"trying {what}: does the agent call the model?")
+        await wait(self.store, [rollout.id for rollout in rollouts])
+        return await self.store.attempts([rollout.id for rollout in rollouts])
+
+    async def _not_reached(self, attempts: Sequence[Attempt]) -> None:
+        """Say so; but where the agent failed for another reason than that it reached no server, say that."""
+        errors = [attempt.error.splitlines()[0] for attempt in attempts if attempt.error]
+        if len(errors) == len(attempts) and not any(map(UNREACHED.search, errors)):
+            failed = list(dict.fromkeys(attempt.rollout_id for attempt in attempts))
+            await self._give_up(failed, what="the first tasks")
+        what = errors[0] if errors else f"it answered `{attempts[-1].output!r:.80}`"
+        hint = "it must take its base URL from OPENAI_BASE_URL and its key from OPENAI_API_KEY, as OpenAI's SDKs do (docs/gateway.md)"
+        raise AgentError(f"the agent never called the model: {what}", hint=f"{hint}; what it printed is in {self.folder / 'agents.log'}")
 
     async def collect(self, step: int) -> list[Rollout]:
         """Run every task of this step `group_size` times, and wait for all of them; then as often as the recipe asks for it, put new tasks in the
@@ -175,6 +209,7 @@ class Loop:
             raise AgentError("the agent never called the model", hint="it must take its base URL from OPENAI_BASE_URL, as OpenAI's SDKs do")
         air = await self._air(accepted, calls)
         metrics, lessons, left_out = _census(batch, calls, [*rewards, *air]), dict[str, list[Lesson]](), Counter[str]()
+        metrics |= await self._ungraded_logs(batch, rewards)
         tasks = {rollout.group_id: asked(rollout.task) for rollout in batch}
         metrics |= {"tasks/count": float(len(tasks)), "tasks/heldout": float(sum(task in self._heldout for task in tasks.values()))}
         for learner in self.learners:
@@ -198,6 +233,15 @@ class Loop:
         rules = self.config.air
         return air_rewards(united(await self.store.spans(attempt_ids), spans_of(calls)), rules, root=self.config.root) if rules else []
 
+    async def _ungraded_logs(self, batch: Sequence[Rollout], rewards: Sequence[Reward]) -> dict[str, float]:
+        """Of programs: the share of attempts that printed several lines and got 0. It may be their logs that were graded."""
+        if self.config.agent.command is None:
+            return {}
+        worth = {reward.attempt_id: reward.value for reward in rewards if reward.name == FINAL and reward.call_id is None}
+        accepted = [attempt for attempt in await self.store.attempts([rollout.id for rollout in batch]) if attempt.id in worth]
+        logs = [attempt for attempt in accepted if isinstance(attempt.output, str) and "\n" in attempt.output and worth[attempt.id] == 0]
+        return {"answers/logs": len(logs) / max(len(accepted), 1)}
+
     def _named(self, learner: Learner, metrics: dict[str, float]) -> dict[str, float]:
         """Several policies are told apart by their names."""
         return metrics if len(self.learners) == 1 else {f"{learner.name}/{name}": value for name, value in metrics.items()}
@@ -215,12 +259,7 @@ class Loop:
         """Try the policy on held-out tasks, the same ones every time. `when`: how the exam is told from others in messages.
         `recall`: read an exam of earlier weights, and run nothing.
         """
-        config = self.config
-        tasks = load_tasks(config.tasks, "heldout", seed=config.tasks.seed, count=count, root=config.root)
-        rollouts = [
-            self._rollout(f"exam-{version:05d}-{mode}-{index:04d}", task, seed_of=f"exam-{mode}-{index}", temperature=TEMPERATURE[mode])
-            for index, task in enumerate(tasks)
-        ]
+        rollouts = self._exam(version, mode, count)
         if recall:
             rollouts = await self.store.rollouts(ids=[rollout.id for rollout in rollouts])
         else:
@@ -236,6 +275,14 @@ class Loop:
         self.watcher.examined(exam)
         self.cpu.lap("gateway")
         return exam
+
+    def _exam(self, version: int, mode: Mode, count: int) -> list[Rollout]:
+        config = self.config
+        tasks = load_tasks(config.tasks, "heldout", seed=config.tasks.seed, count=count, root=config.root)
+        return [
+            self._rollout(f"exam-{version:05d}-{mode}-{index:04d}", task, seed_of=f"exam-{mode}-{index}", temperature=TEMPERATURE[mode])
+            for index, task in enumerate(tasks)
+        ]
 
     def _rollout(self, rollout_id: str, task: Task, *, temperature: float, group_id: str | None = None, seed_of: str | None = None) -> Rollout:
         """Its sampling seed follows from its name, so a repeated attempt draws the same tokens."""
@@ -254,12 +301,12 @@ class Loop:
         await self.store.enqueue(rollouts)
         ended = await wait(self.store, ids, progress=lambda done: self.watcher.doing(f"{what}: running the agent", done, len(ids)))
         if all(rollout.status == "failed" for rollout in ended):
-            await self._give_up(ended, what=what)
+            await self._give_up(ids, what=what)
         return ended
 
-    async def _give_up(self, failed: Sequence[Rollout], *, what: str) -> None:
+    async def _give_up(self, failed: Sequence[str], *, what: str) -> None:
         """Say whose failure it was: the most frequent first line, with its traceback."""
-        errors = [attempt.error or "no error was given" for attempt in await self.store.attempts([rollout.id for rollout in failed])]
+        errors = [attempt.error or "no error was given" for attempt in await self.store.attempts(failed)]
         line, count = Counter(error.splitlines()[0] for error in errors).most_common(1)[0]
         example = next(error for error in errors if error.startswith(line))
         kind = GraderError if line.startswith("GraderError") else AgentError

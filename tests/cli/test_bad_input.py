@@ -69,7 +69,7 @@ def test_a_port_in_use_is_refused(small_recipe: SmallRecipe) -> None:
     ("old", "new", "said"),
     [
         ("    return answer\n", "    raise ValueError('no luck today')\n", "AgentError: ValueError: no luck today"),
-        ("    global client\n", "    import time; time.sleep(60)\n    global client\n", "time"),
+        ("    return answer\n", "    import time; time.sleep(60)\n    return answer\n", "AgentError: timed out, no answer within 3 s"),
         ("len(answer) % 5 / 4", "float('nan')", "GraderError"),
         ("len(answer) % 5 / 4", "1 / 0", "GraderError: ZeroDivisionError"),
     ],
@@ -80,7 +80,7 @@ def test_failing_user_code_ends_the_run_and_says_whose_it_was(small_recipe: Smal
     message = refused(small_recipe, "agent.timeout_s=3.0", "agent.max_attempts=1", "tasks.heldout=2")
     assert said in message and "all 2 rollouts" in message
     with sqlite3.connect(small_recipe.folder / "run" / "store.sqlite") as records:
-        assert records.execute("select count(*) from attempts where error is not null").fetchone() == (2,), "the failures are on record"
+        assert records.execute("select count(*) from attempts where error is not null").fetchone() == (3,), "the failures are on record"
 
 
 def test_rewards_outside_of_their_declared_range_teach_nothing_and_are_no_reward_of_0(small_recipe: SmallRecipe) -> None:
@@ -94,7 +94,28 @@ def test_rewards_outside_of_their_declared_range_teach_nothing_and_are_no_reward
 
 def test_an_agent_that_never_calls_the_model_is_named(small_recipe: SmallRecipe) -> None:
     small_recipe.rewrite_agent(lambda text: text.replace("    global client\n", "    return 'blue'\n    global client\n"))
-    assert "never called the model" in refused(small_recipe, "tasks.heldout=2")
+    message = refused(small_recipe, "tasks.heldout=9")
+    assert "the agent never called the model: it answered `'blue'`" in message and "OPENAI_BASE_URL" in message
+    with sqlite3.connect(small_recipe.folder / "run" / "store.sqlite") as records:
+        assert records.execute("select count(*) from attempts").fetchone() == (3,), "told after three tasks, before any exam"
+
+
+def test_an_agent_with_an_address_built_in_is_told_so_in_two_lines(small_recipe: SmallRecipe) -> None:
+    small_recipe.rewrite_agent(lambda text: text.replace("OpenAI(", "OpenAI(base_url='http://127.0.0.1:9/v1', max_retries=0, "))
+    message = refused(small_recipe, "tasks.heldout=9")
+    assert "the agent never called the model: AgentError: APIConnectionError" in message and "OPENAI_BASE_URL" in message
+    assert "Traceback" not in message
+
+
+def test_a_program_that_prints_logs_and_gets_nothing_for_it_is_told_where_its_answer_goes(small_recipe: SmallRecipe) -> None:
+    (small_recipe.folder / "program.py").write_text("import agent, json, sys\nprint('thinking')\nprint(agent.run(json.load(sys.stdin)))\n")
+    (small_recipe.folder / "grader.py").write_text("def reward(task, answer):\n    return float(answer == 'blue')\n")
+    recipe = small_recipe.path.read_text()
+    program = recipe.replace('entry = "agent:run"', 'command = ["python", "program.py"]').replace('"agent:reward"', '"grader:reward"')
+    small_recipe.path.write_text(program)
+    done = small_recipe.cli("train", str(small_recipe.path), "--run-dir", "run", "loop.steps=1", "tasks.heldout=1", "loop.group_size=2")
+    assert done.returncode == 0, done.stderr
+    assert "`LIGHTNINGRL_OUTPUT`" in " ".join((done.stdout + done.stderr).split())
 
 
 def test_a_run_goes_on_once_the_agent_is_mended(small_recipe: SmallRecipe) -> None:
