@@ -59,13 +59,15 @@ def reward(task, output):
     return 1
 """
 
+LOG_LIMIT = 100_000
+
 
 @asynccontextmanager
 async def pool(root: Path, *, workers: int = 1, watchdog_s: float = 1.0, command: list[str] | None = None) -> AsyncIterator[WorkerPool]:
     (root / "agent.py").write_text(AGENT)
     how: dict[str, Any] = {"command": command} if command else {"entry": "agent:run"}
     agent = AgentConfig(**how, reward="agent:reward", workers=workers, concurrency=8 * workers)
-    runner = WorkerPool(agent, root=root, watchdog_s=watchdog_s, log_path=root / "agents.log")
+    runner = WorkerPool(agent, root=root, watchdog_s=watchdog_s, log_path=root / "agents.log", log_limit=LOG_LIMIT)
     try:
         await runner.start()
         yield runner
@@ -165,3 +167,16 @@ async def test_endless_output_of_a_program_stops_at_its_own_end(tmp_path: Path, 
         assert [outcome.output for outcome in beside] == ["fine"] * 3
         assert flood.status == ("timeout" if where else "failed")
         assert await written(tmp_path / "flood")
+
+
+async def test_endless_output_of_a_function_does_not_fill_the_disk(tmp_path: Path) -> None:
+    log, before = tmp_path / "agents.log", tmp_path / "agents.log.1"
+    async with pool(tmp_path) as runner:
+        beside, _ = await asyncio.gather(neighbours(runner), run(runner, "talkative", do="print", print=3 * LOG_LIMIT))
+        assert [outcome.status for outcome in beside] == ["succeeded"] * 7
+        async with asyncio.timeout(20):
+            while log.stat().st_size > LOG_LIMIT or not before.exists():
+                await asyncio.sleep(0.05)
+        assert (await run(runner, "again", do="print", print=10)).status == "succeeded"
+    assert log.read_text() == "x" * 10 + "\n", "it goes on at the beginning"
+    assert before.stat().st_size == LOG_LIMIT

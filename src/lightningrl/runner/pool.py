@@ -21,11 +21,14 @@ from lightningrl.errors import AgentError, GraderError
 from lightningrl.runner import wire
 from lightningrl.runner.base import Outcome
 from lightningrl.runner.environment import make_codex_home, process_environment
+from lightningrl.runner.logfile import keep_small
 from lightningrl.runner.process import WorkerProcess
 from lightningrl.types import Attempt, Reward, Rollout
 
 log = logging.getLogger(__name__)
 
+LOG_LIMIT = 32 * 2**20
+"""Bytes of what agents have printed; as many again are kept of what came before."""
 RESTARTS = 3
 """Replacements that may fail to start, one after the other, before a place in the pool stays empty."""
 
@@ -44,13 +47,14 @@ class WorkerPool:
         env: Mapping[str, str] | None = None,
         secrets: Collection[str] = (),
         log_path: Path | None = None,
+        log_limit: int = LOG_LIMIT,
         start_timeout_s: float = 120.0,
         watchdog_s: float = 5.0,
         grace_s: float = 30.0,
     ) -> None:
         """`secrets`: environment variables that agents must not get, whatever the recipe says.
 
-        `log_path`: where the agents' stdout and stderr go; None throws them away.
+        `log_path`: where the agents' stdout and stderr go; None throws them away. Beyond `log_limit` bytes its end is moved to `<log_path>.1`.
         `watchdog_s`: a worker that is this late with saying that an attempt has timed out is blocked, and killed.
         `grace_s`: what the other attempts in a worker that is being replaced get to finish.
         """
@@ -60,7 +64,7 @@ class WorkerPool:
         self._env = _environment(agent, env or {}, secrets=secrets, folder=log_path.parent if log_path else None)
         self._wanted = agent.workers
         self._capacity = math.ceil(agent.concurrency / agent.workers)
-        self._log_path = log_path.resolve() if log_path else None
+        self._log_path, self._log_limit = log_path.resolve() if log_path else None, log_limit
         self._start_timeout_s, self._watchdog_s, self._grace_s = start_timeout_s, watchdog_s, grace_s
         self._workers: list[WorkerProcess] = []
         self._leaving: set[WorkerProcess] = set()
@@ -83,6 +87,8 @@ class WorkerPool:
         except BaseException:
             await self.close()
             raise
+        if self._log_path is not None:
+            self._in_background(keep_small(self._log_path, limit=self._log_limit))
 
     async def run(self, rollout: Rollout, attempt: Attempt, env: Mapping[str, str]) -> Outcome:
         job = wire.Job(
