@@ -1,6 +1,6 @@
 """A run whose signal is poor says so, once, with a figure and a hint; a healthy one says nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def learner(audit: str = "", *, credit: str = "uniform") -> LearnerConfig:
     return LearnerConfig(model=ModelConfig(path="model"), algorithm=AlgorithmConfig(audit=audit, credit=credit))
 
 
-def raised(rows: list[Row], *, audit: str = "", credit: str = "uniform") -> list[tuple[int, str]]:
+def raised(rows: Sequence[Row], *, audit: str = "", credit: str = "uniform") -> list[tuple[int, str]]:
     """(step, warning)"""
     health = Health({"policy": learner(audit, credit=credit)})
     return [(step, text) for step, row in enumerate(rows) for text in health.stepped(row)]

@@ -182,6 +182,7 @@ def test_with_all_shrinkage_only_the_root_is_left(group: list[Trajectory]) -> No
     V = [float(c.values.mean()) if len(c.values) else t.reward for c, t in zip(made, group, strict=True)]
     for i, credit in enumerate(made):
         if len({*V}) > 1:
+            assert credit.baselines is not None
             np.testing.assert_allclose(credit.baselines, np.full(len(credit.values), np.mean(V[:i] + V[i + 1 :])), atol=1e-9)
 
 
@@ -193,5 +194,5 @@ def test_the_order_of_rollouts_does_not_matter(group: list[Trajectory], random) 
         expected, found = credit(group), credit([group[i] for i in order])
         for i, one in zip(order, found, strict=True):
             np.testing.assert_allclose(one.values, expected[i].values, atol=FLAT)
-            if one.baselines is not None and expected[i].baselines is not None:
-                np.testing.assert_allclose(one.baselines, expected[i].baselines, atol=FLAT)
+            if one.baselines is not None and (baselines := expected[i].baselines) is not None:
+                np.testing.assert_allclose(one.baselines, baselines, atol=FLAT)

@@ -81,7 +81,7 @@ def test_the_zoo_is_rendered_as_transformers_does(name: str) -> None:
                 with contextlib.suppress(jinja2.TemplateError, TypeError):
                     turns = [for_template(message) for message in talk]
                     expected = theirs.apply_chat_template(
-                        turns, chat_template=template._source, tools=tools or None, add_generation_prompt=open_turn, tokenize=False
+                        turns, chat_template=template._source, tools=list(tools) or None, add_generation_prompt=open_turn, tokenize=False
                     )
                     assert template.text(talk, tools=tools, open_turn=open_turn) == expected
                     compared += 1

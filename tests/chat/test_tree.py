@@ -59,8 +59,7 @@ def test_sub_agents_that_take_turns_keep_their_histories_apart(talk: Attempt) ->
 @pytest.mark.parametrize("named", ["c1", "c2", "c3"])
 def test_of_equal_answers_the_one_that_the_client_names_is_continued(talk: Attempt, named: str) -> None:
     spellings = [talk.template.encode("word"), letters(talk.template, "word"), [*talk.template.encode("wor"), *letters(talk.template, "d")]]
-    for ids in spellings:
-        _, message, _ = talk.answer([USER], ids)
+    message = [talk.answer([USER], ids)[1] for ids in spellings][-1]
     assert talk.prompt([USER, replace(message, reply_id=named), MORE]).parent_call_id == named
 
 
@@ -84,8 +83,7 @@ def test_equal_answers_with_different_ids_are_told_apart_the_same_way_every_time
     chosen = set()
     for order in (spellings, spellings[::-1]):
         stage = attempt("chatml")
-        for ids in order:
-            _, message, _ = stage.answer([USER], ids)
+        message = [stage.answer([USER], ids)[1] for ids in order][-1]
         chosen.add(stage.prompt([USER, message, MORE]).ids.tobytes())
     assert len(chosen) == 1
 
@@ -335,7 +333,7 @@ def test_memory_grows_with_what_is_said_not_with_what_is_read(talk: Attempt) -> 
             answer = assistant(f"{turn}")
             tree.add(f"c{turn}", key=prompt.key, prompt_ids=prompt.ids, completion_ids=ids, answer=answer)
             messages = [*messages, answer, replace(MORE, content=f"more {turn}")]
-        del prompt
+            del prompt
         size = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
         return size

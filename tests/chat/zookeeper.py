@@ -57,7 +57,8 @@ def tokenizer() -> Tokenizer:
 @cache
 def chat_template(name: str) -> ChatTemplate:
     found = tokenizer()
-    ends = [found.token_to_id(text) for text in ENDS[name]]
+    vocabulary = found.get_vocab()
+    ends = [vocabulary[text] for text in ENDS[name]]
     special = {"bos_token": "<s>" if name == "mistral" else "<bos>" if name == "gemma" else "<|begin_of_text|>", "eos_token": ENDS[name][0]}
     if name == "phi":
         special["eos_token"] = "<|endoftext|>"

@@ -120,8 +120,8 @@ def test_a_program_that_prints_logs_and_gets_nothing_for_it_is_told_where_its_an
 
 def test_a_run_goes_on_once_the_agent_is_mended(small_recipe: SmallRecipe) -> None:
     broken = ("    return answer\n", "    raise ValueError('no luck today')\n")
-    small_recipe.rewrite_agent(lambda text: text.replace(*broken))
+    small_recipe.rewrite_agent(lambda text: text.replace(broken[0], broken[1]))
     assert "no luck today" in refused(small_recipe, "tasks.heldout=2", "loop.steps=1")
-    small_recipe.rewrite_agent(lambda text: text.replace(*reversed(broken)))
+    small_recipe.rewrite_agent(lambda text: text.replace(broken[1], broken[0]))
     result = small_recipe.train("--run-dir", "run", "--resume", "tasks.heldout=2", "loop.steps=1")
     assert result["steps"] == 1

@@ -38,7 +38,7 @@ def foreign() -> Iterator[Foreign]:
             self.end_headers()
             self.wfile.write(data)
 
-        def log_message(self, *_: Any) -> None: ...
+        def log_message(self, format: str, *_: Any) -> None: ...
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     found = Foreign(f"http://127.0.0.1:{server.server_port}/v1")

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import numpy as np
 import openai
@@ -13,8 +14,8 @@ from lightningrl.types import Attempt
 
 from .conftest import Stage
 
-USER = {"role": "user", "content": "what is the weather ?"}
-WEATHER = {
+USER: Any = {"role": "user", "content": "what is the weather ?"}
+WEATHER: Any = {
     "type": "function",
     "function": {"name": "weather", "description": "look", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
 }
@@ -105,8 +106,12 @@ async def test_tool_calls_arrive_byte_for_byte_and_the_next_turn_is_bridged(
     assert (wish.function.name, wish.function.arguments) == ("weather", '{"city":  "Paris"}')
     # as clients do: text dropped, arguments written anew
     arguments = json.dumps(json.loads(wish.function.arguments), separators=(",", ":"))
-    echoed = {"role": "assistant", "content": None, "tool_calls": [{**wish.model_dump(), "function": {"name": "weather", "arguments": arguments}}]}
-    result = {"role": "tool", "tool_call_id": wish.id, "content": "23 degrees"}
+    echoed: Any = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{**wish.model_dump(), "function": {"name": "weather", "arguments": arguments}}],
+    }
+    result: Any = {"role": "tool", "tool_call_id": wish.id, "content": "23 degrees"}
     final = await client.chat.completions.create(model="m", messages=[USER, echoed, result], tools=[WEATHER])
     assert final.choices[0].message.content == "sunny"
     one, two = await stage.calls(attempt)
@@ -217,10 +222,10 @@ async def test_routes_decide_policy_and_role(stage: Stage, attempt: Attempt, cli
 
 async def test_content_parts_developer_role_and_unknown_fields_are_understood(stage: Stage, client: openai.AsyncOpenAI) -> None:
     parts = [{"type": "text", "text": "what is "}, {"type": "text", "text": "the weather ?"}]
-    messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}]
+    messages: list[Any] = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}]
     await client.chat.completions.create(
         model="m", messages=messages, extra_body={"new_field": {"deep": [1]}, "top_k": -1}, user="me", stop=["", "x"]
-    )  # type: ignore[arg-type]
+    )
     text = "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nwhat is the weather ?<|im_end|>\n<|im_start|>assistant\n"
     prompt_ids, sampling, _ = stage.engine.asked[0]
     assert prompt_ids == stage.template.encode(text)
@@ -236,13 +241,13 @@ async def test_every_sampled_token_is_recorded_whatever_it_is(stage: Stage, atte
         return said[-1]
 
     stage.engine.script = script
-    messages: list[dict[str, object]] = [USER]
+    messages: list[Any] = [USER]
     for turn in range(12):
         if turn % 2:
-            pieces = [piece async for piece in await client.chat.completions.create(model="m", messages=messages, stream=True)]  # type: ignore[call-overload]
+            pieces = [piece async for piece in await client.chat.completions.create(model="m", messages=messages, stream=True)]
             text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
         else:
-            text = (await client.chat.completions.create(model="m", messages=messages)).choices[0].message.content or ""  # type: ignore[arg-type]
+            text = (await client.chat.completions.create(model="m", messages=messages)).choices[0].message.content or ""
         messages += [{"role": "assistant", "content": text}, USER]
     calls = await stage.calls(attempt)
     assert [call.completion_ids.tolist() for call in calls] == said
@@ -257,10 +262,11 @@ async def test_every_sampled_token_is_recorded_whatever_it_is(stage: Stage, atte
 async def test_a_turn_of_the_assistant_at_the_end_is_answered_with_another_one_unless_it_is_to_go_on(
     stage: Stage, client: openai.AsyncOpenAI
 ) -> None:
-    said = {"role": "assistant", "content": "it is"}
+    said: Any = {"role": "assistant", "content": "it is"}
     for last, more in ((said, {}), (said, {"continue_final_message": True}), ({**said, "prefix": True}, {})):
-        await client.chat.completions.create(model="m", messages=[USER, last], extra_body=more)  # type: ignore[list-item]
-    await client.responses.create(model="m", input=[USER, said])  # type: ignore[list-item]
+        messages: list[Any] = [USER, last]
+        await client.chat.completions.create(model="m", messages=messages, extra_body=more)
+    await client.responses.create(model="m", input=[USER, said])
     ends = [stage.template.decode(prompt_ids, control=True).rpartition("weather ?<|im_end|>\n")[2] for prompt_ids, _, _ in stage.engine.asked]
     opened, goes_on = "<|im_start|>assistant\nit is<|im_end|>\n<|im_start|>assistant\n", "<|im_start|>assistant\nit is"
     assert ends == [opened, goes_on, goes_on, opened]

@@ -1,5 +1,7 @@
 """Layer by layer must be what Hugging Face computes in one go."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,7 +10,14 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 from lightningrl.errors import UserError
 from lightningrl.models.dense import DenseModel
 
-SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+SMALL: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 
 
 def causal(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,14 @@ from lightningrl.trainer.local import LocalTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks transformers for it
 
-SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+SMALL: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 IDS = torch.arange(20) * 7 % 64
 
 
@@ -133,7 +141,7 @@ def test_an_adapter_survives_export_and_load_bit_for_bit_and_can_go_on_learning(
 def test_an_adapter_that_peft_has_written_is_read(model_folder: Path, tmp_path: Path) -> None:
     config = LoraConfig(r=3, lora_alpha=5, target_modules=["q_proj", "down_proj"], use_rslora=True, init_lora_weights=False)
     theirs = get_peft_model(AutoModelForCausalLM.from_pretrained(model_folder), config)
-    theirs.save_pretrained(tmp_path / "adapter")
+    theirs.save_pretrained(str(tmp_path / "adapter"))
     mine = load_model(str(tmp_path / "adapter"))
     torch.testing.assert_close(logits(mine), hugging_face(theirs.eval()), rtol=0, atol=1e-5)
 
@@ -142,7 +150,7 @@ def test_an_adapter_that_peft_has_written_is_read(model_folder: Path, tmp_path: 
 @pytest.mark.parametrize("change", [{"use_dora": True}, {"target_modules": ["q_proj", "lm_head"]}, {"modules_to_save": ["norm"]}])
 def test_more_than_a_plain_adapter_is_refused(change: dict[str, object], model_folder: Path, tmp_path: Path) -> None:
     config = LoraConfig(**{"r": 3, "target_modules": ["q_proj"], **change})
-    get_peft_model(AutoModelForCausalLM.from_pretrained(model_folder), config).save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
+    get_peft_model(AutoModelForCausalLM.from_pretrained(model_folder), config).save_pretrained(str(tmp_path / "adapter"), save_embedding_layers=False)
     with pytest.raises(UserError, match=r"(?s)more than a plain LoRA adapter.*hint:"):
         load_model(str(tmp_path / "adapter"))
 

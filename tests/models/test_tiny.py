@@ -1,5 +1,7 @@
 """A tokenizer and a model made on the spot."""
 
+from typing import Literal
+
 import pytest
 import torch
 
@@ -22,7 +24,7 @@ CONVERSATION = [
 
 @pytest.mark.parametrize("spaces", ["joined", "apart"])
 @pytest.mark.parametrize("text", ["SELECT 'Paris' in Paris 1234\n\n\t x_y é 漢 🙂", "", "  ", "<tool_call>{}</tool_call>"])
-def test_the_tokenizer_is_lossless_on_any_text(spaces: str, text: str) -> None:
+def test_the_tokenizer_is_lossless_on_any_text(spaces: Literal["joined", "apart"], text: str) -> None:
     tokenizer = build_tokenizer(TEXTS, vocab_size=500, spaces=spaces)
     assert tokenizer.decode(tokenizer.encode(text)) == text
 

@@ -94,7 +94,7 @@ class Scripted(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: Scripted
+    server: Scripted  # pyright: ignore[reportIncompatibleVariableOverride] - what it is made for
 
     def do_POST(self) -> None:
         self.server.asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))

@@ -269,7 +269,7 @@ async def test_an_agent_that_can_no_longer_be_loaded_fails_what_waits(tmp_path: 
 
 
 async def test_closing_leaves_no_process(tmp_path: Path) -> None:
-    notes = {"note": str(tmp_path / "pid"), "child": str(tmp_path / "child")}
+    notes: dict[str, Any] = {"note": str(tmp_path / "pid"), "child": str(tmp_path / "child")}
     async with pool(tmp_path, "agent:run") as runner:
         running = asyncio.create_task(run(runner, "1", sleep=1000, **notes))
         pids = [await written(tmp_path / name) for name in ("pid", "child")]

@@ -42,10 +42,11 @@ def test_critic_learns_what_calls_are_worth(model_folder: Path) -> None:
     trainer = make(model_folder)
     forest = build_forest(silent([replace(le, returns=float(le.transition.prompt_ids[-1] % 3) - 5) for le in conformance.lessons(0)]))
     for _ in range(60):
-        found = trainer.forward_backward(forest)
+        trainer.forward_backward(forest)
         trainer.optim_step(learning_rate=1e-2)
+    found = trainer.forward_backward(forest)
     assert found.metrics["critic/explained_variance"] > 0.9
-    assert found.values is not None
+    assert found.values is not None and forest.returns is not None
     assert np.abs(found.values - forest.returns).mean() < 0.5
 
 

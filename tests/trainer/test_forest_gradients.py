@@ -161,6 +161,7 @@ def by_hand(s: Scene) -> Tensor:
         logits = out.logits[0, P - 1 : -1] / call.temperature
         with torch.no_grad():
             started = s.started.hf(input_ids=ids, use_cache=False).logits[0, P - 1 : -1] / call.temperature
+        assert lesson.proximal is not None
         for t, token in enumerate(call.completion_ids.tolist()):
             if lesson.weights[t]:
                 logp, first = logits[t].log_softmax(0), started[t].log_softmax(0)
@@ -178,7 +179,7 @@ def by_hand(s: Scene) -> Tensor:
                         "rollout": lesson.rollout_id,
                     }
                 )
-        if s.critic:
+        if s.trainer.critic is not None and out.hidden_states is not None:
             value = s.trainer.critic(out.hidden_states[-1][0, P - 1])[0]
             total = total + loss.value_coef * float(lesson.weights.sum()) * (value - lesson.returns) ** 2
     for x in tokens:
@@ -198,7 +199,7 @@ def policy_loss(x: dict[str, Any], tokens: list[dict[str, Any]], loss: LossConfi
         return -x["A"] * x["new"]
     old = "proximal" if loss.proximal else "recorded"
     mates = [y for y in tokens if y[loss.ratio] == x[loss.ratio]]
-    r = (sum(y["new"] - y[old] for y in mates) / len(mates)).exp()
+    r = torch.stack([y["new"] - y[old] for y in mates]).mean().exp()
     held = min(max(r.item(), 1 - loss.clip_low), 1 + loss.clip_high)
     if loss.name == "cispo":
         return -held * x["A"] * x["new"]
