@@ -54,6 +54,10 @@ class StoreError(LightningError):
     """The record store could not keep its promise."""
 
 
+class StoreFailed(StoreError):
+    """The database failed (a full disk, a locked file): whoever sent the record is not to blame, and may send it again."""
+
+
 def meant(name: str, known: Iterable[str]) -> str:
     """A hint for a name that nobody knows: the one that was probably meant, or else all there are."""
     known = list(known)

@@ -16,7 +16,7 @@ from lightningrl import plugins
 from lightningrl.chat import ChatTemplate
 from lightningrl.chat.template import BadConversation
 from lightningrl.engine.base import Engine
-from lightningrl.errors import LightningError
+from lightningrl.errors import LightningError, StoreFailed
 from lightningrl.gateway import http, routing
 from lightningrl.gateway.capture import Backstage, Exchange
 from lightningrl.gateway.delivery import Delivery, Streamed, Whole
@@ -333,9 +333,11 @@ class _Request:
 def _refusal(error: Exception) -> Refused:
     if isinstance(error, Refused):
         return error
+    if isinstance(error, StoreFailed):
+        return Refused(500, error.message, code="store_error", hint=error.hint)
     if isinstance(error, BadConversation | RecursionError):
         return Refused(400, str(error), code="invalid_messages", param="messages")
-    log.error("a call failed", exc_info=error)  # a bug of ours, or a store that is broken
+    log.error("a call failed", exc_info=error)  # a bug of ours
     message = error.message if isinstance(error, LightningError) else f"{type(error).__name__}: {error}"
     return Refused(500, message, code="internal_error")
 

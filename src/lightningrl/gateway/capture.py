@@ -16,7 +16,7 @@ import numpy as np
 from lightningrl.chat import AnswerStream, ChatTemplate, Prompt
 from lightningrl.chat.grammar import grammar_of
 from lightningrl.engine.base import Delta, Engine, EngineBusy, Unanswerable, affinity
-from lightningrl.errors import LightningError, StoreError, UserError
+from lightningrl.errors import LightningError, StoreError, StoreFailed, UserError
 from lightningrl.gateway.delivery import Answered, Delivery, Show
 from lightningrl.gateway.dialects.base import ChatRequest, Dialect, Refused, Reply, TokenLogprob
 from lightningrl.gateway.generation import GONE, Generation, sampling_of
@@ -48,6 +48,8 @@ class Backstage:
         """Raises `Refused` if they cannot be stored: most likely the attempt ended in the middle of them."""
         try:
             await self.store.append(*calls)
+        except StoreFailed:
+            raise
         except StoreError as error:
             found = await self.store.attempt_by_token(session.attempt.token)
             if found is not None and found[1].status != "running":

@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-from lightningrl.errors import StoreError
+from lightningrl.errors import StoreError, StoreFailed
 from lightningrl.gateway import http
 from lightningrl.gateway.dialects.base import Refused
 from lightningrl.gateway.http import Receive, Scope, Send
@@ -36,6 +36,8 @@ class Rewards:
         call_id = await self._call(session.attempt.id, body.get("call"))
         try:
             await self._store.append(Reward(attempt_id=session.attempt.id, call_id=call_id, name=name, value=value, source="agent"))
+        except StoreFailed:
+            raise
         except StoreError as error:
             raise Refused(400, error.message, code="invalid_request", param="call", hint="give the id of an answer of this attempt") from error
         await http.respond(send, 200, {"call": call_id, "name": name, "value": value})

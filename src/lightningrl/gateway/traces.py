@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from lightningrl.errors import StoreError
+from lightningrl.errors import StoreError, StoreFailed
 from lightningrl.gateway import http
 from lightningrl.gateway.dialects.base import Refused
 from lightningrl.gateway.http import Receive, Scope, Send
@@ -24,7 +24,7 @@ from lightningrl.tracing.mark import MARK, mark_of, named
 from lightningrl.types import Span
 
 PROTOBUF, JSON = b"application/x-protobuf", b"application/json"
-INVALID, UNAUTHENTICATED = 3, 16
+INVALID, UNAVAILABLE, UNAUTHENTICATED = 3, 14, 16
 """google.rpc.Code"""
 TRACES_KEPT = 16384
 """Traces whose attempt is remembered."""
@@ -61,9 +61,9 @@ class Traces:
                 spans = await _read(scope, receive, encoding, limit=http.BODY_LIMIT)
             rejected, why = await self._take(await self._attributed(spans, own))
             status, answer = 200, otlp.answer(encoding, rejected=rejected, message=why)
-        except (otlp.BadTelemetry, Refused) as error:
-            status, message = (error.status, error.message) if isinstance(error, Refused) else (400, str(error))
-            answer = otlp.refusal(encoding, code=UNAUTHENTICATED if status == 401 else INVALID, message=message)
+        except (otlp.BadTelemetry, Refused, StoreFailed) as error:
+            status, code = _status(error)
+            answer = otlp.refusal(encoding, code=code, message=error.message if isinstance(error, Refused) else str(error))
         headers = [(b"content-type", JSON if encoding == "json" else PROTOBUF), (b"content-length", str(len(answer)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": answer})
@@ -127,11 +127,21 @@ class Traces:
         """All at once; one by one if that is refused, so that a bad one does not take the others with it."""
         try:
             await self._store.append(*spans)
+        except StoreFailed:
+            raise
         except StoreError as error:
             if len(spans) == 1:
                 return [error.message]
             return [message for span in spans for message in await self._append([span])]
         return []
+
+
+def _status(error: otlp.BadTelemetry | Refused | StoreFailed) -> tuple[int, int]:
+    """Of HTTP, and of Google's codes. Exporters send again what was answered with 503."""
+    if isinstance(error, StoreFailed):
+        return 503, UNAVAILABLE
+    status = error.status if isinstance(error, Refused) else 400
+    return status, UNAUTHENTICATED if status == 401 else INVALID
 
 
 async def _read(scope: Scope, receive: Receive, encoding: otlp.Encoding, *, limit: int) -> list[Span]:

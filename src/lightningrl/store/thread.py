@@ -13,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from lightningrl.errors import StoreError
+from lightningrl.errors import StoreError, StoreFailed
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], Any]
 
+DISK = "is the disk full, or the file locked by another program?"
 GROUP = 512
 """Works in one commit at most, which bounds how long the first of them waits for the last."""
 
@@ -56,7 +57,7 @@ class DatabaseThread:
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         if self._closed:
-            raise StoreError("the store is closed")
+            raise StoreFailed("the store is closed")
         loop = asyncio.get_running_loop()
         job = _Job(work=work, future=loop.create_future(), loop=loop)
         self._jobs.put(job)
@@ -107,7 +108,7 @@ class DatabaseThread:
                 self._connection.execute("ROLLBACK")
             events.undone()
             for job in jobs:
-                job.error = StoreError(f"the store could not commit: {error}", hint="is the disk full, or the file locked by another program?")
+                job.error = StoreFailed(f"the store could not commit: {error}", hint=DISK)
 
     def _one_by_one(self, jobs: list[_Job], events: Events) -> None:
         for job in jobs:
@@ -125,7 +126,7 @@ def _do(job: _Job, connection: sqlite3.Connection) -> None:
     except sqlite3.IntegrityError as error:
         job.error = StoreError(f"the store refused a record: {error}")
     except sqlite3.Error as error:
-        job.error = StoreError(f"the store failed: {error}")
+        job.error = StoreFailed(f"the store failed: {error}", hint=DISK)
     except Exception as error:  # noqa: BLE001 - handed to whoever awaits this work; the thread lives on
         job.error = error
 
