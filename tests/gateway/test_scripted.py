@@ -51,6 +51,31 @@ def wishes(message: Message) -> list[tuple[str, str]]:
     return [(call.name, call.arguments) for call in message.tool_calls]
 
 
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        (None, None),
+        ({"type": "object"}, {"type": "json_object"}),
+        ({"type": "integer"}, {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "integer"}}}),
+    ],
+)
+async def test_a_script_that_wants_to_know_is_told_the_response_format(plain: ChatTemplate, schema: Any, told: Any) -> None:
+    got: list[Any] = []
+
+    def script(prompt: str, messages: list[Any], tools: list[Any], *, response_format: Any) -> str:
+        got.append(response_format)
+        return "1"
+
+    async def waiting(prompt: str, messages: list[Any], tools: list[Any], response_format: Any = "nothing") -> str:
+        return script(prompt, messages, tools, response_format=response_format)
+
+    token = asked.set(ChatRequest(body={}, model="m", messages=(Message(role="user", content="hi"),), json_schema=schema))
+    for each in (script, waiting):
+        await deltas(ScriptedEngine(each, plain), [1])
+    asked.reset(token)
+    assert got == [told, told]
+
+
 async def test_a_script_gets_the_prompt_the_messages_and_the_tools(plain: ChatTemplate) -> None:
     got: list[Any] = []
 

@@ -22,9 +22,10 @@ from lightningrl.gateway.dialects.base import ChatRequest
 from lightningrl.gateway.threads import in_thread
 from lightningrl.types import FinishReason, Sampling, Weights
 
-Script: TypeAlias = Callable[[str, list[dict[str, Any]], list[dict[str, Any]]], Any]
+Script: TypeAlias = Callable[..., Any]
 """`script(prompt, messages, tools)`, plain or `async`: the prompt as text with its control tokens, and what it was made from, as OpenAI's chat
-writes it (arguments of tool calls as JSON text). Of a raw prompt the messages are empty.
+writes it (arguments of tool calls as JSON text). Of a raw prompt the messages are empty. A script with a parameter `response_format` is told, by
+name, which JSON the agent demands, whatever its dialect; None: any text.
 
 It returns a text; or `{"content": …, "reasoning": …, "tool_calls": [{"name": …, "arguments": …}]}`, each of them optional, with arguments as a
 dict or as JSON text that is kept byte for byte; or a list of such tool calls.
@@ -32,6 +33,8 @@ dict or as JSON text that is kept byte for byte; or a list of such tool calls.
 
 PLAIN = Path(__file__).parents[1] / "chat" / "plain"
 """Tokenizer and chat template for scripts that stand in for no model in particular."""
+
+ANY_OBJECT = {"type": "object"}
 
 asked: ContextVar[ChatRequest | None] = ContextVar("lightningrl_asked", default=None)
 """What the agent has asked for, while an engine answers it; None: nobody did, the prompt is all there is."""
@@ -65,6 +68,7 @@ class ScriptedEngine:
         self._template = template
         self._policy = policy
         self._name = name or getattr(script, "__name__", type(script).__name__)
+        self._takes_format = _takes_format(script)
         self._stops = StopFinder(template.decode)
         self._version = 0
         self._running = 0
@@ -126,7 +130,7 @@ class ScriptedEngine:
         decode = self._template.decode
         prompt = decode(prompt_ids, control=True) if len(prompt_ids) <= LONG else await in_thread(decode, prompt_ids, control=True)
         try:
-            said = await _call(self._script, prompt, [_shown(message) for message in messages], [dict(tool) for tool in tools])
+            said = await _call(self._script, prompt, [_shown(message) for message in messages], [dict(tool) for tool in tools], **self._wishes())
         except Exception as error:  # a script may raise anything
             raise ScriptError(f"script `{self._name}` raised {_told(error)}") from error
         message = self._message(said)
@@ -134,6 +138,13 @@ class ScriptedEngine:
             end = self._template.turn_end_id
             return self._template.encode(message.content) + ([] if end is None else [end])
         return self._template.answer_ids(message, messages=messages, tools=tools)
+
+    def _wishes(self) -> dict[str, Any]:
+        """What the script is told by name."""
+        if not self._takes_format:
+            return {}
+        request = asked.get()
+        return {"response_format": None if request is None or request.json_schema is None else _format(request.json_schema)}
 
     def _message(self, said: Any) -> Message:
         """Raises `ScriptError` for what is no answer."""
@@ -160,12 +171,26 @@ class ScriptedEngine:
         return tuple(ids), "stop"
 
 
-async def _call(script: Script, *arguments: Any) -> Any:
+async def _call(script: Script, *arguments: Any, **named: Any) -> Any:
     """`async def` in this event loop, anything else in a thread of its own: it may take its time."""
     if inspect.iscoroutinefunction(script) or inspect.iscoroutinefunction(type(script).__call__):
-        return await script(*arguments)
-    result = await in_thread(script, *arguments)
+        return await script(*arguments, **named)
+    result = await in_thread(script, *arguments, **named)
     return await result if inspect.isawaitable(result) else result
+
+
+def _takes_format(script: Script) -> bool:
+    try:
+        return "response_format" in inspect.signature(script).parameters
+    except (TypeError, ValueError):  # some callables written in C have none
+        return False
+
+
+def _format(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """As OpenAI's chat writes it."""
+    if schema == ANY_OBJECT:
+        return {"type": "json_object"}
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": dict(schema)}}
 
 
 def _shown(message: Message) -> dict[str, Any]:
