@@ -90,6 +90,28 @@ async def test_bodies_headers_and_nesting_have_limits(stage: Stage, monkeypatch:
         assert (await post(fit, {}))[0] == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "place"),
+    [
+        ("/v1/chat/completions", {"model": "m", "messages": [USER]}, ("stop",)),
+        ("/v1/completions", {"model": "m", "prompt": "x"}, ("stop",)),
+        ("/v1/messages", {"model": "m", "max_tokens": 5, "messages": [USER]}, ("stop_sequences",)),
+        ("/v1beta/models/m:generateContent", {"contents": [{"parts": [{"text": "x"}]}]}, ("generationConfig", "stopSequences")),
+    ],
+)
+async def test_stop_strings_have_limits(stage: Stage, path: str, body: dict[str, Any], place: tuple[str, ...]) -> None:
+    attempt = await stage.begin()
+    async with httpx2.AsyncClient(base_url=stage.url, headers={"x-api-key": attempt.token}) as client:
+
+        async def post(stops: Any) -> int:
+            more = {place[-1]: stops} if len(place) == 1 else {place[0]: {place[-1]: stops}}
+            return (await client.post(path, json={**body, **more})).status_code
+
+        assert await post([f"stop {n}" for n in range(64)]) == 200
+        assert await post([f"stop {n}" for n in range(65)]) == 400
+        assert await post(["x" * 1001]) == 400
+
+
 async def test_a_websocket_is_refused_with_426(stage: Stage) -> None:
     host, port = stage.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))

@@ -13,7 +13,19 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from lightningrl.chat import Message, ToolCall
-from lightningrl.gateway.dialects.base import ChatRequest, Choice, EventStream, MediaType, Past, Refused, Reply, Temperature, TokenLogprob, ToolChoice
+from lightningrl.gateway.dialects.base import (
+    ChatRequest,
+    Choice,
+    EventStream,
+    MediaType,
+    Past,
+    Refused,
+    Reply,
+    Stops,
+    Temperature,
+    TokenLogprob,
+    ToolChoice,
+)
 
 COUNT_ONLY = "count_only"
 """The field that `match` adds to a body whose prompt is only to be counted."""
@@ -129,7 +141,7 @@ class _Body(msgspec.Struct):
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
     max_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: Stops | None = None
 
 
 class AnthropicMessages:

@@ -18,6 +18,10 @@ ToolChoice: TypeAlias = Literal["auto", "none", "required"]
 Temperature: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 """Finite: where numbers may come as text, infinity is one of them."""
 
+Stop: TypeAlias = Annotated[str, msgspec.Meta(max_length=1000)]
+Stops: TypeAlias = Annotated[list[Stop], msgspec.Meta(max_length=64)]
+"""Each token that is sampled is compared with each of them. OpenAI takes 4, Google 5."""
+
 
 class Refused(Exception):
     """A request that gets no answer; the dialect says so in its own shape."""

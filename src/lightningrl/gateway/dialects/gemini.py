@@ -14,7 +14,19 @@ from typing import Annotated, Any
 import msgspec
 
 from lightningrl.chat import Message, ToolCall
-from lightningrl.gateway.dialects.base import ChatRequest, Choice, EventStream, MediaType, Past, Refused, Reply, Temperature, TokenLogprob, ToolChoice
+from lightningrl.gateway.dialects.base import (
+    ChatRequest,
+    Choice,
+    EventStream,
+    MediaType,
+    Past,
+    Refused,
+    Reply,
+    Stops,
+    Temperature,
+    TokenLogprob,
+    ToolChoice,
+)
 from lightningrl.gateway.dialects.gemini_schema import camel, json_schema, lower_types
 
 PATH = re.compile(r"^(?:/.+)?/(?:models|tunedModels|endpoints)/(?P<model>.+):(?P<verb>generateContent|streamGenerateContent|countTokens)$")
@@ -117,7 +129,7 @@ class _Generation(_Wire):
     top_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     top_k: Annotated[float, msgspec.Meta(ge=0, lt=2**63)] | None = None
     max_output_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: Stops | None = None
     candidate_count: Annotated[int, msgspec.Meta(ge=1, le=MOST_CANDIDATES)] | None = None
     seed: int | None = None
     response_mime_type: str | None = None

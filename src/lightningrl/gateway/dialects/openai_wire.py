@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from lightningrl.chat import Message
-from lightningrl.gateway.dialects.base import Refused, Reply, Temperature, TokenLogprob, ToolChoice
+from lightningrl.gateway.dialects.base import Refused, Reply, Stop, Stops, Temperature, TokenLogprob, ToolChoice
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Asked(msgspec.Struct, kw_only=True):
     temperature: Temperature | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
-    stop: str | list[str] | None = None
+    stop: Stop | Stops | None = None
     seed: int | None = None
 
     def common(self) -> dict[str, Any]:
