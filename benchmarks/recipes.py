@@ -62,6 +62,7 @@ RECIPES = {
     "node_vercel": Short(settings=["loop.steps=6", "tasks.heldout=40", "loop.eval_every=0"]),  # each rollout starts a node: 0.3 s of CPU
     "multi_agent": Short(),
     "sql_langgraph": Short(),
+    "errands": Short(settings=["loop.steps=16", "tasks.heldout=200", "loop.eval_every=0"]),  # ten calls for each reward: it learns slowly
 }
 
 
