@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def noted(learner: Learner, used: list[Lesson]) -> None:
     """Keep what the learner is updated from."""
     update = learner.update
 
-    async def noting(lessons: list[Lesson], **options: Any) -> dict[str, float]:
+    async def noting(lessons: Sequence[Lesson], **options: Any) -> dict[str, float]:
         used.extend(lessons)
         return await update(lessons, **options)
 
