@@ -255,6 +255,29 @@ async def test_a_bad_span_does_not_take_the_others_with_it(shared: Stage) -> Non
     assert [s.id for s in await shared.store.spans([attempt.id])] == ["eee19b7ec3c1b177"]
 
 
+async def test_a_span_that_may_be_a_neighbours_is_nobodys(shared: Stage) -> None:
+    mine, theirs = await shared.begin("a", seed=1), await shared.begin("b", seed=1)
+    shared.says(ASKS)
+    answers: list[Any] = []
+    for attempt in (mine, theirs):
+        async with openai.AsyncOpenAI(base_url=f"{shared.url}/v1", api_key=attempt.token) as client:
+            messages: Any = [{"role": "user", "content": "say a word"}]
+            answers.append(await client.chat.completions.create(model="m", messages=messages, tools=TOOLS))
+    ids = {answer.choices[0].message.tool_calls[0].id for answer in answers}
+    assert len(ids) == 1, "rollouts of the same seed"
+    tool = sent(attribute("gen_ai.operation.name", "execute_tool"), attribute("gen_ai.tool.call.id", ids.pop()), traceId="1" * 32)
+    async with httpx.AsyncClient(base_url=shared.url) as http:
+        said = (await http.post("/v1/traces", content=json.dumps(tool).encode(), headers=JSON)).json()["partialSuccess"]
+    assert said["rejectedSpans"] == "1"
+
+    mixed = sent(attribute("gen_ai.operation.name", "chat"), attribute("gen_ai.response.id", answers[1].id), span_id="1" * 16, traceId="2" * 32)
+    mixed["resourceSpans"] += sent(span_id="2" * 16, traceId="3" * 32)["resourceSpans"]
+    said = (await post(shared, mine, json.dumps(mixed).encode(), **JSON)).json()["partialSuccess"]
+    assert said["rejectedSpans"] == "1"
+    assert await shared.store.spans([mine.id]) == []
+    assert [s.id for s in await shared.store.spans([theirs.id])] == ["1" * 16]
+
+
 def span(name: str, **fields: Any) -> Span:
     made = Span(id=name, attempt_id="a", call_id=None, kind="tool", name=name, started_at=1.0, ended_at=2.0, trace_id="t")
     return replace(made, **fields)

@@ -184,8 +184,11 @@ class Sessions:
         return [session.attempt for session in self._sessions.values()]
 
     def asked_for(self, tool_call_id: str) -> str | None:
-        """The attempt in which a model has asked for this tool call, of those that are remembered."""
-        return next((attempt_id for attempt_id, session in self._sessions.items() if session.tree.asked_for(tool_call_id)), None)
+        """The attempt in which a model has asked for this tool call, of those that are remembered; None if there are several: rollouts of the same
+        seed get the same ids.
+        """
+        found = [attempt_id for attempt_id, session in self._sessions.items() if session.tree.asked_for(tool_call_id)]
+        return found[0] if len(found) == 1 else None
 
     async def _build(self, rollout: Rollout, attempt: Attempt) -> Session:
         session = Session(rollout, attempt, self._template, history=self._history)

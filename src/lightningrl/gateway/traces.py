@@ -78,7 +78,8 @@ class Traces:
 
     async def _attributed(self, spans: Sequence[Span], own: str | None) -> list[Span]:
         """With attempts and calls as far as they are known; `attempt_id` stays "" where it is not. Where attempts share an exporter, what a span
-        says goes before the token: whoever has it sent may have sent what others had left in the queue.
+        says goes before the token: whoever has it sent may have sent what others had left in the queue. So where some spans are another's, the token
+        says nothing of the rest.
         """
         if not self._shared:
             own = own or ""
@@ -87,7 +88,10 @@ class Traces:
         joined = [replace(span, attempt_id=marks.get(_mark(span)) or self._attempt_of(_answer(span)) or "") for span in spans]
         joined = [replace(span, call_id=_answer(span)) if span.attempt_id == self._attempt_of(_answer(span)) else span for span in joined]
         self._remember(joined)
-        return [span if span.attempt_id else replace(span, attempt_id=self._neighbours(span) or own or "") for span in joined]
+        joined = [span if span.attempt_id else replace(span, attempt_id=self._neighbours(span)) for span in joined]
+        if own is None or any(span.attempt_id not in ("", own) for span in joined):
+            return joined
+        return [replace(span, attempt_id=own) for span in joined]
 
     def _attempt_of(self, call_id: str | None) -> str | None:
         found = self._call_id.fullmatch(call_id or "")
@@ -109,9 +113,11 @@ class Traces:
         while len(self._attempts) > TRACES_KEPT:
             self._attempts.popitem(last=False)
 
-    def _neighbours(self, span: Span) -> str | None:
+    def _neighbours(self, span: Span) -> str:
+        """The attempt that asked for its tool call, or that of its trace; "" if that is not one alone."""
         tool_id = span.attributes.get(TOOL_CALL_ID)
-        return self._attempts.get(span.trace_id) or (self._sessions.asked_for(tool_id) if tool_id else None)
+        asked_by = self._sessions.asked_for(tool_id) if tool_id else None
+        return asked_by or self._attempts.get(span.trace_id) or ""
 
     async def _take(self, spans: Sequence[Span]) -> tuple[int, str]:
         """(how many were not taken, why)"""
