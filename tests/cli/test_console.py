@@ -2,8 +2,11 @@
 
 import io
 
+import pytest
 from rich.console import Console
+from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
 from lightningrl.cli.console import make_console, say
 
@@ -23,6 +26,19 @@ def test_square_brackets_are_no_markup(capsys) -> None:
     say(console, "agent [/] said: [red]")
     shown = capsys.readouterr().out
     assert all(text in shown for text in ("pip [title]", '"lightningrl[train]"', "routes=[bold]", "agent [/] said: [red]"))
+
+
+def test_what_a_terminal_would_obey_is_shown_as_symbols(capsys: pytest.CaptureFixture[str]) -> None:
+    console = make_console(stderr=False)
+    hostile = "\x1b]0;renamed\x07 \x1b[2J \x9b2J"
+    table = Table(box=None)
+    table.add_row(hostile)
+    console.print(table)
+    console.print(Panel(Text(hostile)))
+    say(console, ("error: ", "bold red"), hostile)
+    shown = capsys.readouterr().out
+    assert not {"\x1b", "\x07", "\x9b"} & set(shown)
+    assert shown.count("␛[2J") == 3
 
 
 def test_in_a_terminal_lines_break_at_spaces_only() -> None:

@@ -1,12 +1,36 @@
-"""How text reaches a person: as it is. Square brackets are no markup, figures are not coloured, and a line breaks at spaces only."""
+"""How text reaches a person: as it is. Square brackets are no markup, figures are not coloured, and a line breaks at spaces only.
 
-from rich.console import Console
+Agents and models may say anything, also what a terminal would obey: control characters are shown as symbols.
+"""
+
+from collections.abc import Iterator
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
+
+VISIBLE = {
+    **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"},  # ESC becomes ␛
+    0x7F: 0x2421,
+    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
+}
+"""Control character → the symbol that is shown."""
+
+
+class PlainConsole(Console):
+    """Never reads a string as markup, and hands a terminal no control characters but its own."""
+
+    def __init__(self, *, stderr: bool) -> None:
+        super().__init__(stderr=stderr, markup=False, highlight=False)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else text.translate(VISIBLE), style, control)
 
 
 def make_console(*, stderr: bool) -> Console:
-    """A console that never reads a string as markup: `lightningrl[train]` stays what it is."""
-    return Console(stderr=stderr, markup=False, highlight=False)
+    """A console for text of any origin."""
+    return PlainConsole(stderr=stderr)
 
 
 def say(console: Console, *parts: str | tuple[str, str]) -> None:
