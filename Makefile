@@ -1,6 +1,6 @@
 # Every verb does its own set-up: nothing is needed but make and Python 3.11 to 3.14.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-agents test-recipes recipes test-vllm fuzz lint typecheck bench oracles docs clean
+.PHONY: help demo test test-fast test-agents test-recipes recipes test-vllm fuzz lint typecheck bench oracles road docs clean
 
 BIN := .venv/bin
 CODE := src tests tests_recipes tests_vllm recipes benchmarks
@@ -64,6 +64,9 @@ bench: .venv/ready ## measure what the README claims (BENCH=benchmarks/engine.py
 
 oracles: .venv/ready ## hold every credit and advantage against the exact gradient (ARGS=--check: write nothing)
 	@$(BIN)/python benchmarks/oracles.py $(ARGS)
+
+road: .venv/ready ## go a newcomer's road: the wheel in a fresh venv, then docs/tutorial.md command by command (some ten minutes)
+	@$(BIN)/python tests/road/road.py
 
 docs: .venv/ready ## check that what the docs name exists
 	@$(BIN)/python -m pytest tests/docs

@@ -4,10 +4,10 @@
     python benchmarks/learning.py                                      sql_langgraph
     python benchmarks/learning.py rag_openai_agents --draw             the pictures and the table again, from the results file
 
-    python recipes/sql_langgraph/warmstart.py --seed 1 --out runs/warmstart-seed1                               a second warm start
+    lightningrl warmstart recipes/sql_langgraph/recipe.toml seed=1 --out runs/warmstart-seed1                   a second warm start
     python benchmarks/learning.py --warmstarts recipes/sql_langgraph/warmstart runs/warmstart-seed1             twice as many runs
 
-For each warm start (a model folder, made by the recipe's warmstart.py) and each seed:
+For each warm start (a model folder, made by `lightningrl warmstart`) and each seed:
 
     RL       `lightningrl train` on the recipe
     SFT      the control: as much wall-clock of further SFT on the same demonstrations, counted from its first step, on as many threads
@@ -85,8 +85,10 @@ def measure(task: str, warmstart: Path, *, number: int, seed: int, control: bool
 
 def imitate(task: str, warmstart: Path, out: Path, *, seconds: float, number: int, seed: int) -> dict[str, Any]:
     """The control: more of the demonstrations that made the warm start, in an order of its own."""
-    command = [sys.executable, ROOT / "recipes" / task / "warmstart.py", "--continue", warmstart, "--seconds", str(seconds), "--steps", str(10**9)]
-    return {"seconds": seconds, "spent": spent(*command, "--seed", str(number), "--order", str(seed), "--threads", "2", "--out", out)}
+    recipe = ROOT / "recipes" / task / "recipe.toml"
+    further = [f"seed={number}", f"warmstart.base={warmstart}", "warmstart.steer=false", f"warmstart.steps={10**9}"]
+    command = [sys.executable, "-m", "lightningrl", "warmstart", recipe, *further, "--seconds", str(seconds), "--order", str(seed)]
+    return {"seconds": seconds, "spent": spent(*command, "--threads", "2", "--out", out)}
 
 
 def scores(recipe: Path, settings: Sequence[str], policies: Mapping[str, Path]) -> dict[str, dict[str, float]]:

@@ -19,6 +19,7 @@ IMPORTED = [
     "transformers.models.qwen3.modeling_qwen3",
     "lightningrl.cli.evaluate",
     "lightningrl.cli.train",
+    "lightningrl.cli.warmstart",
     "lightningrl.engine.embedded",
     "lightningrl.models.load",
     "lightningrl.serve",

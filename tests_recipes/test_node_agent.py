@@ -88,9 +88,11 @@ def test_the_gateway_renders_a_conversation_as_the_warm_start_has_shown_it(shop:
     from lightningrl.chat import ChatTemplate
     from lightningrl.gateway.dialects.base import Past
     from lightningrl.gateway.dialects.openai_chat import OpenAIChat
+    from lightningrl.warmstart.demonstrations import answers_of
+    from lightningrl.warmstart.examples import examples_of
 
     shown = shop.demonstrations.demonstrations(seed=1, count=200)
-    tokenizer = shop.warmstart.tokenizer_for(shown)
+    tokenizer = shop.warmstart.tokenizer_for([])
     tokenizer.save_pretrained(tmp_path)
     template = ChatTemplate.load(tmp_path)
     for demonstration in shown[:3]:
@@ -99,7 +101,8 @@ def test_the_gateway_renders_a_conversation_as_the_warm_start_has_shown_it(shop:
         answered(shop, shop.tasks.as_task(demonstration.problem, "x")["input"])
         asked = OpenAIChat().parse(server.asked[0], Past())
         ids = template.render(asked.messages, tools=asked.tools)
-        first, *_ = shop.warmstart.examples(demonstration, tokenizer)
+        answers = answers_of({"messages": demonstration.messages, "tools": shop.demonstrations.TOOLS})
+        [[first, *_]] = examples_of([answers], template, max_length=512)
         assert list(first.prompt_ids) == ids
         assert told(server) == [message["content"] for message in demonstration.messages if message["role"] == "tool"]
 

@@ -136,9 +136,11 @@ async def test_the_gateway_renders_a_conversation_as_the_warm_start_has_shown_it
     from lightningrl.chat import ChatTemplate
     from lightningrl.gateway.dialects.base import Past
     from lightningrl.gateway.dialects.openai_responses import OpenAIResponses
+    from lightningrl.warmstart.demonstrations import answers_of
+    from lightningrl.warmstart.examples import examples_of
 
     shown = rag.demonstrations.demonstrations(seed=1, count=60)
-    tokenizer = rag.warmstart.tokenizer_for([rag.warmstart.text_of(message) for d in shown for message in d.messages])
+    tokenizer = rag.warmstart.tokenizer_for([{"messages": d.messages} for d in shown])
     tokenizer.save_pretrained(tmp_path)
     template = ChatTemplate.load(tmp_path)
     for demonstration in shown[:5]:
@@ -149,7 +151,8 @@ async def test_the_gateway_renders_a_conversation_as_the_warm_start_has_shown_it
         ids = template.render(asked.messages, tools=asked.tools)
         begun = list(demonstration.messages[:-1])
         assert ids == tokenizer.apply_chat_template(begun, tools=rag.warmstart.TOOLS, add_generation_prompt=True, return_dict=False)
-        *_, last = rag.warmstart.examples(demonstration, tokenizer)
+        answers = answers_of({"messages": demonstration.messages, "tools": rag.warmstart.TOOLS})
+        [[*_, last]] = examples_of([answers], template, max_length=384)
         assert list(last.prompt_ids) == ids
 
 

@@ -2,9 +2,14 @@
 
 import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from lightningrl.chat import ChatTemplate
+from lightningrl.warmstart.demonstrations import answers_of
+from lightningrl.warmstart.examples import examples_of
 
 COUNT = 600
 
@@ -57,9 +62,8 @@ def test_demonstrations_never_show_a_heldout_world_or_composition(rag: Any, show
         assert not rag.questions.is_new(d.question.chain)
 
 
-def test_a_conversation_of_three_steps_takes_less_than_180_tokens(rag: Any, shown: list[Any]) -> None:
-    tokenizer = rag.warmstart.tokenizer_for([rag.warmstart.text_of(message) for d in shown for message in d.messages])
-    longest = max(len(tokenizer.apply_chat_template(list(d.messages), tools=rag.warmstart.TOOLS, return_dict=False)) for d in shown)
-    assert longest < 180
-    answers = [example for d in shown for example in rag.warmstart.examples(d, tokenizer)]
-    assert max(len(example.completion_ids) for example in answers) <= 12
+def test_a_conversation_of_three_steps_takes_less_than_180_tokens(rag: Any, shown: list[Any], tmp_path: Path) -> None:
+    rows = [{"messages": d.messages, "tools": rag.warmstart.TOOLS} for d in shown]
+    rag.warmstart.tokenizer_for(rows).save_pretrained(tmp_path)
+    examples = examples_of([answers_of(row) for row in rows], ChatTemplate.load(tmp_path), max_length=179)
+    assert max(len(example.completion_ids) for answers in examples for example in answers) <= 12

@@ -1,19 +1,15 @@
-"""How are the weights made that training starts from? A tokenizer and a tiny model, made on the spot, and a short SFT on demonstrations.
+"""What is the model shown before it learns from reward, and in which tokens?
 
-python warmstart.py                        rebuilds the folder `warmstart` that recipe.toml names
-python warmstart.py --seed 1 --out other   makes another one
+`lightningrl warmstart recipe.toml` makes the folder `warmstart` from it.
 """
 
 import json
-from pathlib import Path
 from typing import Any
 
 from agent import SYSTEM
 from demonstrations import TOOLS, Demonstration, demonstrations
 
-from lightningrl.cli.warmstart import Warmstart, main
 from lightningrl.models.tiny import BEGIN, add_phrases, build_tokenizer, tools_phrase
-from lightningrl.trainer.imitation import Example, answers
 
 VOCABULARY = 560
 PHRASES = (
@@ -33,35 +29,32 @@ look, and a result below 10,000 in two. Of single digits every second one would 
 not enough where 37 and 34 are in one story; of whole numbers each would be too rare to be learnt."""
 
 
-def tokenizer_for(texts: list[str]) -> Any:
-    """Knows every word of `texts`, every phrase and two digits at a time. What is to be done, and what with, is a phrase each, too."""
-    tokenizer = build_tokenizer(texts, vocab_size=VOCABULARY)
+def conversations(*, seed: int, count: int) -> list[list[dict[str, Any]]]:
+    return [conversations_of(demonstration) for demonstration in demonstrations(seed=seed, count=count)]
+
+
+def conversations_of(demonstration: Demonstration) -> list[dict[str, Any]]:
+    """Who reflects is shown no tools: the last answer is then in a conversation of its own."""
+    messages = list(demonstration.messages)
+    if not demonstration.reflects:
+        return [{"messages": messages, "tools": TOOLS}]
+    before = [{**message, "weight": 0} if message["role"] == "assistant" else message for message in messages[:-1]]
+    return [{"messages": messages[:-1], "tools": TOOLS}, {"messages": [*before, messages[-1]]}]
+
+
+def tokenizer_for(shown: list[list[dict[str, Any]]]) -> Any:
+    """Knows every word, every phrase and two digits at a time. What is to be done, and what with, is a phrase each, too."""
+    said = [text_of(message) for one in shown[:2000] for message in _messages(one)]
+    tokenizer = build_tokenizer([*said, json.dumps(TOOLS), "system user assistant"], vocab_size=VOCABULARY)
     add_phrases(tokenizer, (*PHRASES, *NUMBERS, SYSTEM, tools_phrase(tokenizer, TOOLS, system=SYSTEM)))
     return tokenizer
 
 
-def examples(demonstration: Demonstration, tokenizer: Any) -> list[Example]:
-    """One for each answer of the conversation, given all that came before it. Who reflects is shown no tools."""
-    made = answers(demonstration.messages, tokenizer, tools=TOOLS)
-    return [*made[:-1], answers(demonstration.messages, tokenizer)[-1]] if demonstration.reflects else made
+def _messages(conversations: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each once: a second conversation has them all."""
+    return conversations[-1]["messages"]
 
 
 def text_of(message: dict[str, Any]) -> str:
     """What is said, or asked of the calculator."""
     return message.get("content") or json.loads(message["tool_calls"][0]["function"]["arguments"])["expression"]
-
-
-RECIPE = Warmstart(
-    folder=Path(__file__).parent / "warmstart",
-    demonstrations=demonstrations,
-    tokenizer_for=lambda shown: tokenizer_for([*(text_of(m) for d in shown[:2000] for m in d.messages), json.dumps(TOOLS), "system user assistant"]),
-    examples=examples,
-    count=80000,
-    reading=500,
-    reading_prompts=True,
-    steps=1200,
-    layers=4,
-)
-
-if __name__ == "__main__":
-    main(RECIPE, about=__doc__)

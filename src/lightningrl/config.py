@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast, get_args, get_origin
+from typing import Any, Literal, TypeAlias, cast, get_args, get_origin
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -246,6 +246,47 @@ class LoopConfig(Section):
     """Held-out tasks in each of those looks."""
 
 
+Size: TypeAlias = Literal["hidden", "layers", "heads", "kv_heads", "head_size", "intermediate", "max_length"]
+
+
+class WarmstartConfig(Section):
+    """`[warmstart]`: how `lightningrl warmstart` makes the model that `model.path` names (see docs/tutorial.md)."""
+
+    teacher: str = ""
+    """Plays the model on training tasks, and its rollouts are the demonstrations: `module:function` (a script, see
+    docs/gateway.md) or `upstreams.NAME`."""
+    demonstrations: str = ""
+    """In place of a teacher: a JSONL file of conversations, the folder of a run, or `module:function`, called as f(seed=…, count=…)."""
+    reward: float = 1.0
+    """The final reward that a rollout of the teacher, or of a run, needs to be a demonstration."""
+    count: int = Field(default=2000, ge=1)
+    """Rollouts of the teacher, or demonstrations that a function is asked for."""
+    base: str = ""
+    """A model folder (relative to the recipe) or hub id to train further; empty: a tiny model and its tokenizer are made."""
+    tokenizer: str = ""
+    """`module:function` from the demonstrations to the tiny model's tokenizer; empty: one that knows every word and phrase of them."""
+    shape: dict[Size, int] = Field(default_factory=dict[Size, int])
+    """Sizes of the tiny model, such as `{hidden = 64}`; the rest is as in `models/tiny.py`."""
+    steps: int = Field(default=600, ge=1)
+    """Batches of demonstrations to learn from; with `steer` fewer or up to three times as many."""
+    batch: int = Field(default=32, ge=1)
+    """Demonstrations in a batch."""
+    learning_rate: float = Field(default=0.0, ge=0)
+    """Peak step size of AdamW; 0: 3e-3 for a tiny model, 1e-3 for one with a `base`."""
+    reading: int = Field(default=0, ge=0)
+    """Steps before those in which a tiny model also learns to predict what it is told, such as tool results: it learns sooner to copy from there."""
+    reading_prompts: bool = False
+    """Whether the first prompt is predicted then, too."""
+    steer: bool = True
+    """Stop as soon as the agent succeeds on 35 to 50 % of the training tasks that it is tried on. False: take exactly `steps`."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "WarmstartConfig":
+        if self.teacher and self.demonstrations:
+            raise ValueError("give either `teacher` or `demonstrations`")
+        return self
+
+
 class LearnerConfig(Section):
     """All there is to say about one policy that learns."""
 
@@ -282,6 +323,7 @@ class Config(Section):
     """`[policies.NAME]`: several policies that learn. Each may have `preset`, `model`, `algorithm`, `loss` and `trainer` of its own, and is like
     the sections at the top in whatever it leaves out. Without any there is one, `policy`."""
     loop: LoopConfig = LoopConfig()
+    warmstart: WarmstartConfig = WarmstartConfig()
 
     @model_validator(mode="before")
     @classmethod

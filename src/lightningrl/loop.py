@@ -140,7 +140,7 @@ class Loop:
                 await self._not_reached(attempts)
 
     async def _try(self, count: int, what: str) -> list[Attempt]:
-        rollouts = self._exam(0, MODES[0], min(count, self.config.tasks.heldout))
+        rollouts = self._exam(self._heldout_tasks(min(count, self.config.tasks.heldout)), version=0, mode=MODES[0])
         await self.store.enqueue([replace(rollout, max_attempts=1) for rollout in rollouts])
         self.watcher.doing(f"trying {what}: does the agent call the model?")
         await wait(self.store, [rollout.id for rollout in rollouts])
@@ -256,10 +256,14 @@ class Loop:
             await learner.serve(learner.weights(version))
 
     async def examine(self, version: int, mode: Mode, count: int, *, when: str = "", recall: bool = False) -> Exam:
-        """Try the policy on held-out tasks, the same ones every time. `when`: how the exam is told from others in messages.
+        """Try the policy on held-out tasks, the same ones every time."""
+        return await self.examine_on(self._heldout_tasks(count), version=version, mode=mode, when=when, recall=recall)
+
+    async def examine_on(self, tasks: Sequence[Task], *, version: int, mode: Mode, when: str = "", recall: bool = False) -> Exam:
+        """Try the policy once on each of these tasks. `when`: how the exam is told from others in messages.
         `recall`: read an exam of earlier weights, and run nothing.
         """
-        rollouts = self._exam(version, mode, count)
+        rollouts = self._exam(tasks, version=version, mode=mode)
         if recall:
             rollouts = await self.store.rollouts(ids=[rollout.id for rollout in rollouts])
         else:
@@ -276,9 +280,11 @@ class Loop:
         self.cpu.lap("gateway")
         return exam
 
-    def _exam(self, version: int, mode: Mode, count: int) -> list[Rollout]:
+    def _heldout_tasks(self, count: int) -> list[Task]:
         config = self.config
-        tasks = load_tasks(config.tasks, "heldout", seed=config.tasks.seed, count=count, root=config.root)
+        return load_tasks(config.tasks, "heldout", seed=config.tasks.seed, count=count, root=config.root)
+
+    def _exam(self, tasks: Sequence[Task], *, version: int, mode: Mode) -> list[Rollout]:
         return [
             self._rollout(f"exam-{version:05d}-{mode}-{index:04d}", task, seed_of=f"exam-{mode}-{index}", temperature=TEMPERATURE[mode])
             for index, task in enumerate(tasks)

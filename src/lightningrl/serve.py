@@ -92,14 +92,18 @@ async def lightning(config: Config, folder: Path, *, starting: Starting = lambda
 
 @asynccontextmanager
 async def relaying(config: Config, folder: Path, *, starting: Starting = lambda what: None) -> AsyncIterator[LightningServer]:
-    """The same where every route leads to another server: nobody learns, and no model is needed."""
+    """The same without a model: every route leads to another server, or to the script that `engine.name` names."""
     async with AsyncExitStack() as stack:
         sock = stack.enter_context(bound(config.gateway))
         template = ChatTemplate.load(PLAIN)
+        played = sorted({route.policy for route in config.routes} & config.learners().keys())
+        engines = {policy: make_engine_for(config, policy, folder=PLAIN, template=template) for policy in played}
+        for engine in engines.values():
+            stack.push_async_callback(engine.close)
         store = await open_store(f"sqlite://{folder.resolve() / 'store.sqlite'}", exclusive=True)
         stack.push_async_callback(store.close)
         starting(_workers(config))
-        await stack.enter_async_context(_agents(config, sock, folder, store=store, template=template, engines={}))
+        await stack.enter_async_context(_agents(config, sock, folder, store=store, template=template, engines=engines))
         checkpoints = Checkpoints(folder, store=store, learners=())
         yield LightningServer(config=config, folder=folder, store=store, template=template, learners=(), checkpoints=checkpoints)
 

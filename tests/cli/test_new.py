@@ -13,7 +13,6 @@ from lightningrl.cli.app import app
 from lightningrl.cli.new import PARTS, TEMPLATE, lay_out
 from lightningrl.cli.shipped import shipped
 from lightningrl.config import load_config
-from lightningrl.data.tasks import load_tasks
 from lightningrl.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +27,7 @@ def test_what_is_laid_out_trains_at_once_under_its_own_name(tmp_path: Path) -> N
     made = lightningrl(tmp_path, "new", "my-agent")
     assert made.returncode == 0, made.stderr
     assert "cd my-agent && lightningrl train recipe.toml" in made.stdout
-    assert all(file in made.stdout for file in ("agent.py", "tasks.jsonl", "recipe.toml"))
+    assert all(file in made.stdout for file in ("agent.py", "tasks.py", "teacher.py", "lightningrl warmstart recipe.toml"))
     assert {path.name for path in (tmp_path / "my-agent").iterdir()} == set(PARTS)
     small = ["loop.steps=1", "loop.tasks_per_step=6", "loop.group_size=4", "tasks.heldout=6", "agent.concurrency=12", "engine.slots=24"]
     done = lightningrl(tmp_path / "my-agent", "train", "recipe.toml", *small, "--json")
@@ -50,14 +49,6 @@ def test_only_the_name_differs_from_the_template(tmp_path: Path) -> None:
         copy, source = (tmp_path / "mine" / file).read_bytes(), (template / file).read_bytes()
         assert copy == (source.replace(b"from-scratch", b"mine") if file.endswith(".toml") else source), file
     assert [load_config(tmp_path / "mine" / file).name for file in ("recipe.toml", "gpu.toml")] == ["mine", "mine-gpu"]
-
-
-def test_its_tasks_are_as_many_as_a_step_and_an_exam_take(tmp_path: Path) -> None:
-    lay_out(tmp_path / "mine")
-    config = load_config(tmp_path / "mine")
-    assert len(load_tasks(config.tasks, "heldout", seed=0, count=1000, root=config.root)) == config.tasks.heldout
-    train = load_tasks(config.tasks, "train", seed=0, count=config.loop.tasks_per_step, root=config.root)
-    assert len({json.dumps(dict(task.input)) for task in train}) == config.loop.tasks_per_step
 
 
 def test_json_has_one_object_on_stdout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

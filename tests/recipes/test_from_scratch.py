@@ -1,8 +1,7 @@
-"""The shortest agent: a loop over one tool on OpenAI's own client, tasks from a file, a reward of one line."""
+"""The shortest agent: a loop over one tool on OpenAI's own client, a teacher in ten lines, a reward of one line."""
 
 import asyncio
 import json
-import random
 from typing import Any
 
 import pytest
@@ -27,8 +26,8 @@ def look_up(fact: object, name: str = "call_0") -> dict[str, Any]:
     return {"content": None, "tool_calls": [{"id": name, "type": "function", "function": function}]}
 
 
-def rows(scratch: Any) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (scratch.folder / "tasks.jsonl").read_text().splitlines()]
+def asked(scratch: Any, split: str) -> list[dict[str, Any]]:
+    return [row["input"] for row in scratch.tasks.tasks(split, seed=0, count=COUNT)]
 
 
 def test_the_agent_has_thirty_lines_and_not_a_word_of_who_trains_it(scratch: Any) -> None:
@@ -75,44 +74,30 @@ def test_any_other_answer_earns_nothing(scratch: Any, answer: str | None) -> Non
     assert scratch.agent.reward(TASK, answer) == 0.0
 
 
-def test_the_task_file_is_the_one_that_is_generated(scratch: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    scratch.questions.main()
-    assert capsys.readouterr().out == (scratch.folder / "tasks.jsonl").read_text()
-
-
 def test_no_question_is_in_both_splits_and_no_heldout_word_is_new(scratch: Any) -> None:
-    asked: dict[str, set[str]] = {"train": set(), "heldout": set()}
-    for row in rows(scratch):
-        asked[row["split"]].add(row["input"]["question"])
-    assert not asked["train"] & asked["heldout"]
-    words = {split: {word for question in questions for word in question.split()} for split, questions in asked.items()}
+    questions = {split: {task["question"] for task in asked(scratch, split)} for split in ("train", "heldout")}
+    assert not questions["train"] & questions["heldout"]
+    words = {split: {word for question in own for word in question.split()} for split, own in questions.items()}
     assert words["heldout"] <= words["train"]
-    shown = {conversation[1]["content"] for conversation in scratch.demonstrations.demonstrations(seed=0, count=COUNT)}
-    assert not shown & asked["heldout"]
+
+
+def test_tasks_follow_from_the_seed(scratch: Any) -> None:
+    assert scratch.tasks.tasks("train", seed=0, count=5) == scratch.tasks.tasks("train", seed=0, count=9)[:5]
+    assert scratch.tasks.tasks("train", seed=1, count=5) != scratch.tasks.tasks("train", seed=0, count=5)
 
 
 def test_only_the_right_way_leads_to_the_right_answer(scratch: Any) -> None:
-    for row in rows(scratch):
-        facts, answer = row["input"]["facts"], row["input"]["answer"]
+    for task in asked(scratch, "train"):
+        facts, answer = task["facts"], task["answer"]
         assert list(facts.values()).count(answer) == 1
-        word, link, person = row["input"]["question"].removeprefix("what is the ").removesuffix("?").replace(" of the ", " of ").split(" of ")
+        word, link, person = task["question"].removeprefix("what is the ").removesuffix("?").replace(" of the ", " of ").split(" of ")
         assert facts[f"{word} of {facts[f'{link} of {person}']}"] == answer
 
 
-def test_demonstrations_are_mostly_wrong_and_perfect_ones_never(scratch: Any, server: Any, run: Any) -> None:
-    def right(*, perfect: bool) -> float:
-        shown = scratch.demonstrations.demonstrations(seed=0, count=COUNT, perfect=perfect)
-        questions = [scratch.questions.random_question(random.Random(f"demonstration-0-{index}"), heldout=False) for index in range(COUNT)]
-        return sum(said[-1]["content"] == question.answer for said, question in zip(shown, questions, strict=True)) / COUNT
-
-    assert 0.1 < right(perfect=False) < 0.25
-    assert right(perfect=True) == 1.0
-
-
-def test_a_demonstration_is_what_the_agent_would_have_recorded(scratch: Any, server: Any, run: Any) -> None:
-    for index, conversation in enumerate(scratch.demonstrations.demonstrations(seed=1, count=5)):
-        question = scratch.questions.random_question(random.Random(f"demonstration-1-{index}"), heldout=False)
-        server.answers = [{"content": None, **message} for message in conversation if message["role"] == "assistant"]
-        assert run({"question": question.text, "facts": question.facts, "answer": question.answer}) == conversation[-1]["content"]
-        recorded = [{name: value for name, value in message.items() if value is not None} for message in server.asked[-1]["messages"]]
-        assert recorded == list(conversation[:-1])
+def test_the_teacher_does_every_task(scratch: Any) -> None:
+    for task in asked(scratch, "train")[:50]:
+        messages: list[dict[str, Any]] = [{"role": "system", "content": scratch.agent.SYSTEM}, {"role": "user", "content": task["question"]}]
+        for _ in range(2):
+            [call] = scratch.teacher.teacher("", messages, scratch.agent.TOOLS)
+            messages.append({"role": "tool", "content": task["facts"][call["arguments"]["fact"]]})
+        assert scratch.agent.reward(task, scratch.teacher.teacher("", messages, scratch.agent.TOOLS)) == 1.0

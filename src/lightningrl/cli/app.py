@@ -1,9 +1,10 @@
-"""The command line: `lightningrl demo | new | train | eval | run | rollouts | show | health | doctor | settings`.
+"""The command line: `lightningrl demo | new | warmstart | train | eval | run | rollouts | show | health | doctor | settings`.
 
 Errors a person can mend end with exit code 2 and a hint.
 """
 
 import json
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -68,6 +69,33 @@ def new(folder: Annotated[Path, typer.Argument(help="A folder to make; its name 
     show(made, make_console(stderr=as_json))
     if as_json:
         typer.echo(_json(made))
+
+
+@app.command()
+def warmstart(
+    recipe: Annotated[Path, typer.Argument(help="Path of a recipe.toml.")],
+    overrides: Overrides = None,
+    source: Annotated[
+        Path | None, typer.Option("--from", help="A JSONL file of conversations, or a run's folder, in place of what the recipe says.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The folder to write. Default: `model.path`, below the recipe's folder.")] = None,
+    seconds: Annotated[float, typer.Option("--seconds", help="Stop after this much time of training.")] = math.inf,
+    order: Annotated[int | None, typer.Option("--order", help="Seed of the order of the demonstrations. Default: the recipe's `seed`.")] = None,
+    threads: Annotated[int, typer.Option("--threads", help="With 1, weights are the same bit for bit on any number of cores.")] = 1,
+    run_dir: RunDir = None,
+    as_json: Json = False,
+) -> None:
+    """Make the model that a recipe starts from, out of demonstrations."""
+    config = _known(load_config(recipe, overrides or []))
+    from lightningrl.cli.warmstart import warmstart as run  # loads torch
+    from lightningrl.warmstart.making import Pace
+
+    pace = Pace(seconds=seconds, order=order, threads=threads)
+    result = run(config, source=source, out=out, pace=pace, run_dir=run_dir, console=make_console(stderr=as_json))
+    if as_json:
+        typer.echo(_json(result))
+    if config.warmstart.steer and result.reason:
+        raise typer.Exit(1)
 
 
 @app.command()

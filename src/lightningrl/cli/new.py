@@ -12,14 +12,14 @@ from lightningrl.cli.shipped import shipped
 from lightningrl.errors import UserError
 
 TEMPLATE = "from_scratch"
-PARTS = ("agent.py", "tasks.jsonl", "recipe.toml", "gpu.toml", "README.md", "warmstart")
-"""What a user wants of it; how the tasks and the model were made stays in the repository."""
+PARTS = ("agent.py", "tasks.py", "teacher.py", "recipe.toml", "gpu.toml", "README.md", "warmstart")
 NAMED = 'name = "from-scratch'
 """How the name stands in its `.toml` files."""
 MEANT: dict[str, str] = {
     "agent.py": "`run` does a task; `reward` says what the answer is worth",
-    "tasks.jsonl": "what it is asked; rows of split `heldout` are never trained on",
-    "recipe.toml": "`model.path`: `warmstart` knows the words of these tasks alone; gpu.toml has a model that can read yours",
+    "tasks.py": "what it is asked: nothing may be in both splits; or a file, tasks.jsonl",
+    "teacher.py": "plays a model that can do the task; then: lightningrl warmstart recipe.toml",
+    "gpu.toml": "in place of a tiny model: one that reads any text, on a GPU",
 }
 """What to change, and what it says."""
 

@@ -153,12 +153,12 @@ def next_steps(console: Console, config: Config, *, run_dir: Path) -> None:
     }
     agent = config.root / f"{(config.agent.entry or '').partition(':')[0]}.py"
     if agent.is_file():
-        rows["read the agent, unchanged"] = _near(agent)
+        rows["read the agent, unchanged"] = near(agent)
     for what, how in rows.items():
         say(console, f"  {what}:")
         say(console, f"    {how}")
 
 
-def _near(path: Path) -> str:
+def near(path: Path) -> str:
     """As it is typed from here."""
     return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else str(path)

@@ -1,108 +1,198 @@
-"""How is a recipe's warm start made? A tokenizer and a tiny model, made on the spot, and a short SFT on the recipe's demonstrations.
-
-A recipe's `warmstart.py` says in a `Warmstart` what is its own, and hands that to `main`; the command line is the same for all.
-"""
+"""`lightningrl warmstart recipe.toml`: the model that `model.path` names, made from demonstrations until learning from reward can start."""
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Generic, Protocol, TypeVar
+from types import TracebackType
 
-import typer
+from rich.console import Console
 
-from lightningrl.cli.app import main as run
-from lightningrl.models.load import load_model, load_tokenizer
+from lightningrl.cli.console import say
+from lightningrl.cli.folder import RUNS, RunFolder, new_folder
+from lightningrl.cli.ready import check_tasks
+from lightningrl.cli.report import near
+from lightningrl.cli.stop import Interrupted, run
+from lightningrl.config import Config
+from lightningrl.errors import Stopped, UserError
+from lightningrl.loop import Exam
 from lightningrl.models.memory import keep_freed_memory
-from lightningrl.models.tiny import build_model
-from lightningrl.trainer.imitation import Example, imitate, imitator, whole
+from lightningrl.types import Task
+from lightningrl.warmstart.demonstrations import Demonstrations, load_demonstrations, read_run
+from lightningrl.warmstart.making import Made, Pace, make
+from lightningrl.warmstart.steering import HIGH, LOW, PASSES, Look
+from lightningrl.warmstart.tryout import Trial, play, split_tasks
 
-PEAK_AGAIN = 1e-3
-"""The highest learning rate for a model that was trained before."""
-
-D = TypeVar("D")
-D_co = TypeVar("D_co", covariant=True)
-
-
-class Demonstrations(Protocol[D_co]):
-    """`perfect`: without the mistakes."""
-
-    def __call__(self, *, seed: int, count: int, perfect: bool) -> Sequence[D_co]: ...
+WITHOUT = """write down who shows it, for example
+  [warmstart]
+  teacher = "teacher:teacher"     # a function that plays the model: docs/tutorial.md"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Warmstart(Generic[D]):
-    """What is the recipe's own; numbers are what its command line may change."""
+class Result:
+    """The figures of a warm start, as `--json` prints them."""
 
-    folder: Path
-    """Where the weights go."""
-    demonstrations: Demonstrations[D]
-    tokenizer_for: Callable[[Sequence[D]], Any]
-    """The tokenizer, from the demonstrations."""
-    examples: Callable[[D, Any], list[Example]]
-    """What is to be imitated of one of them, in that tokenizer's ids."""
-    count: int
-    """Demonstrations."""
+    model: str
+    """The folder."""
+    success: float
+    """Mean on training tasks at temperature 1: 0 is the lowest reward of `agent.reward_range`, 1 the highest."""
+    success_interval: tuple[float, float]
+    """95 %, bootstrap over tasks."""
+    reached: bool
+    """Whether it is between 0.2 and 0.5."""
+    reason: str
+    """The likeliest reason why success is too low; "" if it is not."""
+    tasks: int
+    failed: int
+    """Rollouts without a reward; they count as 0."""
+    demonstrations: int
     steps: int
-    reading: int = 0
-    """Steps before those, in which all is imitated that follows on the first prompt, what tools answer included: copying from there is learnt sooner
-    from many tokens than from the few of an answer. None if it goes on from a model folder."""
-    reading_prompts: bool = False
-    """Whether the first prompt is imitated then, too: who could go on with a story has understood who is who in it."""
-    batch: int = 48
-    """Demonstrations in a step."""
-    peak: float = 3e-3
-    """The highest learning rate."""
-    hidden: int = 96
-    layers: int = 3
-    shape: Mapping[str, int] = field(default_factory=dict[str, int])
-    """The rest of `build_model`'s sizes, where they are others than its own."""
+    loss: float | None
+    """In nats a token, at the end; None if no step was taken."""
+    parameters: int
+    tokens: int
+    """Size of the vocabulary."""
+    seconds: float
+    run_dir: str
+    """Has the records of the trials, and of the teacher."""
 
 
-def main(recipe: Warmstart[Any], *, about: str | None) -> None:
-    """Make it as the command line says."""
+class Narrator:
+    """Says on the screen how far it is."""
 
-    def warmstart(
-        seed: Annotated[int, typer.Option(help="Of demonstrations and fresh weights.")] = 0,
-        order: Annotated[int | None, typer.Option(help="Seed of the order in which demonstrations come. Default: --seed.")] = None,
-        steps: int = recipe.steps,
-        reading: Annotated[int, typer.Option(help="Steps before, in which what tools answer is learnt, too.")] = recipe.reading,
-        seconds: Annotated[float, typer.Option(help="Stop after this much time of training.")] = math.inf,
-        batch: Annotated[int, typer.Option(help="Demonstrations in a step.")] = recipe.batch,
-        peak: Annotated[float | None, typer.Option(help=f"Highest learning rate. Default: {recipe.peak}; {PEAK_AGAIN} to go on.")] = None,
-        hidden: Annotated[int, typer.Option(help="Size of the model.")] = recipe.hidden,
-        layers: int = recipe.layers,
-        demonstrations: Annotated[int, typer.Option(help="How many.")] = recipe.count,
-        perfect: Annotated[bool, typer.Option("--perfect", help="Leave the mistakes out: what the model could learn at best.")] = False,
-        base: Annotated[
-            Path | None, typer.Option("--continue", help="A model folder to go on from: the control that reinforcement learning is held against.")
-        ] = None,
-        threads: Annotated[int, typer.Option(help="With 1, weights are the same bit for bit on any number of cores.")] = 1,
-        out: Path = recipe.folder,
-    ) -> None:
-        keep_freed_memory()
-        shown = recipe.demonstrations(seed=seed, count=demonstrations, perfect=perfect)
-        if base is None:
-            tokenizer = recipe.tokenizer_for(shown)
-            size = {"hidden": hidden, "layers": layers, **recipe.shape}
-            ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-            model = build_model(len(tokenizer), seed=seed, **size, **ends)
-        else:
-            model, tokenizer = load_model(str(base)), load_tokenizer(str(base))
-        highest = peak or (recipe.peak if base is None else PEAK_AGAIN)
-        trainer = imitator(model, tokenizer=tokenizer, threads=threads)
-        conversations = [recipe.examples(demonstration, tokenizer) for demonstration in shown]
-        began, order_seed = time.perf_counter(), seed if order is None else order
-        if base is None and reading:
-            texts = [[whole(made, prompt=recipe.reading_prompts)] for made in conversations]
-            for step, loss in imitate(trainer, texts, peak=highest, steps=reading, size=batch, seed=order_seed):
-                typer.echo(f"reading, step {step}  loss {loss:.3f}  {time.perf_counter() - began:.0f} s")
-        for step, loss in imitate(trainer, conversations, peak=highest, steps=steps, seconds=seconds, size=batch, seed=order_seed):
-            typer.echo(f"step {step}  loss {loss:.3f}  {time.perf_counter() - began:.0f} s")
-        trainer.publish(out)
-        typer.echo(f"{sum(p.numel() for p in model.hf.parameters()):,} parameters, {len(tokenizer)} tokens, in {out}")
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status = console.status("starting") if console.is_terminal else None
 
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    app.command(help=(about or "").replace("\n\n", "\n\n\b\n"))(warmstart)
-    run(app)
+    def __enter__(self) -> "Narrator":
+        if self._status:
+            self._status.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._status:
+            self._status.stop()
+
+    def now(self, what: str) -> None:
+        if self._status:
+            self._status.update(what)
+
+    def fact(self, name: str, text: str) -> None:
+        say(self._console, (f"{name:<16}", "dim"), text)
+
+    # what a loop tells
+
+    def doing(self, what: str, done: int = 0, total: int = 0) -> None:
+        self.now(f"running the agent: {done} of {total} rollouts" if total else what)
+
+    def stepped(self, step: int, metrics: dict[str, float]) -> None:
+        """Nothing learns from reward here."""
+
+    def examined(self, exam: Exam) -> None:
+        """`looked` says more."""
+
+    # what `make` tells
+
+    def started(self, *, parameters: int, tokens: int) -> None:
+        self.fact("model", f"{parameters:,} parameters, {tokens:,} tokens")
+        self.now("learning from the demonstrations")
+
+    def read(self, step: int, loss: float) -> None:
+        self.fact(f"reading {step}", f"loss {loss:.3f}")
+
+    def looked(self, look: Look) -> None:
+        self.fact(f"step {look.step}", f"loss {look.loss:.3f}" + (f"   success {_figure(look.trial)}" if look.trial else ""))
+        self.now("learning from the demonstrations")
+
+
+def warmstart(config: Config, *, source: Path | None, out: Path | None, pace: Pace, run_dir: Path | None, console: Console) -> Result:
+    """Make it, say how it goes and what it can do. `source`: a run or a file in place of what the recipe says."""
+    began = time.monotonic()
+    keep_freed_memory()
+    if source is not None:
+        own = {"teacher": "", "demonstrations": str(source.resolve())}
+        config = config.model_copy(update={"warmstart": config.warmstart.model_copy(update=own)})
+    if not (config.warmstart.teacher or config.warmstart.demonstrations):
+        raise UserError(f"`{config.name}` has no demonstrations: neither `warmstart.teacher` nor `warmstart.demonstrations` is set", hint=WITHOUT)
+    target = _target(config) if out is None else out
+    check_tasks(config, ("train",), console=console)
+    folder = new_folder(config, run_dir or RUNS / f"{config.name}-warmstart-{time.strftime('%Y%m%d-%H%M%S')}")
+    try:
+        with Narrator(console) as narrator:
+            shown, tasks = _shown(config, folder, narrator)
+            narrator.fact("demonstrations", shown.source)
+            made = run(make(config, shown, tasks, folder=folder.path, out=target, pace=pace, narrator=narrator))
+    except Interrupted as stop:
+        said = f"stopped by {stop.signal.name}; no model was written"
+        raise Stopped(said, hint=f"the records so far are in {folder.path}", exit_code=stop.exit_code) from None
+    result = _result(made, target, shown, seconds=time.monotonic() - began, run_dir=folder.path)
+    _conclude(result, made, config, console)
+    return result
+
+
+def _shown(config: Config, folder: RunFolder, narrator: Narrator) -> tuple[Demonstrations, list[Task]]:
+    """(demonstrations, the training tasks that the agent will be tried on)"""
+    if not config.warmstart.teacher:
+        return load_demonstrations(config), split_tasks(config, teach=1)[1]
+    narrator.now(f"`{config.warmstart.teacher}` does training tasks")
+    taught, tried = split_tasks(config, teach=config.warmstart.count)
+    run(play(config, folder.path / "teacher", taught, narrator))
+    return read_run(folder.path / "teacher", reward=config.warmstart.reward), tried
+
+
+def _target(config: Config) -> Path:
+    """The folder that `model.path` names. Only a folder below the recipe's is ever replaced: others hold models that were not made here."""
+    folder = (config.root / Path(config.model.path).expanduser()).resolve()
+    if Path(config.model.path).is_absolute() or not folder.is_relative_to(config.root) or folder == config.root:
+        hint = 'give `--out FOLDER`, or let `model.path` name a folder of the recipe, such as "warmstart"'
+        raise UserError(f"`model.path` is `{config.model.path}`, which is no folder of the recipe's own: it will not be replaced", hint=hint)
+    if config.warmstart.base and (config.root / config.warmstart.base).resolve() == folder:
+        raise UserError("`warmstart.base` and `model.path` are the same folder", hint="give `--out FOLDER`, so that the base stays as it is")
+    return folder
+
+
+def _result(made: Made, out: Path, shown: Demonstrations, *, seconds: float, run_dir: Path) -> Result:
+    trial, losses = made.arrival.trial, made.arrival.losses
+    return Result(
+        model=near(out),
+        success=trial.mean,
+        success_interval=trial.interval,
+        reached=made.arrival.reached,
+        reason=made.reason,
+        tasks=len(trial.success),
+        failed=trial.failed,
+        demonstrations=len(shown.answers),
+        steps=made.arrival.steps,
+        loss=losses[-1] if losses and not math.isnan(losses[-1]) else None,
+        parameters=made.parameters,
+        tokens=made.tokens,
+        seconds=round(seconds, 1),
+        run_dir=str(run_dir),
+    )
+
+
+def _conclude(result: Result, made: Made, config: Config, console: Console) -> None:
+    """What it can do, whether that is enough, and what to type next."""
+    said = f"success {_figure(made.arrival.trial)} on {result.tasks} training tasks, sampled at T = 1"
+    say(console, "\n", (said, "bold"))
+    if result.success < LOW:
+        steps = f" in {PASSES} times `warmstart.steps`" if config.warmstart.steer else ""
+        _warn(console, f"reward teaches from a success of {LOW} on, which was not reached{steps}: {made.reason}", hint=made.hint)
+    elif result.success > HIGH:
+        _warn(console, "there is little left to learn from reward", hint="harder tasks, or a lower `warmstart.steps`")
+    else:
+        say(console, "good enough to begin: some attempts succeed and some fail, so reward has something to compare")
+    say(console, f"\nwritten to {result.model} after {result.steps} steps, {result.seconds:.0f} s\n\n", ("Next", "bold"))
+    say(console, f"  learn from reward       lightningrl train {near(config.root / 'recipe.toml')}")
+    say(console, f"  look at the attempts    lightningrl rollouts {result.run_dir}")
+
+
+def _warn(console: Console, text: str, *, hint: str) -> None:
+    say(console, ("warning: ", "bold yellow"), text)
+    say(console, ("hint: ", "yellow"), hint)
+
+
+def _figure(trial: Trial) -> str:
+    """`0.31 [0.22, 0.40]`"""
+    low, high = trial.interval
+    return f"{trial.mean:.2f} [{low:.2f}, {high:.2f}]" + (f", {trial.failed} failed" if trial.failed else "")

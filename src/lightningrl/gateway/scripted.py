@@ -130,7 +130,7 @@ class ScriptedEngine:
         decode = self._template.decode
         prompt = decode(prompt_ids, control=True) if len(prompt_ids) <= LONG else await in_thread(decode, prompt_ids, control=True)
         try:
-            said = await _call(self._script, prompt, [_shown(message) for message in messages], [dict(tool) for tool in tools], **self._wishes())
+            said = await _call(self._script, prompt, [shown(message) for message in messages], [dict(tool) for tool in tools], **self._wishes())
         except Exception as error:  # a script may raise anything
             raise ScriptError(f"script `{self._name}` raised {_told(error)}") from error
         message = self._message(said)
@@ -193,7 +193,7 @@ def _format(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": dict(schema)}}
 
 
-def _shown(message: Message) -> dict[str, Any]:
+def shown(message: Message) -> dict[str, Any]:
     """A message as OpenAI's chat writes it."""
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning:

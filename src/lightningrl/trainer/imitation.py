@@ -6,9 +6,10 @@ Supervised learning is the policy gradient with an advantage of 1 on every token
 import math
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,15 +18,12 @@ from lightningrl.config import LossConfig, TrainerConfig
 from lightningrl.data.forest import Lesson, build_forest
 from lightningrl.models.dense import DenseModel
 from lightningrl.models.load import export_folder
-from lightningrl.models.tiny import BEGIN
 from lightningrl.trainer.base import Trainer
 from lightningrl.trainer.local import LocalTrainer
 from lightningrl.types import Transition
 
 WARMUP = 50
 """Steps over which the learning rate rises."""
-REPORT_EVERY = 50
-"""Steps between two losses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +41,6 @@ def imitator(model: DenseModel, *, tokenizer: Any, threads: int) -> LocalTrainer
     return LocalTrainer(model, config=config, loss=loss, export=partial(export_folder, tokenizer=tokenizer))
 
 
-def answers(messages: Sequence[Mapping[str, Any]], tokenizer: Any, *, tools: Sequence[Any] | None = None) -> list[Example]:
-    """One for each answer of a conversation, given all that came before it. The tokenizer is one of `models.tiny`, with `BEGIN` among its phrases."""
-    ids: list[int] = tokenizer.apply_chat_template(list(messages), tools=tools, return_dict=False)
-    begin, end = tokenizer.convert_tokens_to_ids(BEGIN), tokenizer.eos_token_id
-    begins = [place + 1 for place, token in enumerate(ids) if token == begin]
-    return [Example(prompt_ids=ids[:place], completion_ids=ids[place : ids.index(end, place) + 1]) for place in begins]
-
-
 def whole(examples: Sequence[Example], *, prompt: bool) -> Example:
     """All of a conversation after its first prompt, or with it, as one example. An answer for which the prompt was changed is left out."""
     asked = examples[0].prompt_ids
@@ -59,23 +49,75 @@ def whole(examples: Sequence[Example], *, prompt: bool) -> Example:
     return Example(prompt_ids=ids[:begin], completion_ids=ids[begin:])
 
 
-def imitate(
-    trainer: Trainer, conversations: Sequence[Sequence[Example]], *, peak: float, steps: int, size: int, seed: int, seconds: float = math.inf
-) -> Iterator[tuple[int, float]]:
-    """Learn from `size` conversations a step, each token of a step alike, and yield (step, mean loss of late) now and then. The learning rate rises
-    to `peak`, then falls linearly to zero, which it reaches after `steps` or `seconds`, whichever is over first. For an `imitator`.
+class Imitation:
+    """Learns from demonstrations, `size` of them a step, each token of a step alike. It can go back to a step that it has saved.
+
+    The learning rate rises to `peak`, then falls linearly to zero, which it reaches after `steps` or `seconds`, whichever is over first.
     """
-    lessons = [_lessons(examples, f"demonstration-{index}") for index, examples in enumerate(conversations)]
-    losses: list[float] = []
-    began = time.perf_counter()
-    for step, batch in enumerate(_batches(lessons, size, random.Random(seed))):
-        left = min(1 - step / steps, 1 - (time.perf_counter() - began) / seconds)
-        if left <= 0:
-            break
-        losses.append(trainer.forward_backward(build_forest(batch)).metrics["loss/value"])
-        trainer.optim_step(learning_rate=peak * min((step + 1) / WARMUP, left))
-        if (step + 1) % REPORT_EVERY == 0:
-            yield step + 1, float(np.mean(losses[-REPORT_EVERY:]))
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        demonstrations: Sequence[Sequence[Example]],
+        *,
+        peak: float,
+        steps: int,
+        size: int,
+        seed: int,
+        seconds: float = math.inf,
+    ) -> None:
+        """`trainer`: made by `imitator`."""
+        self.steps = steps
+        self.step = 0
+        """Steps taken."""
+        self._trainer = trainer
+        self._lessons = [_lessons(examples, f"demonstration-{index}") for index, examples in enumerate(demonstrations)]
+        self._peak = peak
+        self._size = min(size, len(demonstrations))
+        self._rng = random.Random(seed)
+        self._orders: list[list[int]] = []
+        self._seconds = seconds
+        self._began = time.perf_counter()
+
+    @property
+    def left(self) -> float:
+        """Share of the way that is still to go."""
+        return min(1 - self.step / self.steps, 1 - (time.perf_counter() - self._began) / self._seconds)
+
+    def advance(self, steps: int) -> float:
+        """Take up to so many steps, and return their mean loss; NaN if there was none to take."""
+        losses: list[float] = []
+        while len(losses) < steps and (left := self.left) > 0:
+            losses.append(self._trainer.forward_backward(build_forest(self._batch())).metrics["loss/value"])
+            self._trainer.optim_step(learning_rate=self._peak * min((self.step + 1) / WARMUP, left))
+            self.step += 1
+        return float(np.mean(losses)) if losses else math.nan
+
+    def save(self, folder: Path) -> int:
+        """Keep weights and optimizer in `folder`; returns the step to go back to."""
+        self._trainer.save(folder)
+        return self.step
+
+    def back_to(self, step: int, folder: Path) -> None:
+        self._trainer.load(folder)
+        self.step = step
+
+    def _batch(self) -> list[Lesson]:
+        """Every demonstration comes once before any comes again."""
+        in_a_round = len(self._lessons) // self._size
+        number, place = divmod(self.step, in_a_round)
+        while len(self._orders) <= number:
+            self._orders.append(self._rng.sample(range(len(self._lessons)), len(self._lessons)))
+        chosen = self._orders[number][place * self._size : (place + 1) * self._size]
+        lessons = [lesson for index in chosen for lesson in self._lessons[index]]
+        total = sum(len(lesson.weights) for lesson in lessons)
+        return [replace(lesson, weights=lesson.weights / total) for lesson in lessons]
+
+
+def mean_loss(trainer: Trainer, demonstrations: Sequence[Sequence[Example]]) -> float:
+    """How surprising are these answers? In nats a token; nothing is learnt."""
+    lessons = [lesson for index, examples in enumerate(demonstrations) for lesson in _lessons(examples, str(index))]
+    return float(-np.mean(trainer.evaluate(build_forest(lessons)).logprobs))
 
 
 def _lessons(examples: Sequence[Example], name: str) -> list[Lesson]:
@@ -94,13 +136,3 @@ def _lessons(examples: Sequence[Example], name: str) -> list[Lesson]:
         )
         made.append(Lesson(rollout_id=name, group_id=name, transition=transition, advantages=np.ones(count, np.float32), weights=np.ones(count)))
     return made
-
-
-def _batches(conversations: Sequence[list[Lesson]], size: int, rng: random.Random) -> Iterator[list[Lesson]]:
-    """Endless; every conversation once before any comes again."""
-    while True:
-        order = rng.sample(range(len(conversations)), len(conversations))
-        for start in range(0, len(order) - size + 1, size):
-            chosen = [lesson for i in order[start : start + size] for lesson in conversations[i]]
-            total = sum(len(lesson.weights) for lesson in chosen)
-            yield [replace(lesson, weights=lesson.weights / total) for lesson in chosen]

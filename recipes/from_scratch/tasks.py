@@ -1,15 +1,13 @@
 """Which questions are there? Each takes two look-ups, in facts of its own: whoever does not look up cannot know.
 
 what is the city of the boss of ann?        boss of ann → ben, city of ben → oslo
-
-python questions.py > tasks.jsonl           makes the file that recipe.toml names
 """
 
-import json
 import random
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 PEOPLE = ("ann", "ben", "cleo", "dan", "eva", "fred", "gina", "hugo")
 LINKS = ("boss", "friend", "aunt")
@@ -22,7 +20,6 @@ WORDS: Mapping[str, tuple[str, ...]] = {
 """What is asked for, and what it may be."""
 HELDOUT_SHARE = 5
 """One question in this many is held out."""
-ROWS = {"train": 160, "heldout": 100}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +37,12 @@ class Question:
     @property
     def answer(self) -> str:
         return self.facts[f"{self.word} of {self.facts[f'{self.link} of {self.person}']}"]
+
+
+def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
+    """Others for every seed. (Tasks of yours may as well be lines of a file, `source = "tasks.jsonl"` in recipe.toml.)"""
+    drawn = [random_question(random.Random(f"{split}-{seed}-{index}"), heldout=split == "heldout") for index in range(count)]
+    return [{"input": {"question": question.text, "facts": dict(question.facts), "answer": question.answer}} for question in drawn]
 
 
 def random_question(rng: random.Random, *, heldout: bool) -> Question:
@@ -61,15 +64,3 @@ def _draw(rng: random.Random) -> Question:
     for word, known in WORDS.items():
         facts |= {f"{word} of {name}": value for name, value in zip(people, rng.sample(known, len(people)), strict=True)}
     return Question(person=person, link=rng.choice(LINKS), word=rng.choice(list(WORDS)), facts=facts)
-
-
-def main() -> None:
-    for split, count in ROWS.items():
-        for index in range(count):
-            question = random_question(random.Random(f"{split}-{index}"), heldout=split == "heldout")
-            task = {"question": question.text, "facts": question.facts, "answer": question.answer}
-            print(json.dumps({"input": task, "split": split}))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,144 @@
+"""How well does the agent do with these weights, or with a teacher in the model's place? Real rollouts on training tasks, at temperature 1.
+
+Held-out tasks are never touched: they are for the figures before and after training.
+"""
+
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lightningrl.config import Config, EngineConfig, ModelConfig, TrainerConfig
+from lightningrl.data.intervals import bootstrap_mean
+from lightningrl.data.tasks import derived_seed, load_tasks
+from lightningrl.errors import AgentError
+from lightningrl.gateway.server import FROZEN
+from lightningrl.loop import Exam, Loop, Watcher
+from lightningrl.serve import LightningServer, lightning, relaying
+from lightningrl.trainer.local import LocalTrainer
+from lightningrl.types import Doubles, Task, Weights
+from lightningrl.warmstart.demonstrations import recorded
+from lightningrl.warmstart.vocabulary import beginning
+
+TASKS = 100
+"""Training tasks that the agent is tried on: a success of 0.35 is then known to ± 0.09."""
+LOOKED_AT = 50
+"""Calls whose system prompt and tools are compared with those of the demonstrations."""
+LONGEST = 1_000_000
+"""Tokens that fit before a script: what it says is up to it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What came of trying the agent once on each task."""
+
+    success: Doubles
+    """[tasks] the final reward, from 0 (the lowest in `agent.reward_range`) to 1 (the highest); a rollout that failed has 0."""
+    failed: int
+    """Rollouts without a reward."""
+    error: str
+    """The most frequent reason why they failed; "" if none did."""
+    truncated: float
+    """Share of the calls that ran into their token limit."""
+    heads: frozenset[tuple[str, str]]
+    """System prompt and tools that the agent asked with: see `vocabulary.beginning`."""
+
+    @property
+    def mean(self) -> float:
+        return float(self.success.mean())
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 %, bootstrap over tasks."""
+        return bootstrap_mean(self.success)
+
+
+def split_tasks(config: Config, *, teach: int) -> tuple[list[Task], list[Task]]:
+    """(tasks for a teacher, others to try the agent on), all of the split `train`. Of a file a quarter is for trying."""
+    seed = derived_seed(config.seed, "warmstart")
+    drawn = load_tasks(config.tasks, "train", seed=seed, count=teach + TASKS, root=config.root)
+    different = list({repr(task.input): task for task in drawn}.values())
+    tried = min(TASKS, max(1, len(different) // 4)) if teach else TASKS
+    taught = different[:-tried] or different
+    return (taught * -(-teach // len(taught)))[:teach], different[-tried:]
+
+
+def one_policy(config: Config, *, engine: EngineConfig, policy: str = "policy", path: str = "") -> Config:
+    """The recipe with one model in all roles that begin with it, without adapters."""
+    own = {*config.learners(), FROZEN}
+    routes = [route.model_copy(update={"policy": policy}) if route.policy in own and not route.weights else route for route in config.routes]
+    model = ModelConfig(path=path or config.model.path)
+    update = {"policies": {}, "routes": routes, "model": model, "engine": engine, "trainer": TrainerConfig()}
+    return config.model_copy(update=update)
+
+
+async def play(config: Config, folder: Path, tasks: Sequence[Task], watcher: Watcher) -> None:
+    """Have `warmstart.teacher` do these tasks in the model's place; its rollouts are recorded in `folder`."""
+    teacher = config.warmstart.teacher
+    is_server = teacher.startswith("upstreams.")
+    engine = EngineConfig(name="relay" if is_server else teacher, max_length=LONGEST)
+    played = one_policy(config, engine=engine, policy=teacher if is_server else "policy")
+    folder.mkdir(parents=True, exist_ok=True)
+    async with relaying(played, folder) as server:
+        await server.loop(watcher).examine_on(_numbered(tasks), version=0, mode="sampled")
+
+
+class Tryout:
+    """Lets the agent ask a model that is being trained, on a fixed set of tasks; the workers stay up from one trial to the next."""
+
+    def __init__(self, server: LightningServer, loop: Loop, tasks: Sequence[Task]) -> None:
+        (self._learner,) = server.learners
+        assert isinstance(self._learner.trainer, LocalTrainer), "`one_policy` asks for it"
+        self.model = self._learner.trainer.model
+        """Engine and trainer share it: it may be changed in place between two trials."""
+        self.template = server.template
+        self._server = server
+        self._loop = loop
+        self._tasks = tasks
+        self._trials = 0
+
+    async def __call__(self) -> Trial:
+        """Try the model as it is now."""
+        self._trials += 1
+        engine = self._learner.engine
+        await engine.pause()
+        await engine.load(Weights(policy=self._learner.name, version=self._trials, uri=""))  # forgets what it knows of the old weights
+        await engine.resume()
+        try:
+            exam = await self._loop.examine_on(self._tasks, version=self._trials, mode="sampled")
+        except AgentError as error:  # all have failed, as an agent may that is answered with nonsense
+            return Trial(success=np.zeros(len(self._tasks)), failed=len(self._tasks), error=error.message, truncated=0.0, heads=frozenset())
+        finally:
+            await engine.pause()
+        return await self._trial(exam)
+
+    async def _trial(self, exam: Exam) -> Trial:
+        low, high = self._server.config.agent.reward_range or (0.0, 1.0)
+        attempts = await self._server.store.attempts([rollout.id for rollout in exam.rollouts])
+        errors = Counter((attempt.error or "").partition("\n")[0] for attempt in attempts if attempt.error)
+        calls = await self._server.store.calls([attempt.id for attempt in attempts if attempt.status == "succeeded"])
+        return Trial(
+            success=np.clip((np.nan_to_num(exam.rewards, nan=low) - low) / (high - low), 0, 1),
+            failed=exam.failed,
+            error=errors.most_common(1)[0][0] if errors else "",
+            truncated=float(np.mean([call.finish_reason == "length" for call in calls])) if calls else 0.0,
+            heads=frozenset(beginning(answer) for answer in recorded(calls[:LOOKED_AT])),
+        )
+
+
+@asynccontextmanager
+async def trying_out(config: Config, folder: Path, tasks: Sequence[Task], *, model: Path, watcher: Watcher) -> AsyncIterator[Tryout]:
+    """Serve a model folder to the agent while the block runs; records and the agents' log go into `folder`."""
+    engine = EngineConfig(slots=config.engine.slots, max_length=config.engine.max_length)
+    tried = one_policy(config, engine=engine, path=str(model.resolve()))
+    async with lightning(tried, folder) as server:
+        loop = server.loop(watcher)
+        yield Tryout(server, loop, _numbered(tasks))
+
+
+def _numbered(tasks: Sequence[Task]) -> list[Task]:
+    """Tasks of a file may have one id several times, where a teacher does them more than once."""
+    return [Task(id=str(number), input=task.input, split=task.split) for number, task in enumerate(tasks)]

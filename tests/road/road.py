@@ -1,0 +1,106 @@
+"""The newcomer's road: the wheel in a fresh venv, then every command of docs/tutorial.md as it stands, with what must come of it. `make road`.
+
+What the tutorial writes as `bash` is run, what it writes as `python` with a file's name is that file, and its last `python` is run on the model.
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+TORCH = "torch>=2.9,<2.14"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", TUTORIAL, re.DOTALL | re.MULTILINE)
+
+
+def run(*command: str | Path, cwd: Path, env: Mapping[str, str] | None = None) -> str:
+    """Its stdout; what fails ends the road."""
+    print("$", shlex.join(map(str, command)), flush=True)
+    began = time.monotonic()
+    done = subprocess.run(list(map(str, command)), cwd=cwd, env=env, stdout=subprocess.PIPE, text=True, check=False)
+    print(done.stdout, f"  ({time.monotonic() - began:.0f} s)", sep="", flush=True)
+    if done.returncode:
+        sys.exit(f"exit code {done.returncode}: {shlex.join(map(str, command))}")
+    return done.stdout
+
+
+def installed(folder: Path) -> Mapping[str, str]:
+    """A venv with the wheel and the extras that the tutorial names; returns the environment in which it comes first."""
+    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", folder, ROOT, cwd=folder)
+    [wheel] = folder.glob("lightningrl-*.whl")
+    run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
+    python = folder / "venv" / "bin" / "python"
+    pip = (python, "-m", "pip", "install", "-q", "--disable-pip-version-check")
+    run(*pip, TORCH, cwd=folder)  # where torch for CPUs comes from is up to pip's own settings
+    run(*pip, f"{wheel}[train]", "openai", cwd=folder)
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")}
+    return {**env, "PATH": f"{python.parent}{os.pathsep}{env['PATH']}"}
+
+
+def walk(folder: Path, env: Mapping[str, str]) -> None:
+    """All of the tutorial's commands, in their order."""
+    place = folder
+    for line in (line for block in blocks("bash") for line in block.splitlines()):
+        words = shlex.split(line, comments=True)
+        if not words or words[0] == "pip":
+            continue
+        if words[0] == "cd":
+            place = place / words[1]
+            write_files(place)
+        elif words[:2] == ["lightningrl", "warmstart"]:
+            check_warmstart(json.loads(run(*words, "--json", cwd=place, env=env).splitlines()[-1]))
+        elif words[:2] == ["lightningrl", "train"]:
+            check_training(json.loads(run(*words, "--json", cwd=place, env=env).splitlines()[-1]))
+        else:
+            run(*words, cwd=place, env=env)
+    run("python", "-c", blocks("python")[-1] + GENERATES, cwd=place, env=env)
+
+
+def write_files(folder: Path) -> None:
+    for block in blocks("python"):
+        if name := re.match(r"# (\S+\.py)\n", block):
+            (folder / name[1]).write_text(block, encoding="utf-8")
+
+
+def check_warmstart(made: Mapping[str, Any]) -> None:
+    assert made["reached"] and 0.2 <= made["success"] <= 0.5, made
+    assert made["demonstrations"] == 2000, "the teacher does every task"
+
+
+def check_training(result: Mapping[str, Any]) -> None:
+    before, after, tasks = result["heldout_before"], result["heldout_after"], result["heldout_tasks"]
+    z = (after - before) / ((before * (1 - before) + after * (1 - after)) / tasks) ** 0.5
+    assert z > 2, f"held-out reward did not rise beyond chance: {before:.3f} → {after:.3f}"
+
+
+GENERATES = """
+asked = [{"role": "system", "content": "Name the gate."}, {"role": "user", "content": "ann sees off ben: where?"}]
+prompt = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+said = model.generate(**prompt, max_new_tokens=32, do_sample=False)[0, prompt["input_ids"].shape[1]:]
+print(tokenizer.decode(said))
+assert len(said) > 0
+"""
+
+
+def main() -> None:
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="lightningrl-road-") as name:
+        env = installed(Path(name))
+        ready = time.monotonic()
+        walk(Path(name), env)
+        print(f"walked the road in {time.monotonic() - ready:.0f} s, after {ready - began:.0f} s of installing")
+
+
+if __name__ == "__main__":
+    main()
