@@ -132,10 +132,10 @@ def warmstart(config: Config, *, source: Path | None, out: Path | None, pace: Pa
 
 def _shown(config: Config, folder: RunFolder, narrator: Narrator) -> tuple[Demonstrations, list[Task]]:
     """(demonstrations, the training tasks that the agent will be tried on)"""
-    if not config.warmstart.teacher:
-        return load_demonstrations(config), split_tasks(config, teach=1)[1]
-    narrator.now(f"`{config.warmstart.teacher}` does training tasks")
     taught, tried = split_tasks(config, teach=config.warmstart.count)
+    if not config.warmstart.teacher:
+        return load_demonstrations(config), tried
+    narrator.now(f"`{config.warmstart.teacher}` does training tasks")
     run(play(config, folder.path / "teacher", taught, narrator))
     return read_run(folder.path / "teacher", reward=config.warmstart.reward), tried
 

@@ -61,7 +61,7 @@ def split_tasks(config: Config, *, teach: int) -> tuple[list[Task], list[Task]]:
     seed = derived_seed(config.seed, "warmstart")
     drawn = load_tasks(config.tasks, "train", seed=seed, count=teach + TASKS, root=config.root)
     different = list({repr(task.input): task for task in drawn}.values())
-    tried = min(TASKS, max(1, len(different) // 4)) if teach else TASKS
+    tried = min(TASKS, max(1, len(different) // 4))
     taught = different[:-tried] or different
     return (taught * -(-teach // len(taught)))[:teach], different[-tried:]
 
