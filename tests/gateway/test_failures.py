@@ -216,11 +216,14 @@ async def test_answers_that_were_ready_when_the_client_left_are_incomplete_too(s
     assert [call.capture for call in await stage.calls(attempt)] == ["incomplete"] * 2
 
 
-async def test_a_stream_that_the_server_cuts_when_it_ends_is_recorded_by_then(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_the_server_cuts_off_when_it_ends_is_recorded_and_says_so(
+    stage: Stage, stream: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(server, "ENDING_S", 1)
     attempt = await stage.begin()
     stage.says("hello " * 300)
-    stage.engine.delay_s = 0.02
+    stage.engine.delay_s = 0.02 if stream else 5.0  # before each piece
     append = stage.store.append
 
     async def slow(*records: Any) -> None:  # as a busy disk would be
@@ -229,15 +232,16 @@ async def test_a_stream_that_the_server_cuts_when_it_ends_is_recorded_by_then(st
 
     stage.store.append = slow  # type: ignore[method-assign]
     async with httpx2.AsyncClient() as client, serving(stage.gateway) as url:
-        body, headers = {"model": "m", "messages": [USER], "stream": True}, {"x-api-key": attempt.token}
+        body, headers = {"model": "m", "messages": [USER], "stream": stream}, {"x-api-key": attempt.token}
         asking = asyncio.create_task(client.post(f"{url}/v1/chat/completions", json=body, headers=headers))
         while not stage.engine.asked:
             await asyncio.sleep(0.01)
+    answer = await asking
     [call] = await stage.calls(attempt)
-    assert (call.capture, call.finish_reason) == ("incomplete", "cancelled")
-    assert len(call.completion_ids) > 10
-    with pytest.raises(httpx2.TransportError):
-        await asking
+    assert (call.capture, call.capture_reason, call.finish_reason) == ("incomplete", "the run has ended", "cancelled")
+    assert len(call.completion_ids) > 10 or not stream
+    assert answer.status_code == (200 if stream else 503) and "the run has ended" in answer.text
+    assert not [record for record in caplog.records if record.exc_info], "no traceback"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -22,6 +22,7 @@ from lightningrl.gateway.capture import Backstage, Exchange
 from lightningrl.gateway.delivery import Delivery, Streamed, Whole
 from lightningrl.gateway.dialects import openai_wire as wire
 from lightningrl.gateway.dialects.base import ChatRequest, Dialect, Refused, Reply
+from lightningrl.gateway.generation import ENDED
 from lightningrl.gateway.http import Gone, Receive, Scope, Send, respond
 from lightningrl.gateway.identity import Caller, caller_of, split_path
 from lightningrl.gateway.prompts import Prompts
@@ -161,8 +162,15 @@ class Gateway:
                 await http.while_there(receive, self._embed(query, scope, body, embedding or {}, send))
         except Gone:
             return
+        except asyncio.CancelledError:  # the server ends
+            await self._refuse(dialect, self.cut_off(), send)
         except Exception as error:  # noqa: BLE001  whoever's failure it was, the client is told in its own dialect
             await self._refuse(dialect, _refusal(error), send)
+
+    def cut_off(self) -> Refused:
+        """What a request is told that was still open when the server's grace period was over."""
+        self.backstage.ending.set()
+        return Refused(503, ENDED, code="run_ended", final=True)
 
     async def _turn_away(self, caller: Caller, path: str, body: bytes) -> None:
         session = await self.sessions.open(caller)
@@ -284,6 +292,8 @@ class _Request:
             if not gone.done():
                 await delivery.give(work.result())
                 delivered = answering.useful and not gone.done()
+        except asyncio.CancelledError:  # the server ends
+            await delivery.fail(self._gateway.cut_off())
         except Exception as error:  # noqa: BLE001  a stream that has begun is ended with what went wrong
             await delivery.fail(_refusal(error))
         finally:
@@ -314,6 +324,9 @@ class _Request:
         query, headers, request = self._scope["query_string"].decode("latin-1"), self._scope["headers"], begun.request
         try:
             await upstream.relay(relayed, path=self._path, query=query, headers=headers, body=body, asked=request.model, send=self._send)
+        except asyncio.CancelledError:
+            relayed.broken = self._gateway.backstage.left()
+            raise
         finally:
             if request.counted is None:
                 call = relayed_call(

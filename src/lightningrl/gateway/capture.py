@@ -8,7 +8,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
@@ -19,7 +19,7 @@ from lightningrl.engine.base import Delta, Engine, EngineBusy, Unanswerable, aff
 from lightningrl.errors import LightningError, StoreError, StoreFailed, UserError
 from lightningrl.gateway.delivery import Answered, Delivery, Show
 from lightningrl.gateway.dialects.base import ChatRequest, Dialect, Refused, Reply, TokenLogprob
-from lightningrl.gateway.generation import GONE, Generation, sampling_of
+from lightningrl.gateway.generation import ENDED, GONE, Generation, sampling_of
 from lightningrl.gateway.prompts import too_long
 from lightningrl.gateway.scripted import ScriptError, asked
 from lightningrl.gateway.sessions import Session, ended
@@ -43,6 +43,12 @@ class Backstage:
     """Tokens of prompt and completion that the engines can hold."""
     strict: bool
     """Whether the arguments of strict tools are held to their schema."""
+    ending: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the server ends and requests that are still open are cut off."""
+
+    def left(self) -> str:
+        """Why an answer that was begun has no reader any more."""
+        return ENDED if self.ending.is_set() else GONE
 
     async def record(self, session: Session, *calls: Call) -> None:
         """Raises `Refused` if they cannot be stored: most likely the attempt ended in the middle of them."""
@@ -132,9 +138,11 @@ class Exchange:
             else:
                 await asyncio.gather(*(self._sample(generation, show) for generation in self._generations))
         except asyncio.CancelledError:
+            why = self._backstage.left()
             for generation in self._generations:
                 self._session.give_back(generation.draw)
-            await self._record_incomplete(GONE)
+                generation.broken = why if generation.broken == GONE else generation.broken
+            await self._record_incomplete(why)
             raise
 
     async def _sample(self, generation: Generation, show: Show | None) -> None:

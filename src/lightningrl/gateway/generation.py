@@ -14,6 +14,7 @@ NO_VERSION = -1
 """`policy_version` of a call that broke before its first token."""
 
 GONE = "the client went away"
+ENDED = "the run has ended"
 
 LEAST_TEMPERATURE = 0.01
 """But for 0. vLLM raises lower ones to it without a word (`SamplingParams.__post_init__`), and a record says what was sampled under."""
@@ -80,7 +81,7 @@ class Generation:
 
     def reason(self) -> FinishReason:
         if self.broken is not None or self.finish_reason is None:
-            return "cancelled" if self.broken == GONE else "error"
+            return "cancelled" if self.broken in (GONE, ENDED) else "error"
         return "tool_calls" if self.finish_reason == "stop" and self.finished().message.tool_calls else self.finish_reason
 
     def as_choice(self, index: int, *, tokens: tuple[TokenLogprob, ...] | None) -> Choice:

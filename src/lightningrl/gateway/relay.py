@@ -15,7 +15,7 @@ import numpy as np
 
 from lightningrl.errors import UserError
 from lightningrl.gateway.dialects.base import Dialect, Refused, Reply
-from lightningrl.gateway.generation import GONE, NO_VERSION
+from lightningrl.gateway.generation import ENDED, GONE, NO_VERSION
 from lightningrl.gateway.http import Send
 from lightningrl.gateway.identity import KEYS
 from lightningrl.types import Call, Sampling
@@ -169,7 +169,7 @@ def relayed_call(
         completion_ids=nothing,
         logprobs=np.array([], np.float32),
         sampling=Sampling(),
-        finish_reason="stop" if relayed.broken is None else "cancelled" if relayed.broken == GONE else "error",
+        finish_reason="stop" if relayed.broken is None else "cancelled" if relayed.broken in (GONE, ENDED) else "error",
         capture="upstream" if relayed.broken is None else "incomplete",
         capture_reason=relayed.broken,
         started_at=relayed.started_at,
