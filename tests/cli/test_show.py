@@ -5,24 +5,26 @@ import json
 from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from lightningrl.cli.show import Tokens, read, show
+from lightningrl.cli.show import Tokens, origin, read, show
 from lightningrl.config import load_config
 from lightningrl.conformance import Nobody
 from lightningrl.data.forest import Lesson
 from lightningrl.errors import UserError
 from lightningrl.learner import Learner
 from lightningrl.look import RolloutView, look_at, opened
+from lightningrl.look.conversation import Said
+from lightningrl.look.rollout import CallView
 from lightningrl.look.teaching import teaching_of
 from lightningrl.serve import lightning
 from lightningrl.store import Where
 from lightningrl.store.sqlite import SQLiteStore
-from lightningrl.types import Reward, Rollout, Task
+from lightningrl.types import Attempt, Capture, Reward, Rollout, Task
 from tests.cli.test_rollouts import call
 from tests.conftest import SmallRecipe
 
@@ -183,3 +185,13 @@ async def test_a_rollout_that_is_not_there_is_named_with_the_one_that_was_meant(
             await look_at(run, "train")
     with pytest.raises(UserError, match="no records"):
         await asyncio.to_thread(read, tmp_path / "nowhere", None)
+
+
+@pytest.mark.parametrize("capture", get_args(Capture))
+def test_every_way_in_which_a_prompt_came_about_is_told(capture: Capture) -> None:
+    attempt = Attempt(id="r.1", rollout_id="r", number=1, token="t")
+    one = call(attempt, 0, prompt=[1], said=[2], capture=capture, capture_reason="a reason")
+    said = Said(earlier=0, messages=(), answer=None)
+    view = CallView(call=one, said=said, pieces=None, tools=(), rewards=(), lesson=None)
+    told = origin(view, [view])
+    assert told and ("a reason" in told) == (capture in ("partly", "forked", "incomplete"))

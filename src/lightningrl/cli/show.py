@@ -16,7 +16,7 @@ from rich.text import Text
 from lightningrl.chat import Message
 from lightningrl.look import RolloutView, look_at, opened
 from lightningrl.look.rollout import CallView
-from lightningrl.types import Floats, Reward
+from lightningrl.types import Capture, Floats, Reward
 
 Tokens: TypeAlias = Literal["none", "logprob", "advantage"]
 
@@ -112,16 +112,17 @@ def _call_rule(view: CallView, calls: Sequence[CallView]) -> Group:
     if view.left_out is not None:
         facts.append(f"not trained: {view.left_out}")
     title = Text.assemble((f"call {call.index + 1}", "bold"), f" {call.agent}" if call.agent else "", style="magenta")
-    return Group(Rule(title, align="left", style="dim"), Padding(Text(" · ".join([_origin(view, calls), *facts]), style="dim"), (0, 0, 0, 2)))
+    return Group(Rule(title, align="left", style="dim"), Padding(Text(" · ".join([origin(view, calls), *facts]), style="dim"), (0, 0, 0, 2)))
 
 
-def _origin(view: CallView, calls: Sequence[CallView]) -> str:
+def origin(view: CallView, calls: Sequence[CallView]) -> str:
     """How the prompt came about: where the call stands in the tree."""
     call = view.call
     parent = next((f"call {other.call.index + 1}" for other in calls if other.call.id == call.parent_call_id), "another call")
     why = call.capture_reason or "no reason was recorded"
-    told = {
-        "bridged": f"continues {parent} token for token" + (f" (partly: {call.capture_reason})" if call.capture_reason else ""),
+    told: dict[Capture, str] = {
+        "bridged": f"continues {parent} token for token",
+        "partly": f"continues {parent} token for token, later answers rendered anew: {why}",
         "rendered": "begins a conversation",
         "forked": f"forked: rendered anew, as {why}",
         "upstream": "answered by another server",
