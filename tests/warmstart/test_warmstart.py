@@ -71,6 +71,16 @@ def test_a_base_is_trained_further_with_its_own_tokenizer(colours: Path) -> None
     assert (colours / "on" / "tokenizer.json").read_text() == (colours / "warmstart" / "tokenizer.json").read_text()
 
 
+@pytest.mark.parametrize("out", ["models", "models/notes.txt", "."])
+def test_what_was_not_made_here_is_not_replaced(colours: Path, out: str) -> None:
+    (colours / "models").mkdir()
+    notes = colours / "models" / "notes.txt"
+    notes.write_text("mine")
+    with pytest.raises(UserError, match="was not made by `lightningrl warmstart`"):
+        made(colours, *WITH, out=out)
+    assert notes.read_text() == "mine"
+
+
 def test_the_command_says_when_success_is_too_low_and_why(colours: Path) -> None:
     strangers = ("warmstart.teacher=", "warmstart.demonstrations=parrot:strangers", "warmstart.steps=6")
     done = run_command("warmstart", "recipe.toml", *strangers, "--json", cwd=colours)
@@ -88,7 +98,8 @@ def test_the_command_says_when_success_is_too_low_and_why(colours: Path) -> None
         (["warmstart.teacher="], "has no demonstrations"),
         (["model.path=/models/qwen"], "will not be replaced"),
         (["model.path=../beside"], "will not be replaced"),
-        (["warmstart.base=warmstart"], "are the same folder"),
+        (["model.path=Qwen/Qwen3-0.6B"], "will not be replaced"),
+        (["warmstart.base=warmstart"], "`warmstart.base` is"),
         (["warmstart.demonstrations=parrot:conversations"], "give either `teacher` or `demonstrations`"),
         (["warmstart.teacher=", "warmstart.demonstrations=nowhere"], "no demonstrations at"),
         (["warmstart.teacher=parrot:nobody"], "has no `nobody`"),

@@ -19,7 +19,7 @@ from lightningrl.loop import Exam
 from lightningrl.models.memory import keep_freed_memory
 from lightningrl.types import Task
 from lightningrl.warmstart.demonstrations import Demonstrations, load_demonstrations, read_run
-from lightningrl.warmstart.making import Made, Pace, make
+from lightningrl.warmstart.making import Made, Pace, is_replaceable, make
 from lightningrl.warmstart.steering import HIGH, LOW, PASSES, Look
 from lightningrl.warmstart.tryout import Trial, play, split_tasks
 
@@ -114,7 +114,7 @@ def warmstart(config: Config, *, source: Path | None, out: Path | None, pace: Pa
         config = config.model_copy(update={"warmstart": config.warmstart.model_copy(update=own)})
     if not (config.warmstart.teacher or config.warmstart.demonstrations):
         raise UserError(f"`{config.name}` has no demonstrations: neither `warmstart.teacher` nor `warmstart.demonstrations` is set", hint=WITHOUT)
-    target = _target(config) if out is None else out
+    target = _target(config, out)
     check_tasks(config, ("train",), console=console)
     folder = new_folder(config, run_dir or RUNS / f"{config.name}-warmstart-{time.strftime('%Y%m%d-%H%M%S')}")
     try:
@@ -140,15 +140,29 @@ def _shown(config: Config, folder: RunFolder, narrator: Narrator) -> tuple[Demon
     return read_run(folder.path / "teacher", reward=config.warmstart.reward), tried
 
 
-def _target(config: Config) -> Path:
-    """The folder that `model.path` names. Only a folder below the recipe's is ever replaced: others hold models that were not made here."""
-    folder = (config.root / Path(config.model.path).expanduser()).resolve()
-    if Path(config.model.path).is_absolute() or not folder.is_relative_to(config.root) or folder == config.root:
-        hint = 'give `--out FOLDER`, or let `model.path` name a folder of the recipe, such as "warmstart"'
-        raise UserError(f"`model.path` is `{config.model.path}`, which is no folder of the recipe's own: it will not be replaced", hint=hint)
+def _target(config: Config, out: Path | None) -> Path:
+    """The folder to write: `out`, or the one that `model.path` names. Only a folder that this command has made is ever replaced."""
+    folder = _own_folder(config) if out is None else out.resolve()
     if config.warmstart.base and (config.root / config.warmstart.base).resolve() == folder:
-        raise UserError("`warmstart.base` and `model.path` are the same folder", hint="give `--out FOLDER`, so that the base stays as it is")
+        raise UserError(f"`warmstart.base` is `{folder}` as well", hint="give `--out FOLDER`, so that the base stays as it is")
+    if folder.exists() and not is_replaceable(folder):
+        hint = "move it away, or give another folder as `--out`"
+        raise UserError(f"`{folder}` was not made by `lightningrl warmstart`: it will not be replaced", hint=hint)
     return folder
+
+
+def _own_folder(config: Config) -> Path:
+    path = config.model.path
+    folder = (config.root / Path(path).expanduser()).resolve()
+    if Path(path).is_absolute() or not folder.is_relative_to(config.root) or folder == config.root or _on_the_hub(path, folder):
+        hint = 'give `--out FOLDER`, or let `model.path` name a folder of the recipe, such as "warmstart"'
+        raise UserError(f"`model.path` is `{path}`, which is no folder of the recipe's own: it will not be replaced", hint=hint)
+    return folder
+
+
+def _on_the_hub(path: str, folder: Path) -> bool:
+    """`Qwen/Qwen3-0.6B` is a model of the hub unless there is such a folder; a folder that is to be made is written `./models/mine`."""
+    return path.count("/") == 1 and not path.startswith((".", "~")) and not folder.exists()
 
 
 def _result(made: Made, out: Path, shown: Demonstrations, *, seconds: float, run_dir: Path) -> Result:

@@ -16,7 +16,7 @@ from lightningrl.errors import LightningError, UserError
 from lightningrl.gateway.dialects.base import Dialect, Past, Refused
 from lightningrl.gateway.dialects.openai_chat import OpenAIChat
 from lightningrl.gateway.scripted import shown
-from lightningrl.store import Store, open_store
+from lightningrl.store import Records, open_records
 from lightningrl.types import FINAL, Call
 
 ROW = 'a demonstration is {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}], "tools": […]}, as OpenAI writes it'
@@ -142,7 +142,7 @@ def _of_conversation(row: Any) -> list[Answer]:
 
 
 async def _of_store(file: Path, reward: float) -> Demonstrations:
-    store = await open_store(f"sqlite://{file.resolve()}")
+    store = await open_records(f"sqlite://{file.resolve()}")
     try:
         done = [r for r in await store.rollouts() if r.accepted_attempt_id and r.task.split != "heldout"]
         accepted = [rollout.accepted_attempt_id or "" for rollout in done]
@@ -159,7 +159,7 @@ async def _of_store(file: Path, reward: float) -> Demonstrations:
     return Demonstrations(answers=answers, rows=[_rows(own) for own in answers], source=source)
 
 
-async def _accepted(store: Store, attempt_ids: Sequence[str]) -> list[list[Answer]]:
+async def _accepted(store: Records, attempt_ids: Sequence[str]) -> list[list[Answer]]:
     """Of each attempt that has called the model."""
     found: list[list[Answer]] = []
     for start in range(0, len(attempt_ids), BATCH):

@@ -1,6 +1,7 @@
 """Demonstrations in, a model folder out: tokenizer and model, the ids to imitate, the way until the agent succeeds."""
 
 import asyncio
+import json
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -28,8 +29,15 @@ PEAK = 3e-3
 HELD_BACK = 32
 """Demonstrations that are not learnt from, where one in ten is so many: the loss on them tells learning by heart from learning."""
 
+MARK = "warmstart.json"
+"""The file that tells a folder that was made here from any other."""
 REPORT_EVERY = 50
 """Steps of reading between two losses."""
+
+
+def is_replaceable(folder: Path) -> bool:
+    """Is there nothing in it that was not made here?"""
+    return folder.is_dir() and ((folder / MARK).is_file() or not any(folder.iterdir()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +102,7 @@ async def make(config: Config, shown: Demonstrations, tasks: Sequence[Task], *, 
             else:
                 arrival = await straight(way, tryout, told=narrator.looked)
     trainer.publish(out)
+    (out / MARK).write_text(json.dumps({"recipe": config.name, "demonstrations": len(shown.rows)}) + "\n", encoding="utf-8")
     reason, hint = "", ""
     if arrival.trial.mean < LOW:
         heads = frozenset(beginning(answer) for answers in shown.answers for answer in answers)
