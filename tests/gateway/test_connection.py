@@ -97,6 +97,19 @@ async def test_an_answer_may_take_longer_than_a_request(stage: Stage, monkeypatc
         assert answer.startswith(b"HTTP/1.1 200 ") and answer.count(b"hello") == 1
 
 
+async def test_a_request_that_came_before_its_turn_does_not_end_the_answer_before_it(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "ARRIVAL_S", 0.1)
+    stage.engine.delay_s = 0.1
+    stage.says("a b c d e f g h")
+    attempt = await stage.begin()
+    half, rest = (b := chat(attempt.token))[:-5], b[-5:]
+    async with connected(stage) as (reader, writer):
+        writer.write(chat(attempt.token, stream=True) + half)  # its body stays unread until the first answer is there
+        answer = await reader.readuntil(b"[DONE]")
+        assert answer.count(b"HTTP/1.1") == 1 and b"408" not in answer
+        writer.write(rest)
+
+
 async def test_the_token_is_asked_for_before_the_body(stage: Stage) -> None:
     for path in (b"/v1/chat/completions", b"/v1/embeddings", b"/v1/rewards", b"/v1/traces"):
         async with connected(stage) as (reader, writer):

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Status, StatusCode, Tracer
 
 from lightningrl.chat import ChatTemplate
-from lightningrl.gateway import create_app
+from lightningrl.gateway import create_app, traces
 from lightningrl.store.sqlite import SQLiteStore
 from lightningrl.tracing import spans_of, united
 from lightningrl.types import Attempt, Span
@@ -218,6 +218,21 @@ async def test_spans_of_nobody_are_counted_and_explained(shared: Stage) -> None:
         answer = await http.post("/v1/traces", content=request.SerializeToString(), headers=PROTOBUF)
     told = ExportTraceServiceResponse.FromString(answer.content).partial_success
     assert (answer.status_code, told.rejected_spans) == (200, 1) and "hint:" in told.error_message
+
+
+async def test_a_stranger_who_stalls_does_not_keep_others_waiting(shared: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traces, "UNSIGNED_S", 0.2)
+
+    half = b"POST /v1/traces HTTP/1.1\r\nhost: h\r\ncontent-type: application/x-protobuf\r\ncontent-length: 9\r\n\r\nx"
+    async with asyncio.timeout(20):
+        stalled = [await asyncio.open_connection("127.0.0.1", httpx.URL(shared.url).port) for _ in range(4)]
+        for _, writer in stalled:
+            writer.write(half)
+        assert {await reader.readline() for reader, _ in stalled} == {b"HTTP/1.1 408 Request Timeout\r\n"}
+        async with httpx.AsyncClient(base_url=shared.url) as http:
+            assert (await http.post("/v1/traces", content=b"", headers=PROTOBUF)).status_code == 200
+        for _, writer in stalled:
+            writer.close()
 
 
 @pytest.mark.parametrize(

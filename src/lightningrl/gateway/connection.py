@@ -72,15 +72,16 @@ class Connection(HttpToolsProtocol):
             self._deadline = None
 
     def _late(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body:
-            self._await_request()  # the request before it is still being answered
+        answering = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+        if answering or self.pipeline:  # nothing is read of a request that has come before its turn
+            self._await_request()
         elif not self.transport.is_closing():
             self._refuse(b"408 Request Timeout", f"the request has not arrived within {ARRIVAL_S:g} s", code="timeout")
 
     def _refuse(self, status: bytes, message: str, *, code: str) -> None:
         """End the connection; say why, unless an answer is half sent."""
         self._arrived()
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+        if not self.pipeline and (self.cycle is None or self.cycle.response_complete or not self.cycle.response_started):
             body = msgspec.json.encode({"error": {"message": message, "code": code}})
             head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
             self.transport.write(head % (status, len(body)) + body)

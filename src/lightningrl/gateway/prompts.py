@@ -41,14 +41,13 @@ class Prompts:
         return sum(len(prompt.ids) for prompt in await self.of(session, request, receive))
 
     async def _tokenized(self, text: str) -> list[int]:
+        await self._turns.acquire()  # a client that leaves before its turn costs nothing
+        work = asyncio.ensure_future(in_thread(self._template.encode_long, text, most=self._most))
+        work.add_done_callback(lambda _: self._turns.release())
         try:
-            return await asyncio.shield(self._turn(text))  # the thread goes on to its end, and its turn with it
+            return await asyncio.shield(work)  # the thread goes on to its end, and its turn with it
         except TooManyTokens as error:
             raise too_long(f"more than `{self._most}` tokens", most=self._most) from error
-
-    async def _turn(self, text: str) -> list[int]:
-        async with self._turns:
-            return await in_thread(self._template.encode_long, text, most=self._most)
 
 
 def too_long(length: str, *, most: int) -> Refused:

@@ -30,6 +30,8 @@ TRACES_KEPT = 16384
 """Traces whose attempt is remembered."""
 UNSIGNED_LIMIT = 8 * 1024 * 1024
 """Bytes of an export that comes without a token: anybody may send it."""
+UNSIGNED_S = 5.0
+"""Time for one of them to arrive, so that a stranger who stalls does not keep the others waiting: exporters give up after 10 s."""
 UNSIGNED_AT_ONCE = 2
 """Such exports that are read at the same time; more of them wait."""
 
@@ -55,8 +57,7 @@ class Traces:
                 raise Refused(415, f"telemetry of type `{kind.decode('latin-1')}` is not known here", hint=f"send `{PROTOBUF.decode()}`")
             own = await self._own(scope, path_token=path_token, query=query)
             if own is None:
-                async with self._unsigned:
-                    spans = await _read(scope, receive, encoding, limit=UNSIGNED_LIMIT)
+                spans = await self._read_unsigned(scope, receive, encoding)
             else:
                 spans = await _read(scope, receive, encoding, limit=http.BODY_LIMIT)
             rejected, why = await self._take(await self._attributed(spans, own))
@@ -67,6 +68,13 @@ class Traces:
         headers = [(b"content-type", JSON if encoding == "json" else PROTOBUF), (b"content-length", str(len(answer)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": answer})
+
+    async def _read_unsigned(self, scope: Scope, receive: Receive, encoding: otlp.Encoding) -> list[Span]:
+        try:
+            async with self._unsigned, asyncio.timeout(UNSIGNED_S):
+                return await _read(scope, receive, encoding, limit=UNSIGNED_LIMIT)
+        except TimeoutError as error:
+            raise Refused(408, f"telemetry without a token has not arrived within {UNSIGNED_S:g} s", code="timeout") from error
 
     async def _own(self, scope: Scope, *, path_token: str | None, query: str) -> str | None:
         """The attempt of the token; None: there is no such token, and there need not be."""
