@@ -52,13 +52,15 @@ class Checkpoints:
         self._store = store
         self._learners = learners
         self._newest: int | None = None
+        self.published = -1
+        """The newest version that the store knew when the run began; later than the newest undamaged one if that had to go back."""
 
     async def newest(self) -> int:
         """The newest version that all policies have published and whose files are undamaged; -1 for a new run. Checked once, at the start."""
         if self._newest is None:
             latest = [await self._store.weights(learner.name) for learner in self._learners]
-            published = min(weights.version if weights else -1 for weights in latest)
-            self._newest = await asyncio.to_thread(self._find, published)
+            self.published = min((weights.version if weights else -1 for weights in latest), default=-1)
+            self._newest = await asyncio.to_thread(self._find, self.published)
         return self._newest
 
     async def restore(self) -> int:
@@ -97,6 +99,8 @@ class Checkpoints:
                     log.warning("%s; going on from version %d, and learning again from the records after it", text, version)
                 return version
             damaged += [f"checkpoint {version} is damaged: {text}" for text in damages if text]
+        if found and not any(path.is_file() for path in (self._folder / "checkpoints").rglob(MANIFEST)):
+            damaged = ["they have no manifest, as those of an older version of LightningRL"]
         raise UserError(
             f"no checkpoint to go on from: {'; '.join(damaged) or f'there is none in `{self._folder}`'}",
             hint="put the run's `checkpoints` back from a copy, or begin a new run with another `--run-dir`",

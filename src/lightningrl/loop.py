@@ -99,7 +99,7 @@ class Loop:
         config, steps = self.config.loop, self.config.loop.steps
         version = await self.restore()
         self.cpu.lap("rest")
-        tasks, recall = self.config.tasks.heldout, version > 0
+        tasks, recall = self.config.tasks.heldout, version > 0 or self.checkpoints.published > 0
         if not recall:
             await self.try_out()
         before: dict[Mode, Exam] = {mode: await self.examine(0, mode, tasks, when="before training", recall=recall) for mode in MODES}
@@ -121,12 +121,16 @@ class Loop:
         return Summary(before=before, after=after, rollouts=sum((await self.store.count()).values()))
 
     async def restore(self) -> int:
-        """Go back to the newest version, and serve it; the first time, publish what the models came with."""
+        """Go back to the newest version, and serve it; the first time, publish what the models came with.
+
+        Where a damaged version has to be learnt again, nothing is served before: queued rollouts wait for the weights that they are to run with.
+        """
         version = await self.checkpoints.restore()
         if version < 0:
             await self.publish(0)
             return 0
-        await self._serve(version)
+        if version >= self.checkpoints.published:
+            await self._serve(version)
         return version
 
     async def try_out(self) -> None:
@@ -181,6 +185,7 @@ class Loop:
                 for index, task in enumerate(tasks)
                 for member in range(config.loop.group_size)
             ],
+            version=step,
             what=f"step {step + 1}" + (f", other tasks {retry}" if retry else ""),
         )
 
@@ -267,7 +272,7 @@ class Loop:
         if recall:
             rollouts = await self.store.rollouts(ids=[rollout.id for rollout in rollouts])
         else:
-            rollouts = await self._finish(rollouts, what=f"{mode} exam {when}".rstrip())
+            rollouts = await self._finish(rollouts, version=version, what=f"{mode} exam {when}".rstrip())
         accepted = [rollout.accepted_attempt_id for rollout in rollouts if rollout.accepted_attempt_id]
         rewards = {reward.attempt_id: reward.value for reward in await self.store.rewards(accepted) if reward.name == FINAL}
         exam = Exam(
@@ -301,10 +306,13 @@ class Loop:
             sampling={"temperature": temperature, "top_p": 1.0, "top_k": 0, "seed": derived_seed(self.config.seed, seed_of or rollout_id)},
         )
 
-    async def _finish(self, rollouts: Sequence[Rollout], *, what: str) -> list[Rollout]:
-        """Enqueue, wait, report progress. Rollouts that failed are part of the answer, unless all did."""
+    async def _finish(self, rollouts: Sequence[Rollout], *, version: int, what: str) -> list[Rollout]:
+        """Enqueue, wait, report progress. Rollouts that failed are part of the answer, unless all did. Where `version`, whose weights are to answer,
+        has been learnt from before, the records stay as they are: also a rollout that failed is not tried again.
+        """
         ids = [rollout.id for rollout in rollouts]
-        await self.store.enqueue(rollouts)
+        if version >= self.checkpoints.published:
+            await self.store.enqueue(rollouts)
         ended = await wait(self.store, ids, progress=lambda done: self.watcher.doing(f"{what}: running the agent", done, len(ids)))
         if all(rollout.status == "failed" for rollout in ended):
             await self._give_up(ids, what=what)

@@ -16,8 +16,10 @@ from lightningrl.conformance import Nobody
 from lightningrl.errors import UserError
 from lightningrl.models.load import export_folder, load_model, load_tokenizer
 from lightningrl.serve import lightning
+from lightningrl.store import wait
 from lightningrl.trainer import conformance
 from lightningrl.trainer.local import LocalTrainer
+from lightningrl.types import Rollout, Task
 from tests.conftest import AGENT, RECIPE, SmallRecipe
 from tests.loop.test_policies import digest
 from tests.loop.test_policies import recipe as two_policies
@@ -125,6 +127,23 @@ async def test_a_damaged_checkpoint_costs_a_step_and_changes_nothing(two_policie
     (said,) = [record.getMessage() for record in caplog.records if "checkpoint" in record.getMessage()]
     assert "checkpoint 2 is damaged: `" in said and "moments.safetensors` has changed since it was written; going on from version 1" in said
     assert {policy: digest(run / "model" / policy) for policy in ("asker", "picker")} == learnt
+
+
+async def test_what_was_queued_waits_for_the_weights_that_it_is_to_run_with(finished: SmallRecipe) -> None:
+    """A rollout of the step after a damaged checkpoint is in the queue already when that checkpoint is learnt again."""
+    run = finished.folder / "run"
+    flip_a_bit(run / "checkpoints/step-00002/model.safetensors")
+    finished.rewrite_agent(lambda text: text.replace("    messages = ", "    open('asks', 'w').close()\n    messages = "))
+    async with lightning(load_config(finished.path, ["tasks.heldout=1"]), run) as server:
+        task = Task(id="t", input={"question": "say a word"}, split="train")
+        await server.store.enqueue([Rollout(id="next", group_id="next", task=task, sampling={"temperature": 1.0, "seed": 1})])
+        while not (finished.folder / "asks").exists():
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.3)  # its first call waits for the engine
+        await server.loop(Nobody()).run()
+        (rollout,) = await wait(server.store, ["next"])
+        calls = await server.store.calls([rollout.accepted_attempt_id or ""])
+    assert [call.policy_version for call in calls] == [2, 2]
 
 
 @pytest.fixture(scope="module")
