@@ -34,8 +34,14 @@ def start(recipe: SmallRecipe, *arguments: str) -> subprocess.Popen[str]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's job in the background starts deaf, and its children with it
+        preexec_fn=_hear,
     )
+
+
+def _hear() -> None:
+    """A job in a shell's background ignores SIGINT, one under `nohup` SIGHUP, and their children inherit that."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def wait_until(running: subprocess.Popen[str], happened: Callable[[], bool]) -> None:

@@ -114,7 +114,7 @@ async def test_orphans_that_end_by_themselves_leave_no_zombies(tmp_path: Path) -
         keeper = runner._workers[0].pid
         await asyncio.gather(*(run(runner, str(i)) for i in range(3)))
         states = [stat for stat in (_stat(name) for name in os.listdir("/proc") if name.isdigit()) if stat and stat[1] == str(keeper)]
-        assert [state for state, _ in states] == ["S"], "the worker alone"
+        assert len(states) == 1 and states[0][0] != "Z", "the worker alone"
 
 
 def _stat(process: str) -> tuple[str, str] | None:

@@ -45,6 +45,8 @@ async def run(task):
         kept.extend(open("/dev/null") for _ in range(45))
     if do == "use memory":
         kept.append(bytearray(1 << 60))
+    if do == "half a character":
+        raise ValueError("\\udcff")
     if do == "print":
         print("x" * task["print"])
     await asyncio.sleep(task.get("sleep", 0.5))
@@ -167,6 +169,13 @@ async def test_endless_output_of_a_program_stops_at_its_own_end(tmp_path: Path, 
         assert [outcome.output for outcome in beside] == ["fine"] * 3
         assert flood.status == ("timeout" if where else "failed")
         assert await written(tmp_path / "flood")
+
+
+async def test_an_error_that_is_no_unicode_is_told_and_harms_nobody(tmp_path: Path) -> None:
+    async with pool(tmp_path) as runner:
+        beside, failed = await asyncio.gather(neighbours(runner), run(runner, "half", do="half a character"))
+        assert (failed.status, failed.error and failed.error.splitlines()[0]) == ("failed", "AgentError: ValueError: \\udcff")
+        assert {outcome.status for outcome in beside} == {"succeeded"}
 
 
 async def test_endless_output_of_a_function_does_not_fill_the_disk(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ async def end_leftovers(attempt_id: str, *, group: int) -> None:
 
 
 async def _ended(group: int) -> None:
-    with suppress(ProcessLookupError):
+    with suppress(ProcessLookupError, PermissionError):  # of another user, who cannot be told to end
         while True:
             os.killpg(group, 0)
             await asyncio.sleep(POLL_S)

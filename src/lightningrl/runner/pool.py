@@ -200,6 +200,8 @@ class WorkerPool:
 
     async def _spawn(self) -> None:
         worker = await self._new_worker()
+        if self._closed:
+            return await worker.close()
         worker.changed = self._changed
         self._workers.append(worker)
         self._wake_all()
@@ -208,7 +210,7 @@ class WorkerPool:
         return await WorkerProcess.spawn(self._setup, env=self._env, log=self._log_path, timeout_s=self._start_timeout_s)
 
     def _changed(self, worker: WorkerProcess) -> None:
-        if worker.retired and worker in self._workers:
+        if worker.retired and worker in self._workers and not self._closed:
             self._workers.remove(worker)
             self._leaving.add(worker)
             log.warning("worker %d is replaced", worker.pid)

@@ -85,5 +85,10 @@ to_worker = msgspec.json.Decoder(ToWorker)
 from_worker = msgspec.json.Decoder(FromWorker)
 
 
+def speakable(text: str) -> str:
+    """With half surrogates, which agents read from broken JSON, spelled out: UTF-8 has none."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def line(message: ToWorker | FromWorker) -> bytes:
     return _encoder.encode(message) + b"\n"

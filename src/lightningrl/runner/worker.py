@@ -122,11 +122,13 @@ class Worker:
                 value = await call(self._grade, msgspec.json.decode(job.input), msgspec.json.decode(output), threads=progress.threads)
                 rewards = as_rewards(value, within=self._reward_range)
         except (AgentError, GraderError) as error:
-            told = f"{type(error).__name__}: {error}"
+            told = wire.speakable(f"{type(error).__name__}: {error}")
             if is_exhaustion(error):  # by whichever of its attempts
                 return wire.Done(id=job.id, status="lost", error=told, replace=True, suspect=True)
             return wire.Done(id=job.id, status="failed", output=msgspec.Raw(output), error=told)
-        return wire.Done(id=job.id, status="succeeded", output=msgspec.Raw(output), rewards=rewards)
+        return wire.Done(
+            id=job.id, status="succeeded", output=msgspec.Raw(output), rewards={wire.speakable(name): value for name, value in rewards.items()}
+        )
 
     async def _run_agent(self, progress: Progress) -> Any:
         job = progress.job
