@@ -11,9 +11,9 @@ VLLM_PYTHON ?= .venv-vllm/bin/python
 # What test-fast leaves out: the command line and whole trainings, recipes, real SDKs in processes of their own, random traffic, and long waits.
 SLOW := $(filter-out $(addprefix tests/cli/test_,console.py curve.py live.py verdict.py),$(wildcard tests/cli/test_*.py)) tests/recipes \
 	$(addprefix tests/engine/test_,http_client.py invariance.py) \
-	$(addprefix tests/gateway/test_,emit.py fuzz.py relay.py retries.py) \
-	$(addprefix tests/loop/test_,checkpoints.py parity.py policies.py) \
-	$(addprefix tests/runner/test_,attach.py pool.py) \
+	$(addprefix tests/gateway/test_,emit.py failures.py fuzz.py relay.py retries.py) \
+	$(addprefix tests/loop/test_,checkpoints.py parity.py policies.py served.py) \
+	$(addprefix tests/runner/test_,attach.py leftovers.py neighbours.py pool.py) tests/warmstart/test_warmstart.py tests/docs/test_tutorial.py \
 	tests/chat/test_properties.py tests/test_conformance.py tests/test_cpu.py
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 AGENTS := .venv-agents/ready .venv-agents-older/ready
