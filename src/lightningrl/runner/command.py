@@ -14,7 +14,8 @@ from typing import Any, cast
 
 from lightningrl.errors import AgentError
 from lightningrl.runner.answer import OUTPUT, answer_of
-from lightningrl.runner.leftovers import ATTEMPT, end_group, end_leftovers
+from lightningrl.runner.keeper import end_group
+from lightningrl.runner.leftovers import ATTEMPT, end_leftovers
 from lightningrl.runner.wire import MAX_OUTPUT
 
 MAX_ENV = 120_000

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from lightningrl.errors import UserError
-from lightningrl.runner.leftovers import end_group
+from lightningrl.runner.keeper import end_group
 
 HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 GRACE_S = 10.0

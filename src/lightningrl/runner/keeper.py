@@ -44,7 +44,7 @@ class Keeper:
         """The command's wait status."""
         process = _start(command)
         status = self._wait(process, descriptor)
-        _kill_group(process)
+        end_group(process)
         _end_all()
         return status
 
@@ -104,9 +104,10 @@ def kill(process: int) -> None:
         os.kill(process, signal.SIGKILL)
 
 
-def _kill_group(process: int) -> None:
+def end_group(group: int) -> None:
+    """SIGKILL to a process group that may have ended already."""
     with suppress(ProcessLookupError, PermissionError):  # PermissionError: what macOS says of a group of zombies
-        os.killpg(process, signal.SIGKILL)
+        os.killpg(group, signal.SIGKILL)
 
 
 def _end_all() -> None:

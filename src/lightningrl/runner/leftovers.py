@@ -6,7 +6,6 @@ everything below them. A process that has also wiped its environment goes when i
 
 import asyncio
 import os
-import signal
 import sys
 from contextlib import suppress
 
@@ -19,15 +18,9 @@ ENDING_S = 0.3
 POLL_S = 0.005
 
 
-def end_group(group: int) -> None:
-    """SIGKILL to a process group that may have ended already."""
-    with suppress(ProcessLookupError, PermissionError):  # PermissionError: what macOS says of a group of zombies
-        os.killpg(group, signal.SIGKILL)
-
-
 async def end_leftovers(attempt_id: str, *, group: int) -> None:
     """End what a program has started. The program, the leader of `group`, has ended or is ended as well."""
-    end_group(group)
+    keeper.end_group(group)
     if sys.platform != "linux":
         return
     with suppress(TimeoutError):  # it waits for a disk that has gone; its keeper comes back to it

@@ -15,7 +15,7 @@ import msgspec
 
 from lightningrl.errors import AgentError, GraderError
 from lightningrl.runner import keeper, wire
-from lightningrl.runner.leftovers import end_group
+from lightningrl.runner.keeper import end_group
 from lightningrl.runner.watchdog import read_note
 
 DRAIN_S = 1.0
