@@ -1,4 +1,5 @@
-"""What does an adapter cost? One pass of 16 tokens through a small model: plain, with an adapter, and with peft's layers called as modules.
+"""What does an adapter cost? One pass of 16 tokens through a small model: plain, with an adapter, and with peft's
+layers called as modules.
 
 CPU time of the thread, in turns: ratios are medians over the rounds, with the quartiles beside them.
 """

@@ -1,12 +1,15 @@
-"""Which algorithm learns fastest from the same number of rollouts? Held-out reward of each, several seeds, with 95 % intervals.
+"""Which algorithm learns fastest from the same number of rollouts? Held-out reward of each, several seeds, with 95 %
+intervals.
 
     python benchmarks/algorithms.py                                       all studies: hours
     python benchmarks/algorithms.py --studies credit --jobs 2             one of them
     python benchmarks/algorithms.py --studies credit --seeds 0 --arms uniform air
-    python benchmarks/algorithms.py --draw                                the pictures and tables again, from the results file
+    python benchmarks/algorithms.py --draw                                the pictures and tables again, from the
+    results file
 
-Everything but the algorithm is the same in all arms of a study: warm start, tasks, rollouts, learning rate. Each run's folder is kept; one that is
-there already is not run again. What came out is in results/algorithms.json, docs/credit.png, docs/credit-sql.png and docs/algorithms/curves.
+Everything but the algorithm is the same in all arms of a study: warm start, tasks, rollouts, learning rate. Each run's
+folder is kept; one that is there already is not run again. What came out is in results/algorithms.json,
+docs/credit.png, docs/credit-sql.png and docs/algorithms/curves.
 """
 
 import argparse
@@ -61,7 +64,9 @@ def credits(air: str) -> dict[str, list[str]]:
 
 def only(role: str) -> list[str]:
     """The other role of the SQL recipe is answered by the same policy, but does not teach it."""
-    routes = (f'{{model="{model}",agent="{name}",train={str(name == role).lower()}}}' for name, model in SQL_ROLES.items())
+    routes = (
+        f'{{model="{model}",agent="{name}",train={str(name == role).lower()}}}' for name, model in SQL_ROLES.items()
+    )
     return [f"routes=[{','.join(routes)}]"]
 
 
@@ -77,8 +82,15 @@ STUDIES: Mapping[str, Study] = {
     ),
     "sql": Study(
         recipe=SQL,
-        arms=credits('{rule="air:unreadable",value=-0.2}') | {f"uniform, {role} only": only(role) for role in SQL_ROLES},
-        settings=["loop.steps=12", "loop.tasks_per_step=16", "loop.eval_every=4", "loop.eval_tasks=100", "tasks.heldout=100"],
+        arms=credits('{rule="air:unreadable",value=-0.2}')
+        | {f"uniform, {role} only": only(role) for role in SQL_ROLES},
+        settings=[
+            "loop.steps=12",
+            "loop.tasks_per_step=16",
+            "loop.eval_every=4",
+            "loop.eval_tasks=100",
+            "tasks.heldout=100",
+        ],
         picture=ROOT / "docs" / "credit-sql.png",
         title="text-to-SQL: which call earned the reward?",
     ),
@@ -91,7 +103,9 @@ STUDIES: Mapping[str, Study] = {
 }
 
 
-def measure(study: Study, *, names: Sequence[str], seeds: Sequence[int], runs: Path, jobs: int) -> dict[str, list[dict[str, Any]]]:
+def measure(
+    study: Study, *, names: Sequence[str], seeds: Sequence[int], runs: Path, jobs: int
+) -> dict[str, list[dict[str, Any]]]:
     def figures(name: str, seed: int) -> dict[str, Any]:
         folder = runs / f"{name.replace(', ', '-').replace(' ', '-')}-seed{seed}"
         run = {"seed": seed, **train(study.recipe, [*study.arms[name], *study.settings, f"seed={seed}"], folder)}
@@ -111,12 +125,21 @@ def draw(study: Study, arms: Mapping[str, Sequence[Run]]) -> None:
         figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.5), dpi=150, width_ratios=(1.45, 1))
         draw_curves(left, {name: runs for name, runs in arms.items() if name in COLOURS}, COLOURS)
         scores = {name: [area(run) for run in runs] for name, runs in arms.items()}
-        draw_rows(right, scores, dict.fromkeys(arms, GREY) | COLOURS, order=sorted(scores, key=lambda name: mean(scores[name])))
+        draw_rows(
+            right,
+            scores,
+            dict.fromkeys(arms, GREY) | COLOURS,
+            order=sorted(scores, key=lambda name: mean(scores[name])),
+        )
         left.set_title("on the way: mean and 95 % interval", fontsize=10, loc="left", color="#57606a")
         right.set_title("mean over training", fontsize=10, loc="left", color="#57606a")
         first = next(iter(arms.values()))
         figure.suptitle(
-            f"{study.title}   {len(first)} seeds each, {first[0]['rollouts']:,} rollouts a run", x=0.012, ha="left", weight="bold", fontsize=11.5
+            f"{study.title}   {len(first)} seeds each, {first[0]['rollouts']:,} rollouts a run",
+            x=0.012,
+            ha="left",
+            weight="bold",
+            fontsize=11.5,
         )
         figure.tight_layout(w_pad=3.5)
         figure.savefig(study.picture)
@@ -136,7 +159,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--arms", nargs="+", help="some of the arms of each study; default: all")
     parser.add_argument("--runs", type=Path, default=Path("runs/algorithms"))
-    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time; their figures are the same, but for the seconds")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="runs at the same time; their figures are the same, but for the seconds"
+    )
     parser.add_argument("--draw", action="store_true", help="run nothing")
     arguments = parser.parse_args()
     results: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}

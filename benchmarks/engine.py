@@ -1,8 +1,10 @@
-"""How fast does the embedded engine answer the load of one training step, compared with padded `model.generate`? Both sides in one run.
+"""How fast does the embedded engine answer the load of one training step, compared with padded `model.generate`? Both
+sides in one run.
 
-192 requests: 24 prompts of about 150 tokens, 8 completions each, of 1 to 48 tokens (many end early, as SQL does). The lengths
-are given, not sampled, so that both sides produce the same tokens' worth of work: `generate` may stop a row at its length (a stopping criterion
-per row, as an end token would), but decodes until the longest of its batch has ended. Counted are useful tokens per second.
+192 requests: 24 prompts of about 150 tokens, 8 completions each, of 1 to 48 tokens (many end early, as SQL does). The
+lengths are given, not sampled, so that both sides produce the same tokens' worth of work: `generate` may stop a row at
+its length (a stopping criterion per row, as an end token would), but decodes until the longest of its batch has ended.
+Counted are useful tokens per second.
 
     python benchmarks/engine.py [--rounds 3] [--json benchmarks/results/engine.json]
 """
@@ -75,7 +77,9 @@ def embedded(engine: EmbeddedEngine, prompts: list[list[int]], lengths: list[int
 
     async def one(index: int) -> int:
         sampling = Sampling(max_tokens=lengths[index], seed=index)
-        return sum([len(d.token_ids) async for d in engine.generate(prompts[index], sampling=sampling, policy="policy")])
+        return sum(
+            [len(d.token_ids) async for d in engine.generate(prompts[index], sampling=sampling, policy="policy")]
+        )
 
     async def everything() -> int:
         return sum(await asyncio.gather(*(one(index) for index in range(len(prompts)))))
@@ -88,24 +92,32 @@ class Rate:
     wall: float
     """Useful tokens per second."""
     cpu: float
-    """Useful tokens per second of this process's CPU time. Both sides use one core, so it is what an idle machine would show."""
+    """Useful tokens per second of this process's CPU time. Both sides use one core, so it is what an idle machine would
+    show.
+    """
 
 
 def measure(sides: dict[str, Callable[[int], int]], *, rounds: int) -> dict[str, list[Rate]]:
-    """Each side's rate in each round. Rounds have prompts of their own; the sides take turns, so that a busy machine slows all of
-    them. The first round warms up and does not count."""
+    """Each side's rate in each round. Rounds have prompts of their own; the sides take turns, so that a busy machine
+    slows all of them. The first round warms up and does not count.
+    """
     rates: dict[str, list[Rate]] = {name: [] for name in sides}
     for seed in range(rounds + 1):
         for name, run in sides.items():
             wall, cpu = time.perf_counter(), time.process_time()
             tokens = run(seed)
-            rates[name].append(Rate(wall=tokens / (time.perf_counter() - wall), cpu=tokens / (time.process_time() - cpu)))
+            rates[name].append(
+                Rate(wall=tokens / (time.perf_counter() - wall), cpu=tokens / (time.process_time() - cpu))
+            )
     return {name: values[1:] for name, values in rates.items()}
 
 
 def summary(rates: dict[str, list[Rate]], clock: Callable[[Rate], float]) -> dict[str, dict[str, float]]:
     """Medians over rounds: tokens per second, and how many times the better `generate` of the same round."""
-    best = [max(map(clock, some)) for some in zip(*(rates[name] for name in rates if name.startswith("generate")), strict=True)]
+    best = [
+        max(map(clock, some))
+        for some in zip(*(rates[name] for name in rates if name.startswith("generate")), strict=True)
+    ]
     return {
         name: {
             "tokens_per_s": statistics.median(map(clock, values)),
@@ -125,7 +137,9 @@ def main() -> None:
     model = build_model(VOCAB)
     sides: dict[str, Callable[[int], int]] = {}
     for batch in (64, 192):
-        sides[f"generate, batch {batch}"] = lambda seed, batch=batch: padded_generate(model, *load_of_one_step(seed), batch=batch)
+        sides[f"generate, batch {batch}"] = lambda seed, batch=batch: padded_generate(
+            model, *load_of_one_step(seed), batch=batch
+        )
     engines = {slots: EmbeddedEngine(model, slots=slots, max_length=256) for slots in (64, 192)}
     for slots, engine in engines.items():
         sides[f"embedded, {slots} slots"] = lambda seed, engine=engine: embedded(engine, *load_of_one_step(seed))
@@ -136,9 +150,16 @@ def main() -> None:
     print(f"{'one core, medians':20} {'tokens/s':>9} {'× generate':>11} {'tokens/CPU s':>14} {'× generate':>11}")
     for name in sides:
         wall, cpu = result["wall"][name], result["cpu"][name]
-        print(f"{name:20} {wall['tokens_per_s']:9.0f} {wall['ratio']:11.2f} {cpu['tokens_per_s']:14.0f} {cpu['ratio']:11.2f}")
+        print(
+            f"{name:20} {wall['tokens_per_s']:9.0f} {wall['ratio']:11.2f} {cpu['tokens_per_s']:14.0f} {cpu['ratio']:11.2f}"
+        )
     if arguments.json is not None:
-        about = {"torch": torch.__version__, "machine": platform.machine(), "load_average": os.getloadavg()[0], "rounds": arguments.rounds}
+        about = {
+            "torch": torch.__version__,
+            "machine": platform.machine(),
+            "load_average": os.getloadavg()[0],
+            "rounds": arguments.rounds,
+        }
         arguments.json.write_text(json.dumps({**result, **about}, indent=2) + "\n", encoding="utf-8")
 
 

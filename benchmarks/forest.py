@@ -1,13 +1,15 @@
-"""How much faster is a forest than the usual ways to pack the calls of an agent? Same model, same loss, same gradient, in one run.
+"""How much faster is a forest than the usual ways to pack the calls of an agent? Same model, same loss, same gradient,
+in one run.
 
     python benchmarks/forest.py [--rollouts 24] [--repeats 5]
 
 calls    one call per row, sorted by length and padded, causal SDPA
-linear   the calls of each rollout merged into one row (perfectly: every history is a prefix), sorted and padded, causal SDPA
-forest   every unique prefix once
+linear   the calls of each rollout merged into one row (perfectly: every history is a prefix), sorted and padded, causal
+SDPA forest   every unique prefix once
 
-All three run the same layers and compute logits for the taught rows only, on one thread; the gradients are compared before the clock
-starts. Times are CPU seconds, the best of the repeats, which take turns. Prints a table and writes benchmarks/results/forest.json.
+All three run the same layers and compute logits for the taught rows only, on one thread; the gradients are compared
+before the clock starts. Times are CPU seconds, the best of the repeats, which take turns. Prints a table and writes
+benchmarks/results/forest.json.
 """
 
 import argparse
@@ -82,7 +84,9 @@ def _lesson(name: str, prompt: list[int], completion: list[int], rng: np.random.
     )
     rollout_id = name.rpartition("/")[0]
     advantages = rng.normal(size=C).astype(np.float32)
-    return Lesson(rollout_id=rollout_id, group_id="g", transition=transition, advantages=advantages, weights=np.full(C, 1e-3))
+    return Lesson(
+        rollout_id=rollout_id, group_id="g", transition=transition, advantages=advantages, weights=np.full(C, 1e-3)
+    )
 
 
 def padded_rows(rows: Sequence[list[Lesson]]) -> list[Rows]:
@@ -143,10 +147,16 @@ def ways(model: DenseModel, rollouts: list[list[Lesson]]) -> dict[str, Callable[
 
     def forest() -> None:
         made = build_forest([le for calls in rollouts for le in calls])
-        attend = ForestAttention(made.starts, made.parents, made.positions, heads=model.heads, kv_heads=model.kv_heads, dtype=model.dtype)
+        attend = ForestAttention(
+            made.starts, made.parents, made.positions, heads=model.heads, kv_heads=model.kv_heads, dtype=model.dtype
+        )
         forward_backward(model, made, attend)
 
-    return {"calls": lambda: rows([[le] for calls in rollouts for le in calls]), "linear": lambda: rows(rollouts), "forest": forest}
+    return {
+        "calls": lambda: rows([[le] for calls in rollouts for le in calls]),
+        "linear": lambda: rows(rollouts),
+        "forest": forest,
+    }
 
 
 def gradient(model: DenseModel, way: Callable[[], None]) -> Tensor:
@@ -159,7 +169,9 @@ def measure(model: DenseModel, *, turns: int, group: int, rollouts: int, repeats
     made = episodes(rollouts=rollouts, group=group, turns=turns)
     contenders = ways(model, made)
     expected = gradient(model, contenders["calls"])
-    errors = {name: float((gradient(model, way) - expected).norm() / expected.norm()) for name, way in contenders.items()}
+    errors = {
+        name: float((gradient(model, way) - expected).norm() / expected.norm()) for name, way in contenders.items()
+    }
     assert max(errors.values()) < 1e-4, errors
     best = dict.fromkeys(contenders, float("inf"))
     for _ in range(repeats):
@@ -192,7 +204,10 @@ def main() -> None:
             row = measure(model, turns=turns, group=group, rollouts=arguments.rollouts, repeats=arguments.repeats)
             found.append(row)
             ms = {name: 1e3 * s for name, s in row["seconds"].items()}
-            print(f"{turns:5} {group:5} | {ms['calls']:7.0f} {ms['linear']:7.0f} {ms['forest']:7.0f}      | {_ratios(row)}", flush=True)
+            print(
+                f"{turns:5} {group:5} | {ms['calls']:7.0f} {ms['linear']:7.0f} {ms['forest']:7.0f}      | {_ratios(row)}",
+                flush=True,
+            )
     result = {
         "machine": platform.processor() or platform.machine(),
         "torch": torch.__version__,

@@ -1,17 +1,22 @@
-"""What does our gateway cost, compared with that of `agentlightning` 1.0.2? CPU, memory and disk of a call; and many calls at once.
+"""What does our gateway cost, compared with that of `agentlightning` 1.0.2? CPU, memory and disk of a call; and many
+calls at once.
 
-Both sides in one run, before one scripted upstream that speaks vLLM's HTTP API (`gateway/upstream.py`), under the same 64 clients
-(`gateway/clients.py`): all four are processes of their own. Both record token ids and logprobs of every call. The upstream answers at once, so that
-gateways are never idle, or takes 5 ms a token, so that they mostly wait: then each wake-up serves one call and costs more. Streams come at 5 ms a
-token, one event each. CPU is user + system time of the gateway's process with its threads, as /proc counts it. Linux only.
+Both sides in one run, before one scripted upstream that speaks vLLM's HTTP API (`gateway/upstream.py`), under the same
+64 clients (`gateway/clients.py`): all four are processes of their own. Both record token ids and logprobs of every
+call. The upstream answers at once, so that gateways are never idle, or takes 5 ms a token, so that they mostly wait:
+then each wake-up serves one call and costs more. Streams come at 5 ms a token, one event each. CPU is user + system
+time of the gateway's process with its threads, as /proc counts it. Linux only.
 
-The peer needs a Python of its own (3.12 or later). uvloop and httptools make it faster; they come with vLLM, so its users have them:
+The peer needs a Python of its own (3.12 or later). uvloop and httptools make it faster; they come with vLLM, so its
+users have them:
 
     python3.12 -m venv .venv-peer && .venv-peer/bin/pip install agentlightning==1.0.2 uvloop httptools
-    python benchmarks/gateway.py [--peer-python .venv-peer/bin/python | --skip-peer] [--quick] [--json benchmarks/results/gateway.json]
+    python benchmarks/gateway.py [--peer-python .venv-peer/bin/python | --skip-peer] [--quick] [--json
+    benchmarks/results/gateway.json]
 
-It refuses streams (HTTP 400), so streaming is compared with the same answers in one piece on its side. It caps its connections to the upstream at
-100 (httpx's default), so of 256 agents 156 wait. It keeps its records in memory: there is no disk of it to compare.
+It refuses streams (HTTP 400), so streaming is compared with the same answers in one piece on its side. It caps its
+connections to the upstream at 100 (httpx's default), so of 256 agents 156 wait. It keeps its records in memory: there
+is no disk of it to compare.
 """
 
 import argparse
@@ -40,14 +45,20 @@ OPEN_FILES = 65536
 
 PHASES = ["cpu", "memory", "disk", "agents", "streams"]
 STEP_S = 0.005
-"""What a token takes the upstream where it takes its time: 200 tokens a second, as a fast server gives each of 64 streams."""
+"""What a token takes the upstream where it takes its time: 200 tokens a second, as a fast server gives each of 64
+streams.
+"""
 LESS_CPU = {50: 10.0, 2000: 4.0}
-"""Tokens → how many times less CPU than the peer. The bars of this file are those of the issue that asked for the gateway."""
+"""Tokens → how many times less CPU than the peer. The bars of this file are those of the issue that asked for the
+gateway.
+"""
 BYTES_PER_TOKEN = 15.0
 GROWTH = 64.0
 """Bytes a call that count as none: thousands of calls grow less than one page a call by far."""
 SLOWED = 1.15
-"""256 agents may take this many times the 2 s of the upstream: connecting and answering all of them at once is work, too."""
+"""256 agents may take this many times the 2 s of the upstream: connecting and answering all of them at once is work,
+too.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +75,16 @@ def main() -> None:
     parser.add_argument("--peer-python", type=Path, default=PEER_PYTHON)
     parser.add_argument("--skip-peer", action="store_true", help="measure our side alone")
     parser.add_argument("--quick", action="store_true", help="one round, fewer calls: 10 minutes in place of 30")
-    parser.add_argument("--only", nargs="*", choices=PHASES, help="some of the phases; the file keeps what it says of the others")
+    parser.add_argument(
+        "--only", nargs="*", choices=PHASES, help="some of the phases; the file keeps what it says of the others"
+    )
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     peer = None if arguments.skip_peer or not arguments.peer_python.exists() else arguments.peer_python.absolute()
     if peer is None:
-        print("our side alone: no Python with `agentlightning` was named, or `--skip-peer`; the head of this file says how to make one")
+        print(
+            "our side alone: no Python with `agentlightning` was named, or `--skip-peer`; the head of this file says how to make one"
+        )
     _allow_open_files()
     upstream = Upstream(TOKENIZER)
     try:
@@ -91,7 +106,12 @@ def measure(bench: Bench, *, phases: list[str]) -> dict[str, Any]:
     quick = bench.quick
     turns = {50: 8, 2000: 4}
     kinds = [(step_s, stream) for step_s, stream in ((0.0, False), (STEP_S, False), (STEP_S, True))]
-    cells = [Cell(tokens=n, turns=t, stream=stream, step_s=step_s) for n in turns for t in (1, turns[n]) for step_s, stream in kinds]
+    cells = [
+        Cell(tokens=n, turns=t, stream=stream, step_s=step_s)
+        for n in turns
+        for t in (1, turns[n])
+        for step_s, stream in kinds
+    ]
     at_once = [cell for cell in cells if not cell.step_s]
 
     def calls(cell: Cell) -> int:
@@ -116,41 +136,76 @@ def verdicts(result: Mapping[str, Any]) -> Iterator[Verdict]:
     for name in result.get("cpu", {}):
         times = LESS_CPU[int(name.split()[0])]
         if ratio := _ratio(result["cpu"], name):
-            yield Verdict(bar=f"≥ {times:g}× less CPU: {name}", measured=f"{statistics.median(ratio):.1f}×", met=statistics.median(ratio) >= times)
+            yield Verdict(
+                bar=f"≥ {times:g}× less CPU: {name}",
+                measured=f"{statistics.median(ratio):.1f}×",
+                met=statistics.median(ratio) >= times,
+            )
     if "memory" in result:
         grown = result["memory"][Ours.name]["bytes_per_call_of_attempts_that_end"]
-        yield Verdict(bar="RSS does not grow with calls of attempts that end", measured=f"{grown:.0f} B a call", met=grown <= GROWTH)
+        yield Verdict(
+            bar="RSS does not grow with calls of attempts that end",
+            measured=f"{grown:.0f} B a call",
+            met=grown <= GROWTH,
+        )
     for name, sides in result.get("disk", {}).items():
         per_token = sides["bytes_per_token"]
-        yield Verdict(bar=f"≤ {BYTES_PER_TOKEN:g} B of disk a token: {name}", measured=f"{per_token:.1f} B", met=per_token <= BYTES_PER_TOKEN)
+        yield Verdict(
+            bar=f"≤ {BYTES_PER_TOKEN:g} B of disk a token: {name}",
+            measured=f"{per_token:.1f} B",
+            met=per_token <= BYTES_PER_TOKEN,
+        )
     if "agents" in result:
         wall_s = result["agents"][Ours.name]["wall_s"]
-        yield Verdict(bar="256 agents on a 2 s upstream are not slowed", measured=f"{wall_s:.2f} s", met=wall_s <= 2.0 * SLOWED)
+        yield Verdict(
+            bar="256 agents on a 2 s upstream are not slowed", measured=f"{wall_s:.2f} s", met=wall_s <= 2.0 * SLOWED
+        )
     if "streams" in result:
         count = result["streams"]["open_at_once"]
-        yield Verdict(bar="5,000 streams at once in one process, no errors", measured=f"{count} at once", met=count >= 5000)
+        yield Verdict(
+            bar="5,000 streams at once in one process, no errors", measured=f"{count} at once", met=count >= 5000
+        )
 
 
 def _ratio(cells: Mapping[str, Any], name: str) -> list[float]:
-    """How many times less CPU than the peer, in each round; a stream is compared with the peer's answer in one piece. Empty without a peer."""
+    """How many times less CPU than the peer, in each round; a stream is compared with the peer's answer in one piece.
+    Empty without a peer.
+    """
     theirs = cells.get(name.replace(", streaming", ", whole"), {}).get(Peer.name)
-    return [] if theirs is None else [their / our for our, their in zip(cells[name][Ours.name]["cpu_ms"], theirs["cpu_ms"], strict=True)]
+    return (
+        []
+        if theirs is None
+        else [their / our for our, their in zip(cells[name][Ours.name]["cpu_ms"], theirs["cpu_ms"], strict=True)]
+    )
 
 
 def show(result: Mapping[str, Any]) -> None:
     if "cpu" in result:
-        print(f"\n{'CPU a call, ms: median (min–max of the rounds)':68} {'lightningrl':>20} {'agentlightning':>20} {'× less':>18}")
+        print(
+            f"\n{'CPU a call, ms: median (min–max of the rounds)':68} {'lightningrl':>20} {'agentlightning':>20} {'× less':>18}"
+        )
         for name, sides in result["cpu"].items():
             theirs = sides.get(Peer.name)
             ratio = _ratio(result["cpu"], name)
             times = f"{_range(ratio, 1)}{'' if theirs else ' *'}" if ratio else ""
-            print(f"{name:68} {_range(sides[Ours.name]['cpu_ms'], 3):>20} {_range(theirs['cpu_ms'], 2) if theirs else 'refused':>20} {times:>18}")
+            print(
+                f"{name:68} {_range(sides[Ours.name]['cpu_ms'], 3):>20} {_range(theirs['cpu_ms'], 2) if theirs else 'refused':>20} {times:>18}"
+            )
         print("* compared with its answer in one piece")
-    for phase, heading in (("memory", "RSS growth"), ("disk", "disk"), ("agents", "256 agents, 2 s"), ("streams", "streams")):
+    for phase, heading in (
+        ("memory", "RSS growth"),
+        ("disk", "disk"),
+        ("agents", "256 agents, 2 s"),
+        ("streams", "streams"),
+    ):
         if phase in result:
             print(f"\n{heading}")
             for name, values in result[phase].items():
-                text = ", ".join(f"{key} {value:.4g}" for key, value in values.items()) if isinstance(values, dict) else f"{values:.4g}"
+                text = (
+                    ", ".join(f"{key} {value:.4g}" for key, value in values.items())
+                    if isinstance(values, dict)
+                    else f"{values:.4g}"
+                )
                 print(f"  {name}: {text}")
     print()
     for verdict in result["verdicts"]:
@@ -163,7 +218,14 @@ def _range(values: list[float], digits: int) -> str:
 
 def about(peer: Path | None) -> dict[str, Any]:
     """Where and with what this was measured."""
-    model = next((line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
+    model = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        "",
+    )
     ours = {name: version(name) for name in ("uvicorn", "uvloop", "httptools", "aiohttp", "msgspec")}
     theirs = "import importlib.metadata as m, json; print(json.dumps({d.name: d.version for d in m.distributions()}))"
     found: dict[str, str] = {} if peer is None else json.loads(subprocess.check_output([peer, "-c", theirs], text=True))

@@ -1,7 +1,9 @@
-"""What does it cost to sample under a grammar, or to be told the likeliest tokens? And those who ask for neither: do they pay? All sides in one run.
+"""What does it cost to sample under a grammar, or to be told the likeliest tokens? And those who ask for neither: do
+they pay? All sides in one run.
 
-64 requests at once, each of 48 tokens, on the tiny model. Under a grammar they write tool calls against a schema of six properties, until they are
-cut at 48 tokens. `mixed` has 32 of either kind; what it should cost is the mean of both, so its ratio says whether the free ones pay for the others.
+64 requests at once, each of 48 tokens, on the tiny model. Under a grammar they write tool calls against a schema of six
+properties, until they are cut at 48 tokens. `mixed` has 32 of either kind; what it should cost is the mean of both, so
+its ratio says whether the free ones pay for the others.
 
     python benchmarks/grammar.py [--rounds 5] [--json benchmarks/results/grammar.json]
 """
@@ -43,7 +45,10 @@ TOOL = {
                 "town": {"enum": ["Oslo", "Paris", "Rome", "Bern"]},
                 "street": {"type": "string"},
                 "nights": {"type": "integer", "minimum": 1, "maximum": 30},
-                "guests": {"type": "array", "items": {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}},
+                "guests": {
+                    "type": "array",
+                    "items": {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}},
+                },
                 "breakfast": {"type": "boolean"},
                 "note": {"type": "string", "maxLength": 200},
             },
@@ -65,7 +70,13 @@ def serve(folder: Path) -> tuple[EmbeddedEngine, str]:
         decode=template.decode,
         turn_end_id=template.turn_end_id,
     )
-    asked: dict[str, Any] = {"tools": [TOOL], "tool_choice": "required", "tool_name": None, "parallel_tool_calls": True, "json_schema": None}
+    asked: dict[str, Any] = {
+        "tools": [TOOL],
+        "tool_choice": "required",
+        "tool_name": None,
+        "parallel_tool_calls": True,
+        "json_schema": None,
+    }
     grammar = grammar_of(template, **asked)
     assert grammar is not None
     return embedded(setup), grammar
@@ -76,7 +87,14 @@ def answer(engine: EmbeddedEngine, samplings: list[Sampling], *, seed: int) -> i
 
     async def one(index: int, sampling: Sampling) -> int:
         prompt = [3 + (seed * 7919 + index * 31 + i * i) % 900 for i in range(32)]
-        return sum([len(d.token_ids) async for d in engine.generate(prompt, sampling=replace(sampling, seed=seed * 1000 + index), policy="policy")])
+        return sum(
+            [
+                len(d.token_ids)
+                async for d in engine.generate(
+                    prompt, sampling=replace(sampling, seed=seed * 1000 + index), policy="policy"
+                )
+            ]
+        )
 
     async def everything() -> int:
         return sum(await asyncio.gather(*(one(index, sampling) for index, sampling in enumerate(samplings))))
@@ -85,7 +103,9 @@ def answer(engine: EmbeddedEngine, samplings: list[Sampling], *, seed: int) -> i
 
 
 def measure(sides: dict[str, Callable[[int], int]], *, rounds: int) -> dict[str, list[float]]:
-    """CPU seconds per thousand tokens of each side in each round. The sides take turns; the first round warms up and does not count."""
+    """CPU seconds per thousand tokens of each side in each round. The sides take turns; the first round warms up and
+    does not count.
+    """
     costs: dict[str, list[float]] = {name: [] for name in sides}
     for seed in range(rounds + 1):
         for name, run in sides.items():
@@ -126,7 +146,12 @@ def main() -> None:
     for name, figures in result.items():
         print(f"{name:20} {figures['tokens_per_cpu_s']:14.0f} {figures['times_free']:8.2f}")
     if arguments.json is not None:
-        about = {"torch": torch.__version__, "machine": platform.machine(), "load_average": os.getloadavg()[0], "rounds": arguments.rounds}
+        about = {
+            "torch": torch.__version__,
+            "machine": platform.machine(),
+            "load_average": os.getloadavg()[0],
+            "rounds": arguments.rounds,
+        }
         arguments.json.write_text(json.dumps({**result, **about}, indent=2) + "\n", encoding="utf-8")
 
 

@@ -1,11 +1,13 @@
-"""Does a team learn more together than any one of it alone? Planner, solver and critic: all three, each alone, none; full weights and adapters.
+"""Does a team learn more together than any one of it alone? Planner, solver and critic: all three, each alone, none;
+full weights and adapters.
 
     python benchmarks/joint.py                     five seeds of everything
     python benchmarks/joint.py --seeds 0 --kinds full
     python benchmarks/joint.py --draw              the picture and the table again, from the results file
 
-Everything but who learns is the same in all arms. A policy that does not learn answers all the same; the hash of its weights before and after is
-in the results, and the script fails if they differ. Each run's folder is kept; one that is there already is not run again.
+Everything but who learns is the same in all arms. A policy that does not learn answers all the same; the hash of its
+weights before and after is in the results, and the script fails if they differ. Each run's folder is kept; one that is
+there already is not run again.
 """
 
 import argparse
@@ -30,7 +32,13 @@ PICTURE = HERE.parent / "docs" / "joint.png"
 
 ROLES = ("planner", "solver", "critic")
 ARMS = {"all three": ROLES, **{f"{role} alone": (role,) for role in ROLES}}
-COLOURS = {"all three": "#0a7d4b", "planner alone": "#2c5fa8", "solver alone": "#c2501c", "critic alone": "#b08d3c", "nobody": "#8b949e"}
+COLOURS = {
+    "all three": "#0a7d4b",
+    "planner alone": "#2c5fa8",
+    "solver alone": "#c2501c",
+    "critic alone": "#b08d3c",
+    "nobody": "#8b949e",
+}
 
 
 def learning(roles: Sequence[str]) -> list[str]:
@@ -42,11 +50,18 @@ def learning(roles: Sequence[str]) -> list[str]:
 def hashes(run: Path) -> dict[str, str]:
     """SHA-256 of each policy's newest weights."""
     newest = sorted((run / "checkpoints").glob("step-*"))[-1]
-    found = {role: next(file for name in ("model", "adapter_model") if (file := newest / role / f"{name}.safetensors").exists()) for role in ROLES}
+    found = {
+        role: next(
+            file for name in ("model", "adapter_model") if (file := newest / role / f"{name}.safetensors").exists()
+        )
+        for role in ROLES
+    }
     return {role: hashlib.sha256(file.read_bytes()).hexdigest()[:16] for role, file in found.items()}
 
 
-def measure(kind: str, seeds: Sequence[int], runs: Path, settings: Sequence[str], *, jobs: int) -> dict[str, list[dict[str, Any]]]:
+def measure(
+    kind: str, seeds: Sequence[int], runs: Path, settings: Sequence[str], *, jobs: int
+) -> dict[str, list[dict[str, Any]]]:
     def start(seed: int) -> dict[str, str]:
         folder = runs / kind / f"start-seed{seed}"
         train(KINDS[kind], [*settings, "loop.steps=0", "tasks.heldout=1", f"seed={seed}"], folder)
@@ -80,14 +95,18 @@ def draw(results: Mapping[str, Mapping[str, Sequence[Run]]]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, grid = plt.subplots(len(results), 2, figsize=(10.5, 0.6 + 3.9 * len(results)), dpi=150, width_ratios=(1.6, 1), squeeze=False)
+    figure, grid = plt.subplots(
+        len(results), 2, figsize=(10.5, 0.6 + 3.9 * len(results)), dpi=150, width_ratios=(1.6, 1), squeeze=False
+    )
     for (left, right), (kind, arms) in zip(grid, results.items(), strict=True):
         draw_curves(left, arms, COLOURS)
         ends = with_nobody(arms)
         left.axhline(mean(ends["nobody"]), color=COLOURS["nobody"], ls=(0, (4, 3)), lw=1.4)
         draw_rows(right, ends, COLOURS, order=sorted(ends, key=lambda name: mean(ends[name])))
         seeds = len(next(iter(arms.values())))
-        left.set_title(f"{TITLES[kind]}, {seeds} seeds each: mean and 95 % interval", fontsize=10, loc="left", color="#57606a")
+        left.set_title(
+            f"{TITLES[kind]}, {seeds} seeds each: mean and 95 % interval", fontsize=10, loc="left", color="#57606a"
+        )
         right.set_title("at the end, 95 % interval, single runs", fontsize=10, loc="left", color="#57606a")
         right.set(xlim=(0, 1))
     figure.suptitle("planner, solver, critic: who learns?", x=0.012, ha="left", weight="bold", fontsize=11.5)
@@ -101,7 +120,9 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings for all arms")
     parser.add_argument("--runs", type=Path, default=Path("runs/joint"))
-    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time; their figures are the same, but for the seconds")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="runs at the same time; their figures are the same, but for the seconds"
+    )
     parser.add_argument("--draw", action="store_true", help="run nothing")
     arguments = parser.parse_args()
     results: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"kinds": {}}

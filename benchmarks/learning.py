@@ -1,21 +1,23 @@
 """Does the agent learn, and from what? Held-out reward on the paper's three tasks, several seeds, with a control.
 
-    python benchmarks/learning.py rag_openai_agents --seeds 0 1 2      or math_autogen, each with a Python that has its requirements.txt
-    python benchmarks/learning.py                                      sql_langgraph
-    python benchmarks/learning.py rag_openai_agents --draw             the pictures and the table again, from the results file
+    python benchmarks/learning.py rag_openai_agents --seeds 0 1 2      or math_autogen, each with a Python that has its
+    requirements.txt python benchmarks/learning.py                                      sql_langgraph python
+    benchmarks/learning.py rag_openai_agents --draw             the pictures and the table again, from the results file
 
-    lightningrl warmstart recipes/sql_langgraph/recipe.toml seed=1 --out runs/warmstart-seed1                   a second warm start
-    python benchmarks/learning.py --warmstarts recipes/sql_langgraph/warmstart runs/warmstart-seed1             twice as many runs
+    lightningrl warmstart recipes/sql_langgraph/recipe.toml seed=1 --out runs/warmstart-seed1                   a second
+    warm start python benchmarks/learning.py --warmstarts recipes/sql_langgraph/warmstart runs/warmstart-seed1
+    twice as many runs
 
 For each warm start (a model folder, made by `lightningrl warmstart`) and each seed:
 
     RL       `lightningrl train` on the recipe
-    SFT      the control: as much wall-clock of further SFT on the same demonstrations, counted from its first step, on as many threads
-    scores   of the warm start and of both, on the same held-out tasks, and on what else `STUDIES` says, sampled and greedy
+    SFT      the control: as much wall-clock of further SFT on the same demonstrations, counted from its first step, on
+    as many threads scores   of the warm start and of both, on the same held-out tasks, and on what else `STUDIES` says,
+    sampled and greedy
 
-Runs of one benchmark are in each other's way: with `--jobs` above 1 both kinds of training are, and CPU seconds say what each has had.
-Each run's folder is kept; one that is there already is not run again. What came out is in results/learning-TASK.json and docs/learning-TASK.png;
-docs/learning.png has the curves of all tasks.
+Runs of one benchmark are in each other's way: with `--jobs` above 1 both kinds of training are, and CPU seconds say
+what each has had. Each run's folder is kept; one that is there already is not run again. What came out is in
+results/learning-TASK.json and docs/learning-TASK.png; docs/learning.png has the curves of all tasks.
 """
 
 import argparse
@@ -54,11 +56,17 @@ class Study:
 
 
 STUDIES: Mapping[str, Study] = {
-    "sql_langgraph": Study(title="text-to-SQL", agent="LangGraph", besides={"without the rewrite step": ['agent.env={SQL_MAX_TURNS="1"}']}),
-    "rag_openai_agents": Study(
-        title="multi-hop questions", agent="OpenAI Agents SDK", besides={"out of distribution, 4 hops": ["tasks.source=tasks:ood"]}
+    "sql_langgraph": Study(
+        title="text-to-SQL", agent="LangGraph", besides={"without the rewrite step": ['agent.env={SQL_MAX_TURNS="1"}']}
     ),
-    "math_autogen": Study(title="word problems", agent="AutoGen", besides={"out of distribution, 4 steps": ["tasks.source=tasks:ood"]}),
+    "rag_openai_agents": Study(
+        title="multi-hop questions",
+        agent="OpenAI Agents SDK",
+        besides={"out of distribution, 4 hops": ["tasks.source=tasks:ood"]},
+    ),
+    "math_autogen": Study(
+        title="word problems", agent="AutoGen", besides={"out of distribution, 4 steps": ["tasks.source=tasks:ood"]}
+    ),
 }
 
 
@@ -66,20 +74,31 @@ def results_of(task: str) -> Path:
     return ROOT / "benchmarks" / "results" / f"learning-{task}.json"
 
 
-def measure(task: str, warmstart: Path, *, number: int, seed: int, control: bool, settings: Sequence[str], folder: Path) -> dict[str, Any]:
+def measure(
+    task: str, warmstart: Path, *, number: int, seed: int, control: bool, settings: Sequence[str], folder: Path
+) -> dict[str, Any]:
     """One seed of one warm start, the `number`-th."""
     recipe = ROOT / "recipes" / task / "recipe.toml"
     settings = [f"model.path={warmstart}", f"seed={seed}", *settings]
     rl = train(recipe, settings, folder / "run")
     print(f"{task}, {warmstart.name}, seed {seed}: {rl['heldout_before']:.3f} → {rl['heldout_after']:.3f}", flush=True)
-    run = {"warmstart": number, "seed": seed, "rl": {**rl, "spent": json.loads((folder / "run" / "spent.json").read_text(encoding="utf-8"))}}
+    run = {
+        "warmstart": number,
+        "seed": seed,
+        "rl": {**rl, "spent": json.loads((folder / "run" / "spent.json").read_text(encoding="utf-8"))},
+    }
     policies = {"before": warmstart, "after": folder / "run"}
     if control:
         policies["sft"] = folder / "sft"
-        run["sft"] = once(folder / "sft.json", lambda: imitate(task, warmstart, policies["sft"], seconds=rl["seconds"], number=number, seed=seed))
+        run["sft"] = once(
+            folder / "sft.json",
+            lambda: imitate(task, warmstart, policies["sft"], seconds=rl["seconds"], number=number, seed=seed),
+        )
     besides = {HELD_OUT: (), **STUDIES[task].besides}
     file = folder / ("scores.json" if control else "scores-without-control.json")
-    run["scores"] = once(file, lambda: {where: scores(recipe, [*settings, *own], policies) for where, own in besides.items()})
+    run["scores"] = once(
+        file, lambda: {where: scores(recipe, [*settings, *own], policies) for where, own in besides.items()}
+    )
     return run
 
 
@@ -87,7 +106,18 @@ def imitate(task: str, warmstart: Path, out: Path, *, seconds: float, number: in
     """The control: more of the demonstrations that made the warm start, in an order of its own."""
     recipe = ROOT / "recipes" / task / "recipe.toml"
     further = [f"seed={number}", f"warmstart.base={warmstart}", "warmstart.steer=false", f"warmstart.steps={10**9}"]
-    command = [sys.executable, "-m", "lightningrl", "warmstart", recipe, *further, "--seconds", str(seconds), "--order", str(seed)]
+    command = [
+        sys.executable,
+        "-m",
+        "lightningrl",
+        "warmstart",
+        recipe,
+        *further,
+        "--seconds",
+        str(seconds),
+        "--order",
+        str(seed),
+    ]
     return {"seconds": seconds, "spent": spent(*command, "--threads", "2", "--out", out)}
 
 
@@ -95,11 +125,25 @@ def scores(recipe: Path, settings: Sequence[str], policies: Mapping[str, Path]) 
     """Of each policy, on the same tasks."""
     _, *others = policies.values()
     against = [word for folder in others for word in ("--against", folder)]
-    command = [sys.executable, "-m", "lightningrl", "eval", recipe, *settings, "--checkpoint", policies["before"], *against, "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "lightningrl",
+        "eval",
+        recipe,
+        *settings,
+        "--checkpoint",
+        policies["before"],
+        *against,
+        "--json",
+    ]
     done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True)
     first = json.loads(done.stdout.splitlines()[-1])
     found = zip(policies, [first, *first["against"]], strict=True)
-    return {name: {"sampled": one["heldout"], "greedy": one["heldout_greedy"], "failed": one["failed"]} for name, one in found}
+    return {
+        name: {"sampled": one["heldout"], "greedy": one["heldout_greedy"], "failed": one["failed"]}
+        for name, one in found
+    }
 
 
 def spread(values: Sequence[float], digits: int = 3) -> str:
@@ -119,7 +163,10 @@ def table(task: str, runs: Sequence[Run]) -> str:
             if found := scored(runs, where, policy):
                 cells = "".join(f"{spread([score[mode] for score in found]):>18}" for mode in MODES)
                 lines.append(f"{where:<30}{name:<13}{cells}{len(found):>6}")
-    took = {name: [run[kind]["spent"] for run in runs if "spent" in run.get(kind, {})] for kind, name in (("rl", "RL"), ("sft", "SFT instead"))}
+    took = {
+        name: [run[kind]["spent"] for run in runs if "spent" in run.get(kind, {})]
+        for kind, name in (("rl", "RL"), ("sft", "SFT instead"))
+    }
     lines.append(f"\n{'seconds':<30}{'':<13}{'wall-clock':>18}{'CPU':>18}{'runs':>6}")
     for name, found in took.items():
         if found:
@@ -138,21 +185,53 @@ def draw_task(axes: Any, task: str, results: Mapping[str, Any]) -> None:
     middle = [mean(values) for values in zip(*curves, strict=True)]
     axes.axhline(middle[0], color=GREY, ls=":", lw=1.5, label="before")
     if control := scored(runs, HELD_OUT, "sft"):
-        axes.axhline(mean(score["sampled"] for score in control), color=ORANGE, ls="--", lw=1.5, label="control: further SFT, as long")
+        axes.axhline(
+            mean(score["sampled"] for score in control),
+            color=ORANGE,
+            ls="--",
+            lw=1.5,
+            label="control: further SFT, as long",
+        )
     axes.plot(steps, middle, color=GREEN, lw=3, marker="o", label=f"LightningRL, mean of {len(curves)} runs")
     for where in study.besides:
-        ends = [(at, face, scored(runs, where, policy)) for at, face, policy in ((steps[0], "white", "before"), (steps[-1], BLACK, "after"))]
+        ends = [
+            (at, face, scored(runs, where, policy))
+            for at, face, policy in ((steps[0], "white", "before"), (steps[-1], BLACK, "after"))
+        ]
         for at, face, found in ends:
             if found:
                 label = where if face == BLACK else None
-                axes.scatter([at], [mean(score["sampled"] for score in found)], color=face, edgecolor=BLACK, marker="v", s=45, zorder=3, label=label)
+                axes.scatter(
+                    [at],
+                    [mean(score["sampled"] for score in found)],
+                    color=face,
+                    edgecolor=BLACK,
+                    marker="v",
+                    s=45,
+                    zorder=3,
+                    label=label,
+                )
     for index, below in ((0, -16), (-1, 9)):
         place = (steps[index], middle[index])
-        axes.annotate(f"{middle[index]:.2f}", place, textcoords="offset points", xytext=(0, below), ha="center", weight="bold")
+        axes.annotate(
+            f"{middle[index]:.2f}", place, textcoords="offset points", xytext=(0, below), ha="center", weight="bold"
+        )
     minutes = mean(run["rl"]["seconds"] for run in runs) / 60
-    axes.set(xlabel="step", ylim=(0, 1), title=f"{study.title}\n{study.agent}, {minutes:.0f} minutes on {results['machine']['cores']} CPU cores")
+    axes.set(
+        xlabel="step",
+        ylim=(0, 1),
+        title=f"{study.title}\n{study.agent}, {minutes:.0f} minutes on {results['machine']['cores']} CPU cores",
+    )
     tidy(axes, grid="y")
-    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, fontsize=8.5, columnspacing=1, handlelength=1.5)
+    axes.legend(
+        frameon=False,
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.13),
+        ncols=2,
+        fontsize=8.5,
+        columnspacing=1,
+        handlelength=1.5,
+    )
 
 
 def draw(measured: Mapping[str, Mapping[str, Any]], path: Path) -> None:
@@ -162,7 +241,14 @@ def draw(measured: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, row = plt.subplots(1, len(measured), figsize=(8 if len(measured) == 1 else 4.9 * len(measured), 4.8), dpi=150, sharey=True, squeeze=False)
+    figure, row = plt.subplots(
+        1,
+        len(measured),
+        figsize=(8 if len(measured) == 1 else 4.9 * len(measured), 4.8),
+        dpi=150,
+        sharey=True,
+        squeeze=False,
+    )
     for axes, (task, results) in zip(row[0], measured.items(), strict=True):
         draw_task(axes, task, results)
     row[0][0].set_ylabel("held-out reward (T = 1)")
@@ -172,7 +258,12 @@ def draw(measured: Mapping[str, Mapping[str, Any]], path: Path) -> None:
 
 
 def machine() -> dict[str, Any]:
-    return {"cores": os.cpu_count(), "processor": platform.machine(), "python": platform.python_version(), "torch": version("torch")}
+    return {
+        "cores": os.cpu_count(),
+        "processor": platform.machine(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+    }
 
 
 def main() -> None:
@@ -180,7 +271,9 @@ def main() -> None:
     parser.add_argument("task", choices=list(STUDIES), nargs="?", default="sql_langgraph")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--controls", type=int, nargs="*", help="seeds that have a control; default: all")
-    parser.add_argument("--warmstarts", type=Path, nargs="+", help="their n-th is taken to be made with --seed n; default: the recipe's")
+    parser.add_argument(
+        "--warmstarts", type=Path, nargs="+", help="their n-th is taken to be made with --seed n; default: the recipe's"
+    )
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings over the recipe's")
     parser.add_argument("--runs", type=Path, default=Path("runs/learning"))
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time; all of them are slower for it")
@@ -188,18 +281,37 @@ def main() -> None:
     arguments = parser.parse_args()
     task: str = arguments.task
     if not arguments.draw:
-        warmstarts = {f"warmstart{n}": p.resolve() for n, p in enumerate(arguments.warmstarts or [ROOT / "recipes" / task / "warmstart"])}
+        warmstarts = {
+            f"warmstart{n}": p.resolve()
+            for n, p in enumerate(arguments.warmstarts or [ROOT / "recipes" / task / "warmstart"])
+        }
         controls = arguments.seeds if arguments.controls is None else arguments.controls
 
         def one(name: str, seed: int) -> dict[str, Any]:
             folder = arguments.runs.resolve() / task / f"{name}-seed{seed}"
             number = list(warmstarts).index(name)
-            return measure(task, warmstarts[name], number=number, seed=seed, control=seed in controls, settings=arguments.set, folder=folder)
+            return measure(
+                task,
+                warmstarts[name],
+                number=number,
+                seed=seed,
+                control=seed in controls,
+                settings=arguments.set,
+                folder=folder,
+            )
 
         runs = [run for own in runs_of(warmstarts, arguments.seeds, one, jobs=arguments.jobs).values() for run in own]
-        made = {"date": time.strftime("%Y-%m-%d"), "machine": machine(), "jobs": arguments.jobs, "settings": arguments.set, "runs": runs}
+        made = {
+            "date": time.strftime("%Y-%m-%d"),
+            "machine": machine(),
+            "jobs": arguments.jobs,
+            "settings": arguments.set,
+            "runs": runs,
+        }
         results_of(task).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
-    measured = {name: json.loads(results_of(name).read_text(encoding="utf-8")) for name in STUDIES if results_of(name).exists()}
+    measured = {
+        name: json.loads(results_of(name).read_text(encoding="utf-8")) for name in STUDIES if results_of(name).exists()
+    }
     print(table(task, measured[task]["runs"]))
     own = PICTURE.with_stem(f"learning-{task}")
     draw({task: measured[task]}, own)

@@ -1,12 +1,13 @@
-"""Does each credit × advantage follow the gradient that it should? Held against worlds whose gradient can be written down.
+"""Does each credit × advantage follow the gradient that it should? Held against worlds whose gradient can be written
+down.
 
     make oracles                      all of it, with the tables of docs/oracles.md; about two minutes
     python benchmarks/oracles.py --check   the same, and nothing is written: every figure must be the published one
 
-In each of four small worlds every rollout is enumerated, and from these the exact policy gradient and every group of three. So the mean of an
-estimator is known to rounding, and with it its bias; its variance likewise. Groups of eight are drawn besides, as a run would draw them.
-What theory says of each cell is in oracle/methods.py; exits with 1 if any cell says otherwise.
-Prints the tables and writes benchmarks/results/oracles.json and the tables in docs/oracles.md.
+In each of four small worlds every rollout is enumerated, and from these the exact policy gradient and every group of
+three. So the mean of an estimator is known to rounding, and with it its bias; its variance likewise. Groups of eight
+are drawn besides, as a run would draw them. What theory says of each cell is in oracle/methods.py; exits with 1 if any
+cell says otherwise. Prints the tables and writes benchmarks/results/oracles.json and the tables in docs/oracles.md.
 """
 
 import argparse
@@ -38,7 +39,11 @@ def main() -> int:
     broken = [f"{cell.world}: {cell.method} × {cell.advantage} {reason}" for cell in found if (reason := cell.broken())]
     if check:
         published = [Cell(**row) for row in json.loads(RESULTS.read_text())]
-        broken += [f"{cell.world}: {cell.method} × {cell.advantage} {reason}" for cell in found if (reason := cell.moved(published))]
+        broken += [
+            f"{cell.world}: {cell.method} × {cell.advantage} {reason}"
+            for cell in found
+            if (reason := cell.moved(published))
+        ]
     else:
         RESULTS.write_text(json.dumps([asdict(cell) for cell in found], indent=1) + "\n")
         PAGE.write_text(PAGE.read_text().partition(MARK)[0] + MARK + "\n" + render(found))

@@ -2,17 +2,18 @@
 
     python benchmarks/recipes.py                     all of them; about a minute each on two cores
     python benchmarks/recipes.py --recipes multi_agent math_autogen
-    python benchmarks/recipes.py --check             write nothing; exit with 1 if a recipe has not learnt (z > 2), or forks what should be bridged
-    python benchmarks/recipes.py --python rag_openai_agents=/path/to/python    a recipe's Python, if it is not where `make` puts it
+    python benchmarks/recipes.py --check             write nothing; exit with 1 if a recipe has not learnt (z > 2), or
+    forks what should be bridged python benchmarks/recipes.py --python rag_openai_agents=/path/to/python    a recipe's
+    Python, if it is not where `make` puts it
 
-A recipe with a requirements.txt is run by the Python of its own venv, any other by the one that runs this script; `make recipes` sets them up.
-RECIPES has the settings, and the forks that an agent means. A recipe that cannot be run is named, with its error, and the exit code is 1.
+A recipe with a requirements.txt is run by the Python of its own venv, any other by the one that runs this script; `make
+recipes` sets them up. RECIPES has the settings, and the forks that an agent means. A recipe that cannot be run is
+named, with its error, and the exit code is 1.
 
-    before, after    held-out reward at T = 1, on the same tasks; `z` is the mean difference over them in standard errors
-    calls            per rollout that succeeded
-    bridged …        share of calls, by how their prompts came about (docs/token-exact.md)
-    prompt …         tokens a call: read, of these reused from the conversation so far, and sampled
-    agents … rest    seconds of CPU (src/lightningrl/cpu.py)
+    before, after    held-out reward at T = 1, on the same tasks; `z` is the mean difference over them in standard
+    errors calls            per rollout that succeeded bridged …        share of calls, by how their prompts came about
+    (docs/token-exact.md) prompt …         tokens a call: read, of these reused from the conversation so far, and
+    sampled agents … rest    seconds of CPU (src/lightningrl/cpu.py)
 
 Prints the table and writes benchmarks/results/recipes.json.
 """
@@ -52,17 +53,26 @@ class Short:
     settings: Sequence[str] = ("loop.steps=6", "tasks.heldout=100", "loop.eval_every=0")
     """Over those of its recipe.toml."""
     forks: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Reason for which a call of each rollout may be forked, as `capture_reason` has it → what the agent means by it."""
+    """Reason for which a call of each rollout may be forked, as `capture_reason` has it → what the agent means by it.
+    """
 
 
 RECIPES = {
     "rag_openai_agents": Short(),
-    "math_autogen": Short(forks={TOOLS_CHANGED: "AutoGen's reflection: after the last round of tool calls it asks once more, without tools"}),
+    "math_autogen": Short(
+        forks={
+            TOOLS_CHANGED: "AutoGen's reflection: after the last round of tool calls it asks once more, without tools"
+        }
+    ),
     "from_scratch": Short(),
-    "node_vercel": Short(settings=["loop.steps=6", "tasks.heldout=40", "loop.eval_every=0"]),  # each rollout starts a node: 0.3 s of CPU
+    "node_vercel": Short(
+        settings=["loop.steps=6", "tasks.heldout=40", "loop.eval_every=0"]
+    ),  # each rollout starts a node: 0.3 s of CPU
     "multi_agent": Short(),
     "sql_langgraph": Short(),
-    "errands": Short(settings=["loop.steps=16", "tasks.heldout=200", "loop.eval_every=0"]),  # ten calls for each reward: it learns slowly
+    "errands": Short(
+        settings=["loop.steps=16", "tasks.heldout=200", "loop.eval_every=0"]
+    ),  # ten calls for each reward: it learns slowly
 }
 
 
@@ -100,25 +110,36 @@ class Row:
 
     def broken(self, forks: Mapping[str, str]) -> list[str]:
         """What is not as it should be, if each rollout may fork a call for each reason in `forks`."""
-        too_many = {why: count for why, count in self.fork_reasons.items() if count > (self.rollouts if why in forks else 0)}
-        found = [f"{count} calls in {self.rollouts} rollouts were forked that should have been bridged: {why}" for why, count in too_many.items()]
+        too_many = {
+            why: count for why, count in self.fork_reasons.items() if count > (self.rollouts if why in forks else 0)
+        }
+        found = [
+            f"{count} calls in {self.rollouts} rollouts were forked that should have been bridged: {why}"
+            for why, count in too_many.items()
+        ]
         found += [f"{count} calls were bridged only partly: {why}" for why, count in self.partly_reasons.items()]
         if not self.standard_errors > LEARNT_Z:
             change = f"{self.before:.3f} → {self.after:.3f} is {self.standard_errors:+.1f} standard errors"
-            found.append(f"held-out reward did not rise beyond chance: {change}; hint: more than {LEARNT_Z:g} are asked for")
+            found.append(
+                f"held-out reward did not rise beyond chance: {change}; hint: more than {LEARNT_Z:g} are asked for"
+            )
         return found
 
 
 def measure(name: str, python: Path, folder: Path) -> Row:
     """Train the recipe into `folder`. Raises `RuntimeError` if that cannot be done."""
     if not python.exists():
-        raise RuntimeError(f"there is no `{python}`; hint: `make recipes` sets it up, or name one: --python {name}=/path/to/python")
+        raise RuntimeError(
+            f"there is no `{python}`; hint: `make recipes` sets it up, or name one: --python {name}=/path/to/python"
+        )
     shutil.rmtree(folder, ignore_errors=True)
     recipe = ROOT / "recipes" / name / "recipe.toml"
     command = [python, "-m", "lightningrl", "train", recipe, *RECIPES[name].settings, "--run-dir", folder, "--json"]
     done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=False)
     if done.returncode != 0:
-        raise RuntimeError(f"`lightningrl train {recipe.relative_to(ROOT)}` ended with exit code {done.returncode}; why is above")
+        raise RuntimeError(
+            f"`lightningrl train {recipe.relative_to(ROOT)}` ended with exit code {done.returncode}; why is above"
+        )
     return row_of(read(folder, report=True), json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -158,13 +179,32 @@ def _rewards(lines: Sequence[Line], exam: str) -> npt.NDArray[np.float64]:
 
 
 def table(rows: Mapping[str, Row]) -> str:
-    heads = ("before", "after", "z", "calls", "bridged", "partly", "rendered", "forked", "prompt", "reused", "sampled", "failed", "seconds", *PARTS)
+    heads = (
+        "before",
+        "after",
+        "z",
+        "calls",
+        "bridged",
+        "partly",
+        "rendered",
+        "forked",
+        "prompt",
+        "reused",
+        "sampled",
+        "failed",
+        "seconds",
+        *PARTS,
+    )
     lines = [f"{'':<18}" + "".join(f"{head:>9}" for head in heads)]
     for name, row in rows.items():
         cells = [f"{row.before:.3f}", f"{row.after:.3f}", f"{row.standard_errors:+.1f}", f"{row.calls_per_rollout:.2f}"]
         cells += [f"{share:.0%}" for share in (row.bridged, row.partly, row.rendered, row.forked)]
         cells += [f"{tokens:.0f}" for tokens in (row.prompt_tokens, row.reused_tokens, row.sampled_tokens)]
-        cells += [str(row.failed), f"{row.seconds:.0f}", *(f"{row.cpu_s[part]:.0f}" if part in row.cpu_s else "–" for part in PARTS)]
+        cells += [
+            str(row.failed),
+            f"{row.seconds:.0f}",
+            *(f"{row.cpu_s[part]:.0f}" if part in row.cpu_s else "–" for part in PARTS),
+        ]
         lines.append(f"{name:<18}" + "".join(f"{cell:>9}" for cell in cells))
         lines += [f"    {count} calls bridged only partly: {why}" for why, count in row.partly_reasons.items()]
         lines += [f"    {count} calls forked: {why}" + _meant(name, why) for why, count in row.fork_reasons.items()]
@@ -186,8 +226,12 @@ def python_of(name: str, given: Mapping[str, Path]) -> Path:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipes", nargs="+", choices=list(RECIPES), default=list(RECIPES))
-    parser.add_argument("--python", nargs="+", action="extend", default=[], metavar="RECIPE=PATH", help="the Python that runs a recipe")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "recipes", help="where the runs go; those of before are removed")
+    parser.add_argument(
+        "--python", nargs="+", action="extend", default=[], metavar="RECIPE=PATH", help="the Python that runs a recipe"
+    )
+    parser.add_argument(
+        "--runs", type=Path, default=ROOT / "runs" / "recipes", help="where the runs go; those of before are removed"
+    )
     parser.add_argument("--check", action="store_true", help="write nothing")
     arguments = parser.parse_args()
     given = {name: Path(path) for name, _, path in (text.partition("=") for text in arguments.python)}

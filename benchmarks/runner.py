@@ -1,4 +1,5 @@
-"""What does it cost to run an attempt? An agent that does nothing, through the pool, beside the same agent called in this process.
+"""What does it cost to run an attempt? An agent that does nothing, through the pool, beside the same agent called in
+this process.
 
 python benchmarks/runner.py [attempts]
 """
@@ -31,7 +32,9 @@ CONCURRENCY = 64
 
 
 async def attempts_per_second(root: Path, *, suffix: str, workers: int, count: int) -> float:
-    agent = AgentConfig(entry=f"agent:run{suffix}", reward=f"agent:reward{suffix}", workers=workers, concurrency=CONCURRENCY)
+    agent = AgentConfig(
+        entry=f"agent:run{suffix}", reward=f"agent:reward{suffix}", workers=workers, concurrency=CONCURRENCY
+    )
     pool = WorkerPool(agent, root=root)
     await pool.start()
     numbers = iter(range(count))
@@ -66,7 +69,12 @@ def main(count: int) -> None:
         (Path(folder) / "agent.py").write_text(AGENT)
         yardstick = asyncio.run(in_process_per_second(count=count))
         print(f"{'threads of this process':34} {yardstick:8.0f} /s")
-        for label, suffix, workers in [("def", "", 1), ("async def", "_async", 1), ("def", "", 2), ("async def", "_async", 2)]:
+        for label, suffix, workers in [
+            ("def", "", 1),
+            ("async def", "_async", 1),
+            ("def", "", 2),
+            ("async def", "_async", 2),
+        ]:
             rate = asyncio.run(attempts_per_second(Path(folder), suffix=suffix, workers=workers, count=count))
             print(f"{f'pool, `{label}`, {workers} worker(s)':34} {rate:8.0f} /s   {rate / yardstick:.2f}×")
             print(json.dumps({"agent": label, "workers": workers, "attempts_per_s": rate, "ratio": rate / yardstick}))

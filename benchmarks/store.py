@@ -1,12 +1,14 @@
-"""What does a recorded call cost: disk, CPU, memory? Beside plain JSON rows (one row a call, everything in it) in the same run.
+"""What does a recorded call cost: disk, CPU, memory? Beside plain JSON rows (one row a call, everything in it) in the
+same run.
 
-Agents with tools: each request repeats the whole history; system prompt and tools are the same in all attempts, eight attempts share a task.
-Text is English (the standard library's own help) at 4 characters a token; token ids are uniform in a vocabulary of 151,643, logprobs random
-float32, so that nothing but text and repetition can be compressed. Disk is the closed file by the tokens: `sampled` by the policy, and
-`recorded`, those and what else was new in the prompts. CPU is that of the whole process, both threads, while 64 attempts write at once.
+Agents with tools: each request repeats the whole history; system prompt and tools are the same in all attempts, eight
+attempts share a task. Text is English (the standard library's own help) at 4 characters a token; token ids are uniform
+in a vocabulary of 151,643, logprobs random float32, so that nothing but text and repetition can be compressed. Disk is
+the closed file by the tokens: `sampled` by the policy, and `recorded`, those and what else was new in the prompts. CPU
+is that of the whole process, both threads, while 64 attempts write at once.
 
-Reads are measured on a store of `--reads` rollouts with four calls each, each next to the same answer made from all rollouts: the list of the
-latest 40, the number of rollouts, and one look whether any of the latest 10,000 has ended.
+Reads are measured on a store of `--reads` rollouts with four calls each, each next to the same answer made from all
+rollouts: the list of the latest 40, the number of rollouts, and one look whether any of the latest 10,000 has ended.
 
     python benchmarks/store.py [--rounds 3] [--reads 25000] [--json benchmarks/results/store.json]
 """
@@ -56,7 +58,11 @@ class Load:
         return f"{self.dialect}, {self.tokens} tokens, {self.turns} turn{'s' * (self.turns > 1)}"
 
 
-LOADS = [Load("openai.chat", tokens, turns, 64 * (96 if tokens == 50 else 16) // turns) for tokens in (50, 2000) for turns in (1, 8)]
+LOADS = [
+    Load("openai.chat", tokens, turns, 64 * (96 if tokens == 50 else 16) // turns)
+    for tokens in (50, 2000)
+    for turns in (1, 8)
+]
 LOADS += [Load(dialect, 50, 8, 64 * 12) for dialect in ("openai.responses", "anthropic.messages", "google.gemini")]
 
 
@@ -81,7 +87,10 @@ TOOLS = [
         "description": Writer(hash_).text(40),
         "parameters": {
             "type": "object",
-            "properties": {key: {"type": "string", "description": Writer(hash_ + k).text(12)} for k, key in enumerate(("query", "table", "limit"))},
+            "properties": {
+                key: {"type": "string", "description": Writer(hash_ + k).text(12)}
+                for k, key in enumerate(("query", "table", "limit"))
+            },
             "required": ["query"],
             "additionalProperties": False,
         },
@@ -97,7 +106,12 @@ def said(dialect: str, role: str, text: str) -> dict[str, Any]:
     if dialect == "anthropic.messages" and role == "assistant":
         return {"role": role, "content": [{"type": "text", "text": text}]}
     if dialect == "openai.responses" and role == "assistant":
-        return {"type": "message", "role": role, "content": [{"type": "output_text", "text": text, "annotations": []}], "status": "completed"}
+        return {
+            "type": "message",
+            "role": role,
+            "content": [{"type": "output_text", "text": text, "annotations": []}],
+            "status": "completed",
+        }
     return {"role": role, "content": text}
 
 
@@ -105,18 +119,47 @@ def request(dialect: str, system: str, history: Sequence[dict[str, Any]]) -> dic
     messages = list(history)
     if dialect == "openai.responses":
         tools = [{"type": "function", **tool, "strict": True} for tool in TOOLS]
-        return {"model": "policy", "instructions": system, "input": messages, "tools": tools, "temperature": 1.0, "stream": False}
+        return {
+            "model": "policy",
+            "instructions": system,
+            "input": messages,
+            "tools": tools,
+            "temperature": 1.0,
+            "stream": False,
+        }
     if dialect == "anthropic.messages":
-        tools = [{"name": tool["name"], "description": tool["description"], "input_schema": tool["parameters"]} for tool in TOOLS]
+        tools = [
+            {"name": tool["name"], "description": tool["description"], "input_schema": tool["parameters"]}
+            for tool in TOOLS
+        ]
         blocks = [{"type": "text", "text": system, "cache_control": {"type": "ephemeral"}}]
-        return {"max_tokens": 4096, "messages": messages, "model": "policy", "system": blocks, "tools": tools, "stream": True}
+        return {
+            "max_tokens": 4096,
+            "messages": messages,
+            "model": "policy",
+            "system": blocks,
+            "tools": tools,
+            "stream": True,
+        }
     if dialect == "google.gemini":
         config = {"temperature": 1.0, "maxOutputTokens": 4096}
         parts = {"parts": [{"text": system}], "role": "user"}
-        return {"contents": messages, "systemInstruction": parts, "tools": [{"functionDeclarations": TOOLS}], "generationConfig": config}
+        return {
+            "contents": messages,
+            "systemInstruction": parts,
+            "tools": [{"functionDeclarations": TOOLS}],
+            "generationConfig": config,
+        }
     tools = [{"type": "function", "function": tool} for tool in TOOLS]
     messages = [{"role": "system", "content": system}, *messages]
-    return {"messages": messages, "model": "policy", "temperature": 1.0, "tools": tools, "max_completion_tokens": 4096, "stream": False}
+    return {
+        "messages": messages,
+        "model": "policy",
+        "temperature": 1.0,
+        "tools": tools,
+        "max_completion_tokens": 4096,
+        "stream": False,
+    }
 
 
 def response(dialect: str, call_id: str, text: str, *, read: int, tokens: int) -> dict[str, Any]:
@@ -124,13 +167,32 @@ def response(dialect: str, call_id: str, text: str, *, read: int, tokens: int) -
     message = said(dialect, "assistant", text)
     if dialect == "openai.responses":
         usage = {"input_tokens": read, "output_tokens": tokens, "total_tokens": read + tokens}
-        return {"id": call_id, "object": "response", "created_at": 1790000000, "status": "completed", "output": [message], "usage": usage}
+        return {
+            "id": call_id,
+            "object": "response",
+            "created_at": 1790000000,
+            "status": "completed",
+            "output": [message],
+            "usage": usage,
+        }
     if dialect == "anthropic.messages":
         usage = {"input_tokens": read, "output_tokens": tokens}
-        return {"id": call_id, "type": "message", **message, "model": "policy", "stop_reason": "end_turn", "stop_sequence": None, "usage": usage}
+        return {
+            "id": call_id,
+            "type": "message",
+            **message,
+            "model": "policy",
+            "stop_reason": "end_turn",
+            "stop_sequence": None,
+            "usage": usage,
+        }
     if dialect == "google.gemini":
         usage = {"promptTokenCount": read, "candidatesTokenCount": tokens, "totalTokenCount": read + tokens}
-        return {"candidates": [{"content": message, "finishReason": "STOP", "index": 0}], "usageMetadata": usage, "modelVersion": "policy"}
+        return {
+            "candidates": [{"content": message, "finishReason": "STOP", "index": 0}],
+            "usageMetadata": usage,
+            "modelVersion": "policy",
+        }
     choice = {"index": 0, "message": {**message, "refusal": None}, "logprobs": None, "finish_reason": "stop"}
     head = {"id": call_id, "object": "chat.completion", "created": 1790000000, "model": "policy"}
     return {**head, "choices": [choice], "usage": usage, "system_fingerprint": None}
@@ -154,7 +216,9 @@ def calls_of(load: Load, attempt: Attempt, seed: int, *, task: int) -> Iterator[
             policy_version=3,
             dialect=load.dialect,
             request=request(load.dialect, system, history),
-            response=response(load.dialect, f"chatcmpl-{attempt.id}-{index}", text, read=len(prompt), tokens=load.tokens),
+            response=response(
+                load.dialect, f"chatcmpl-{attempt.id}-{index}", text, read=len(prompt), tokens=load.tokens
+            ),
             prompt_ids=prompt,
             completion_ids=own.ids(load.tokens),
             logprobs=-own.numpy.exponential(size=load.tokens).astype(np.float32),
@@ -176,7 +240,10 @@ def recorded(load: Load) -> int:
 
 
 async def begin(store: SQLiteStore, load: Load) -> list[Attempt]:
-    tasks = [Task(id=f"train-{n}", input={"question": Writer(1000 + n).text(QUESTION)}, split="train") for n in range(load.attempts // GROUP + 1)]
+    tasks = [
+        Task(id=f"train-{n}", input={"question": Writer(1000 + n).text(QUESTION)}, split="train")
+        for n in range(load.attempts // GROUP + 1)
+    ]
     names = [f"0/{n // GROUP}/{n % GROUP}" for n in range(load.attempts)]
     await store.enqueue([Rollout(id=name, group_id=name[:-2], task=tasks[n // GROUP]) for n, name in enumerate(names)])
     return [attempt for _, attempt in await store.claim("worker-0", limit=load.attempts, lease_s=600)]
@@ -198,7 +265,9 @@ async def measure_store(path: Path, load: Load) -> dict[str, float]:
         await asyncio.gather(*map(lane, prepared))
         cpu += time.process_time() - began
         for attempt, calls in zip(batch, prepared, strict=True):
-            await store.finish(attempt.id, "succeeded", rewards=[Reward(attempt_id=attempt.id, value=0.5)], output={"answer": 1})
+            await store.finish(
+                attempt.id, "succeeded", rewards=[Reward(attempt_id=attempt.id, value=0.5)], output={"answer": 1}
+            )
             assert (await store.calls([attempt.id]))[-1].request == calls[-1].request
     await store.close()
     return {"bytes": float(path.stat().st_size), "cpu_s": cpu}
@@ -233,7 +302,9 @@ def rss() -> int:
 
 
 async def measure_memory(path: Path, *, calls: int) -> dict[str, float]:
-    """Growth of the process in the second half of `calls` calls, all of attempts that end: in the first half, caches fill up to their limits."""
+    """Growth of the process in the second half of `calls` calls, all of attempts that end: in the first half, caches
+    fill up to their limits.
+    """
     load = Load("openai.chat", 50, 8, calls // 8)
     store = await SQLiteStore.open(path)
     attempts, start = await begin(store, load), 0
@@ -258,7 +329,9 @@ async def write_run(path: Path, *, rollouts: int) -> None:
         for call in calls_of(load, attempt, number, task=number // GROUP):
             await store.append(call)
         if number < rollouts - 1:
-            await store.finish(attempt.id, "succeeded", rewards=[Reward(attempt_id=attempt.id, value=0.5)], output={"answer": 1})
+            await store.finish(
+                attempt.id, "succeeded", rewards=[Reward(attempt_id=attempt.id, value=0.5)], output={"answer": 1}
+            )
 
     for start in range(0, rollouts, AT_ONCE):
         await asyncio.gather(*(one(start + n, attempt) for n, attempt in enumerate(attempts[start : start + AT_ONCE])))
@@ -322,8 +395,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="loads whose name contains this")
-    parser.add_argument("--memory", type=int, default=20_000, help="calls over which the growth of the process is measured; 0 to leave it out")
-    parser.add_argument("--reads", type=int, default=25_000, help="rollouts of the store that is read; 0 to leave it out")
+    parser.add_argument(
+        "--memory",
+        type=int,
+        default=20_000,
+        help="calls over which the growth of the process is measured; 0 to leave it out",
+    )
+    parser.add_argument(
+        "--reads", type=int, default=25_000, help="rollouts of the store that is read; 0 to leave it out"
+    )
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     results: dict[str, Any] = {}
@@ -337,13 +417,17 @@ def main() -> None:
             for name in ("list", "count", "look"):
                 made = f"{reads[f'{name}_ms']:8.1f} ms, from all rollouts {reads[f'all_{name}_ms']:8.1f} ms"
                 print(f"{name:6} {made}: {reads[f'{name}_ratio']:.0f} times")
-        print(f"{'':38} {'B/sampled':>9} {'B/recorded':>10} {'plain':>8} {'ratio':>6} {'us/call':>8} {'plain':>8} {'ratio':>6}")
+        print(
+            f"{'':38} {'B/sampled':>9} {'B/recorded':>10} {'plain':>8} {'ratio':>6} {'us/call':>8} {'plain':>8} {'ratio':>6}"
+        )
         for load in LOADS:
             if arguments.only in load.name:
                 row = results[load.name] = measure(load, Path(folder), rounds=arguments.rounds)
                 sizes = f"{row['bytes_per_sampled_token']:9.2f} {row['bytes_per_recorded_token']:10.2f}"
                 plain = f"{row['plain_bytes_per_sampled_token']:8.1f} {row['disk_ratio']:6.1f}"
-                print(f"{load.name:38} {sizes} {plain} {row['cpu_us_per_call']:8.1f} {row['plain_cpu_us_per_call']:8.1f} {row['cpu_ratio']:6.2f}")
+                print(
+                    f"{load.name:38} {sizes} {plain} {row['cpu_us_per_call']:8.1f} {row['plain_cpu_us_per_call']:8.1f} {row['cpu_ratio']:6.2f}"
+                )
     if arguments.json:
         about = {"machine": platform.machine(), "load_average": os.getloadavg()[0], "rounds": arguments.rounds}
         arguments.json.write_text(json.dumps(results | about, indent=2) + "\n")

@@ -1,7 +1,7 @@
 """Runs the command line in a process of its own, forked from one that has imported torch and transformers already.
 
-A run without a step takes 8 seconds of CPU in a fresh interpreter and 1.8 in a forked one, and sixty tests run a command. Tests about
-signals, terminals and imports start fresh interpreters.
+A run without a step takes 8 seconds of CPU in a fresh interpreter and 1.8 in a forked one, and sixty tests run a
+command. Tests about signals, terminals and imports start fresh interpreters.
 """
 
 import multiprocessing
@@ -30,7 +30,9 @@ forks = multiprocessing.get_context("forkserver")
 forks.set_forkserver_preload(IMPORTED)
 
 
-def run_command(*arguments: str, cwd: Path, timeout_s: float = 100.0, env: Mapping[str, str] | None = None) -> CompletedProcess[str]:
+def run_command(
+    *arguments: str, cwd: Path, timeout_s: float = 100.0, env: Mapping[str, str] | None = None
+) -> CompletedProcess[str]:
     """`lightningrl ARGUMENTS` in the folder `cwd`. `env`: the whole environment; None: ours. stdin is empty."""
     with TemporaryDirectory() as folder:
         said, complained = Path(folder) / "stdout", Path(folder) / "stderr"

@@ -11,7 +11,13 @@ import pytest
 
 from tests.command import run_command
 
-TEXTS = ["say a word", "the word is blue", "red green blue yellow", "you pick one colour and say it", "again : pick another one"]
+TEXTS = [
+    "say a word",
+    "the word is blue",
+    "red green blue yellow",
+    "you pick one colour and say it",
+    "again : pick another one",
+]
 
 AGENT = '''
 """The smallest agent with two turns: it asks, and asks once more with the first answer in the history."""
@@ -100,7 +106,16 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from lightningrl.models.tiny import build_model, build_tokenizer
 
     tokenizer = build_tokenizer(TEXTS, vocab_size=300)
-    model = build_model(len(tokenizer), hidden=32, layers=2, heads=2, kv_heads=1, head_size=16, intermediate=64, eos_token_id=tokenizer.eos_token_id)
+    model = build_model(
+        len(tokenizer),
+        hidden=32,
+        layers=2,
+        heads=2,
+        kv_heads=1,
+        head_size=16,
+        intermediate=64,
+        eos_token_id=tokenizer.eos_token_id,
+    )
     folder = tmp_path_factory.mktemp("models") / "tiny"
     export_folder(model, folder, tokenizer=tokenizer)
     return folder

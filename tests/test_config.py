@@ -27,7 +27,9 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def test_overrides_are_laid_over_the_recipe(recipe: Path) -> None:
-    config = load_config(recipe, ["trainer.learning_rate=1e-4", "loop.steps=3", "model.path=other", "routes=[{model='a*'}]"])
+    config = load_config(
+        recipe, ["trainer.learning_rate=1e-4", "loop.steps=3", "model.path=other", "routes=[{model='a*'}]"]
+    )
     assert config.trainer.learning_rate == 1e-4
     assert config.loop.steps == 3
     assert config.model.path == "other"
@@ -52,7 +54,11 @@ def test_dumped_config_reads_back_the_same(recipe: Path, tmp_path: Path) -> None
         ("trainer.learning_rte=1", "unknown key `trainer.learning_rte`", "did you mean `learning_rate`?"),
         ("trainers.x=1", "unknown key `trainers`", "did you mean `trainer`?"),
         ("trainer=3", "`trainer` in `RECIPE` should be a section, not `3`", "`lightningrl settings`"),
-        ("loop.steps=-1", "`loop.steps` in `RECIPE` is `-1`: it should be greater than or equal to 0", "Batches to collect"),
+        (
+            "loop.steps=-1",
+            "`loop.steps` in `RECIPE` is `-1`: it should be greater than or equal to 0",
+            "Batches to collect",
+        ),
         ("loop.steps='many'", "`loop.steps` in `RECIPE` is `many`: it should be a valid integer", "Batches to collect"),
         ("name='../x'", "`name` in `RECIPE`: `../x` cannot name a folder", "Names the run's folder"),
         ("name='a/b'", "`a/b` cannot name a folder", "Names the run's folder"),
@@ -61,27 +67,59 @@ def test_dumped_config_reads_back_the_same(recipe: Path, tmp_path: Path) -> None
         ("name=''", "`` cannot name a folder", "Names the run's folder"),
         ("model={}", "`model.path` is missing", "A Hugging Face folder"),
         ("agent.command=['python']", "`agent` in `RECIPE`: give either `entry` or `command`", "`lightningrl settings`"),
-        ("agent.reward_range=[1, 0]", "`agent.reward_range` in `RECIPE`: `[1, 0]` does not go from low to high", "`[lowest, highest]`"),
+        (
+            "agent.reward_range=[1, 0]",
+            "`agent.reward_range` in `RECIPE`: `[1, 0]` does not go from low to high",
+            "`[lowest, highest]`",
+        ),
         ("agent.reward_range=[1, 1]", "`[1, 1]` does not go from low to high", "`[lowest, highest]`"),
-        ("agent.reward_range=[0, inf]", "`agent.reward_range` in `RECIPE` is `inf`: it should be a finite number", "`[lowest, highest]`"),
+        (
+            "agent.reward_range=[0, inf]",
+            "`agent.reward_range` in `RECIPE` is `inf`: it should be a finite number",
+            "`[lowest, highest]`",
+        ),
         ("agent.reward_range=[0]", "`agent.reward_range` in `RECIPE`", "`[lowest, highest]`"),
         ("agent.reward_range=1", "`agent.reward_range` in `RECIPE` is `1`", "`[lowest, highest]`"),
         ("loop", "has no `=`", "trainer.learning_rate=1e-4"),
         ("name.x=1", "`name` in override `name.x=1` is a value", "dry-run"),
         ("routes=[{mdel='a'}]", "unknown key `routes.0.mdel`", "did you mean `model`?"),
-        ("routes=[{policy='polcy'}]", "no policy `polcy` for `routes.0.policy`", "did you mean `policy`? known: `policy`, `frozen`"),
+        (
+            "routes=[{policy='polcy'}]",
+            "no policy `polcy` for `routes.0.policy`",
+            "did you mean `policy`? known: `policy`, `frozen`",
+        ),
         ("air=[{rul='slow'}]", "unknown key `air.0.rul`", "did you mean `rule`?"),
         ("air=[{rule='slow', cap=0}]", "`air.0.cap` in `RECIPE` is `0`", "does not pay to farm"),
         ("upstreams.a.urll='x'", "unknown key `upstreams.a.urll`", "did you mean `url`?"),
         ("gateway.embeddings='upstreams.x'", "no `[upstreams.x]` for `gateway.embeddings`", "known: none"),
         ("preset=dappo", "unknown preset `dappo`", "did you mean `dapo`? known: `grpo`"),
         ("preset=[1]", "unknown preset `[1]`", "known: `grpo`"),
-        ("loss.name=ppo_clp", "`loss.name` in `RECIPE` cannot be `ppo_clp`", "did you mean `ppo_clip`? known: `ppo_clip`, `cispo`, `pg`"),
-        ("algorithm.aggregation=rows", "`algorithm.aggregation` in `RECIPE` cannot be `rows`", "known: `rollout-mean`, `call-mean`, `token-mean`"),
-        ("air=[{rule='slow', value=nan}]", "`air.0.value` in `RECIPE` is `nan`: it should be a finite number", "The reward when the rule holds"),
-        ("trainer.learning_rate=inf", "`trainer.learning_rate` in `RECIPE` is `inf`: it should be a finite number", "Peak step size"),
+        (
+            "loss.name=ppo_clp",
+            "`loss.name` in `RECIPE` cannot be `ppo_clp`",
+            "did you mean `ppo_clip`? known: `ppo_clip`, `cispo`, `pg`",
+        ),
+        (
+            "algorithm.aggregation=rows",
+            "`algorithm.aggregation` in `RECIPE` cannot be `rows`",
+            "known: `rollout-mean`, `call-mean`, `token-mean`",
+        ),
+        (
+            "air=[{rule='slow', value=nan}]",
+            "`air.0.value` in `RECIPE` is `nan`: it should be a finite number",
+            "The reward when the rule holds",
+        ),
+        (
+            "trainer.learning_rate=inf",
+            "`trainer.learning_rate` in `RECIPE` is `inf`: it should be a finite number",
+            "Peak step size",
+        ),
         ("loss={name='pg', ratio='call'}", "`loss` in `RECIPE`: `pg` clips no ratio", "`lightningrl settings`"),
-        ("algorithm.credit_options={discount=[1]}", "`algorithm.credit_options.discount` in `RECIPE`", "Parameters of the credit"),
+        (
+            "algorithm.credit_options={discount=[1]}",
+            "`algorithm.credit_options.discount` in `RECIPE`",
+            "Parameters of the credit",
+        ),
     ],
 )
 def test_a_wrong_setting_is_named_with_a_hint(recipe: Path, override: str, message: str, hint: str) -> None:
@@ -97,16 +135,34 @@ def test_a_wrong_setting_is_named_with_a_hint(recipe: Path, override: str, messa
     [
         ("policies.solver.loss.clip_lo=1", "unknown key `policies.solver.loss.clip_lo`", "did you mean `clip_low`?"),
         ("policies.solver.los.clip_low=1", "unknown key `policies.solver.los`", "did you mean `loss`? known: `model`"),
-        ("policies.solver.loss.name=pgg", "`policies.solver.loss.name` in `RECIPE` cannot be `pgg`", "did you mean `pg`?"),
-        ("policies.solver.trainer.learning_rate=-1", "`policies.solver.trainer.learning_rate` in `RECIPE` is `-1`", "AdamW"),
-        ("policies.solver.model=3", "`policies.solver.model` in `RECIPE` should be a section, not `3`", "`lightningrl settings`"),
+        (
+            "policies.solver.loss.name=pgg",
+            "`policies.solver.loss.name` in `RECIPE` cannot be `pgg`",
+            "did you mean `pg`?",
+        ),
+        (
+            "policies.solver.trainer.learning_rate=-1",
+            "`policies.solver.trainer.learning_rate` in `RECIPE` is `-1`",
+            "AdamW",
+        ),
+        (
+            "policies.solver.model=3",
+            "`policies.solver.model` in `RECIPE` should be a section, not `3`",
+            "`lightningrl settings`",
+        ),
         ("policies.solver.preset=dapoo", "unknown preset `dapoo` (`policies.solver.preset`)", "did you mean `dapo`?"),
-        ("policies.solver=3", "`policies.solver` in `RECIPE` should be a section, not `3`", "several policies that learn"),
+        (
+            "policies.solver=3",
+            "`policies.solver` in `RECIPE` should be a section, not `3`",
+            "several policies that learn",
+        ),
         ("policies.frozen={}", "a policy cannot be named `frozen`", "letters, digits"),
         ("policies={'a/b' = {}}", "a policy cannot be named `a/b`", "letters, digits"),
     ],
 )
-def test_a_wrong_setting_of_a_policy_is_named_by_its_whole_key(recipe: Path, override: str, message: str, hint: str) -> None:
+def test_a_wrong_setting_of_a_policy_is_named_by_its_whole_key(
+    recipe: Path, override: str, message: str, hint: str
+) -> None:
     recipe.write_text(RECIPE + '[policies.solver]\n[policies.critic]\n[[routes]]\npolicy = "solver"\n')
     test_a_wrong_setting_is_named_with_a_hint(recipe, override, message, hint)
 
@@ -122,7 +178,9 @@ def test_a_missing_or_broken_recipe_is_a_user_error(tmp_path: Path) -> None:
 
 def test_an_agent_cannot_ask_for_the_key_of_an_upstream(recipe: Path) -> None:
     with pytest.raises(UserError, match="names `KEY`, which holds the key of an upstream") as raised:
-        load_config(recipe, ["upstreams.judge={url='http://judge/v1', key_env='KEY'}", "agent.inherit_env=['OTHER', 'KEY']"])
+        load_config(
+            recipe, ["upstreams.judge={url='http://judge/v1', key_env='KEY'}", "agent.inherit_env=['OTHER', 'KEY']"]
+        )
     assert "the gateway adds it" in (raised.value.hint or "")
 
 

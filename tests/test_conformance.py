@@ -1,4 +1,6 @@
-"""The checker of invariants 1 to 3: a real batch with attempts that failed passes, and each kind of damage to its records is seen."""
+"""The checker of invariants 1 to 3: a real batch with attempts that failed passes, and each kind of damage to its
+records is seen.
+"""
 
 import asyncio
 import dataclasses
@@ -26,7 +28,9 @@ def recipe(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Path
     """Of an agent whose first three attempts fail in the middle: one rollout fails, the next one is tried twice."""
     folder = tmp_path_factory.mktemp("recipe")
     ask, go_on = "client = None\n", '        messages += [{"role": "assistant"'
-    (folder / "agent.py").write_text(AGENT.replace(ask, f"{ask}broken = []\n", 1).replace(go_on, f"{BREAKS.lstrip(chr(10))}{go_on}"))
+    (folder / "agent.py").write_text(
+        AGENT.replace(ask, f"{ask}broken = []\n", 1).replace(go_on, f"{BREAKS.lstrip(chr(10))}{go_on}")
+    )
     (folder / "recipe.toml").write_text(RECIPE)
     (folder / "model").symlink_to(model_folder)
     return folder / "recipe.toml"
@@ -48,12 +52,17 @@ def test_a_real_batch_passes_with_all_that_its_attempts_left_behind(batch: Batch
 def with_calls(batch: Batch, change: Callable[[Call], Call], *, bridged: bool = True) -> Batch:
     """The first of the calls that are (or are not) bridged is another one."""
     place = next(i for i, call in enumerate(batch.calls) if (call.capture == "bridged") == bridged)
-    return dataclasses.replace(batch, calls=(*batch.calls[:place], change(batch.calls[place]), *batch.calls[place + 1 :]))
+    return dataclasses.replace(
+        batch, calls=(*batch.calls[:place], change(batch.calls[place]), *batch.calls[place + 1 :])
+    )
 
 
 def with_forest(batch: Batch, change: Callable[[Forest], dict[str, object]]) -> Batch:
     first, *others = batch.trained
-    return dataclasses.replace(batch, trained=(dataclasses.replace(first, forest=dataclasses.replace(first.forest, **change(first.forest))), *others))
+    return dataclasses.replace(
+        batch,
+        trained=(dataclasses.replace(first, forest=dataclasses.replace(first.forest, **change(first.forest))), *others),
+    )
 
 
 def plus(array: np.ndarray, number: float) -> np.ndarray:
@@ -75,11 +84,16 @@ def prompt_is_recomputed(batch: Batch) -> Batch:
 
 
 def token_is_dropped(batch: Batch) -> Batch:
-    return with_calls(batch, lambda call: dataclasses.replace(call, completion_ids=call.completion_ids[:-1], logprobs=call.logprobs[:-1]))
+    return with_calls(
+        batch,
+        lambda call: dataclasses.replace(call, completion_ids=call.completion_ids[:-1], logprobs=call.logprobs[:-1]),
+    )
 
 
 def logprob_is_rounded(batch: Batch) -> Batch:
-    return with_calls(batch, lambda call: dataclasses.replace(call, logprobs=call.logprobs.astype(np.float16).astype(np.float32)))
+    return with_calls(
+        batch, lambda call: dataclasses.replace(call, logprobs=call.logprobs.astype(np.float16).astype(np.float32))
+    )
 
 
 def generation_is_made_up(batch: Batch) -> Batch:
@@ -104,7 +118,9 @@ def history_is_rendered_again(batch: Batch) -> Batch:
     told = child.prompt_ids.copy()
     told[place] += 1
     heard = [
-        dataclasses.replace(heard, prompt_ids=tuple(told.tolist())) if heard.prompt_ids == tuple(child.prompt_ids.tolist()) else heard
+        dataclasses.replace(heard, prompt_ids=tuple(told.tolist()))
+        if heard.prompt_ids == tuple(child.prompt_ids.tolist())
+        else heard
         for heard in batch.heard
     ]
     changed = [dataclasses.replace(call, prompt_ids=told) if call is child else call for call in batch.calls]
@@ -142,16 +158,22 @@ def report_counts_too_many(batch: Batch) -> Batch:
 def failure_is_learnt_from(batch: Batch) -> Batch:
     succeeded = next(rollout for rollout in batch.rollouts if rollout.accepted_attempt_id)
     failed = dataclasses.replace(succeeded, status="failed", accepted_attempt_id=None)
-    return dataclasses.replace(batch, rollouts=tuple(failed if rollout is succeeded else rollout for rollout in batch.rollouts))
+    return dataclasses.replace(
+        batch, rollouts=tuple(failed if rollout is succeeded else rollout for rollout in batch.rollouts)
+    )
 
 
 def trainer_differs(batch: Batch) -> Batch:
     first: Trained = batch.trained[0]
-    return dataclasses.replace(batch, trained=(dataclasses.replace(first, logprobs=plus(first.logprobs, 2e-4)), *batch.trained[1:]))
+    return dataclasses.replace(
+        batch, trained=(dataclasses.replace(first, logprobs=plus(first.logprobs, 2e-4)), *batch.trained[1:])
+    )
 
 
 def hugging_face_differs(batch: Batch) -> Batch:
-    return dataclasses.replace(batch, plain={call_id: plus(logprobs, 2e-4) for call_id, logprobs in batch.plain.items()})
+    return dataclasses.replace(
+        batch, plain={call_id: plus(logprobs, 2e-4) for call_id, logprobs in batch.plain.items()}
+    )
 
 
 @pytest.mark.parametrize(
@@ -183,7 +205,9 @@ def test_damage_is_seen(batch: Batch, damage: Callable[[Batch], Batch], said: st
         check(damage(batch))
 
 
-async def test_after_a_step_of_learning_all_are_asked_for_the_weights_that_were_published(recipe: Path, tmp_path: Path) -> None:
+async def test_after_a_step_of_learning_all_are_asked_for_the_weights_that_were_published(
+    recipe: Path, tmp_path: Path
+) -> None:
     learnt = await collected(recipe, tmp_path, overrides=[*OVERRIDES, "trainer.learning_rate=1e-2"], steps=1)
     check(learnt)
     assert {heard.version for heard in learnt.heard} == {1}

@@ -55,7 +55,11 @@ def test_a_healthy_run_says_nothing() -> None:
     ("change", "figure", "hint"),
     [
         ({"groups/silent": 20.0}, "`83%` of the groups", "dynamic_sampling"),
-        ({"tasks/heldout": 6.0}, "`25%` of the tasks that are trained on are held-out tasks, too", "give the splits inputs of their own"),
+        (
+            {"tasks/heldout": 6.0},
+            "`25%` of the tasks that are trained on are held-out tasks, too",
+            "give the splits inputs of their own",
+        ),
         ({"rollouts/excluded": 48.0, "rollouts/succeeded": 144.0}, "`25%` of the rollouts failed", "agents.log"),
         ({"calls/truncated": 79.0}, "`20%` of the calls ran into their token limit", "engine.max_length"),
         ({"calls/forked": 195.0}, "`33%` of the calls do not continue", "docs/token-exact.md"),
@@ -73,7 +77,9 @@ def test_a_healthy_run_says_nothing() -> None:
         ({"critic/explained_variance": -0.1}, "the critic explains `-10%`", "loss.value_coef"),
     ],
 )
-def test_what_goes_wrong_is_said_once_with_its_figure_and_what_to_do(change: dict[str, float], figure: str, hint: str) -> None:
+def test_what_goes_wrong_is_said_once_with_its_figure_and_what_to_do(
+    change: dict[str, float], figure: str, hint: str
+) -> None:
     rows = [HEALTHY] * 30 + [HEALTHY | change] * 30
     ((step, _),) = raised(rows)
     assert 30 <= step < 30 + RECENT
@@ -100,7 +106,9 @@ def test_tasks_that_are_nearly_solved_are_nothing_wrong() -> None:
     (note,) = notes_of(rows, {"policy": learner()})
     assert note.startswith("nearly solved: `0.93`")
     assert notes_of([HEALTHY] * RECENT, {"policy": learner()}) == []
-    assert notes_of([HEALTHY | {"reward/mean": 3.0}] * RECENT, {"policy": learner()}) == [], "a reward that does not end at 1"
+    assert notes_of([HEALTHY | {"reward/mean": 3.0}] * RECENT, {"policy": learner()}) == [], (
+        "a reward that does not end at 1"
+    )
 
 
 @pytest.mark.parametrize("name", ["loss/clip_fraction", "loss/ratio_max", "groups/silent", "policy/kl_engine"])
@@ -119,15 +127,26 @@ def test_each_policy_is_looked_at_for_itself_and_named() -> None:
     shared = {name: value for name, value in HEALTHY.items() if name.startswith(("reward/", "calls/"))}
     own = {name: value for name, value in HEALTHY.items() if name not in shared}
     row = shared | {f"{policy}/{name}": value for policy in ("solver", "critic") for name, value in own.items()}
-    row |= {"critic/loss/clip_fraction": 0.5, "calls/truncated": 100.0, "solver/rollouts/excluded": 90.0, "critic/rollouts/excluded": 90.0}
+    row |= {
+        "critic/loss/clip_fraction": 0.5,
+        "calls/truncated": 100.0,
+        "solver/rollouts/excluded": 90.0,
+        "critic/rollouts/excluded": 90.0,
+    }
     said = warnings_of([row] * RECENT, {"solver": learner(), "critic": learner()})
     assert sorted(text.partition(" of the ")[0] for text in said) == ["`25%`", "`32%`", "`critic`: `50%`"]
 
 
-def drifting(*, steps: int, final: Callable[[float], float], audit: Callable[[float], float], noise: float, seed: int) -> list[Row]:
+def drifting(
+    *, steps: int, final: Callable[[float], float], audit: Callable[[float], float], noise: float, seed: int
+) -> list[Row]:
     rng = np.random.default_rng(seed)
     return [
-        HEALTHY | {"reward/final": final(t / steps) + noise * rng.normal(), "reward/exact": audit(t / steps) + noise * rng.normal()}
+        HEALTHY
+        | {
+            "reward/final": final(t / steps) + noise * rng.normal(),
+            "reward/exact": audit(t / steps) + noise * rng.normal(),
+        }
         for t in range(steps)
     ]
 
@@ -136,7 +155,11 @@ def test_a_reward_that_rises_while_the_audit_falls_is_suspicious() -> None:
     rows = drifting(steps=60, final=lambda t: 0.3 + 0.5 * t, audit=lambda t: 0.6 - 0.3 * t, noise=0.05, seed=0)
     ((step, warning),) = raised(rows, audit="exact")
     assert 12 <= step < 50
-    assert "suspicion of reward hacking" in warning and "`reward/final` has risen" in warning and "`reward/exact`" in warning
+    assert (
+        "suspicion of reward hacking" in warning
+        and "`reward/final` has risen" in warning
+        and "`reward/exact`" in warning
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))

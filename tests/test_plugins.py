@@ -25,7 +25,9 @@ def test_two_recipes_in_one_process_each_get_their_own_modules(tmp_path: Path, m
     monkeypatch.setattr(sys, "path", list(sys.path))
     for name in ("one", "other"):
         (tmp_path / name / "inner").mkdir(parents=True)
-        (tmp_path / name / "my_tasks.py").write_text("from inner.words import word\nfrom my_words import more\ndef tasks(): return [word, more]\n")
+        (tmp_path / name / "my_tasks.py").write_text(
+            "from inner.words import word\nfrom my_words import more\ndef tasks(): return [word, more]\n"
+        )
         (tmp_path / name / "inner" / "__init__.py").touch()
         (tmp_path / name / "inner" / "words.py").write_text(f"word = {name!r}\n")
         (tmp_path / name / "my_words.py").write_text(f"more = {name!r}\n")
@@ -46,4 +48,7 @@ def test_a_missing_attribute_or_module_is_named() -> None:
 
 def test_importing_lightningrl_loads_no_torch() -> None:
     code = "import sys, lightningrl, lightningrl.config, lightningrl.store, lightningrl.engine, lightningrl.data; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+        == "False"
+    )

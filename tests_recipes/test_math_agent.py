@@ -1,4 +1,6 @@
-"""The agent is plain AutoGen over a real MCP server. When that server dies, its attempt fails, and the next one gets another."""
+"""The agent is plain AutoGen over a real MCP server. When that server dies, its attempt fails, and the next one gets
+another.
+"""
 
 import asyncio
 import json
@@ -14,12 +16,19 @@ import pytest
 import pytest_asyncio
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-TASK = {"question": "ann has 37 eggs\nann swaps each for 48\nben has 5 fewer than ann\nhow many eggs has ben", "answer": "1771"}
+TASK = {
+    "question": "ann has 37 eggs\nann swaps each for 48\nben has 5 fewer than ann\nhow many eggs has ben",
+    "answer": "1771",
+}
 
 
 def wish(*expressions: str) -> dict[str, Any]:
-    function = [{"name": "calculator", "arguments": json.dumps({"expression": expression})} for expression in expressions]
-    return {"tool_calls": [{"id": f"call_{place}", "type": "function", "function": f} for place, f in enumerate(function)]}
+    function = [
+        {"name": "calculator", "arguments": json.dumps({"expression": expression})} for expression in expressions
+    ]
+    return {
+        "tool_calls": [{"id": f"call_{place}", "type": "function", "function": f} for place, f in enumerate(function)]
+    }
 
 
 def results(asked: dict[str, Any]) -> list[str]:
@@ -63,7 +72,9 @@ async def test_the_model_is_shown_the_tools_that_demonstrations_are_rendered_wit
     assert scripted.asked[0]["tools"] == math.demonstrations.TOOLS
 
 
-async def test_after_its_last_round_the_agent_reflects_without_tools(math: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_after_its_last_round_the_agent_reflects_without_tools(
+    math: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MATH_TOOL_ITERATIONS", "2")
     scripted.answers = [wish("37 * 48"), wish("1776 - 5"), "1771"]
     assert (await math.agent.run(TASK))["answer"] == "1771"
@@ -81,7 +92,9 @@ async def test_a_call_that_cannot_be_worked_out_is_answered_and_the_server_lives
     assert len(servers()) == 1
 
 
-async def test_agents_that_run_at_once_share_one_server(math: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_agents_that_run_at_once_share_one_server(
+    math: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MATH_TOOL_ITERATIONS", "9")
     scripted.answers = [wish("1 + 1", "2 + 2")] * 8 + ["4"] * 8
     outputs = await asyncio.gather(*(math.agent.run(TASK) for _ in range(8)))
@@ -91,7 +104,9 @@ async def test_agents_that_run_at_once_share_one_server(math: Any, scripted: Any
     assert len(servers()) == 1
 
 
-async def test_when_the_server_dies_in_the_middle_of_a_call_all_who_use_it_fail_and_the_next_gets_another(math: Any, scripted: Any) -> None:
+async def test_when_the_server_dies_in_the_middle_of_a_call_all_who_use_it_fail_and_the_next_gets_another(
+    math: Any, scripted: Any
+) -> None:
     scripted.answers = [wish("1 + 1")] * 2 + ["2"] * 2
     await math.workbench.shared()
     (server,) = servers()
@@ -124,8 +139,14 @@ async def test_a_demonstration_is_what_the_agent_would_have_recorded(math: Any, 
         scripted.asked = []
         output = await math.agent.run(math.tasks.as_task(demonstration.problem, "x")["input"])
         assert output["answer"] == demonstration.answer
-        heard = [{key: message[key] for key in ("role", "content", "tool_calls") if message.get(key)} for message in scripted.asked[-1]["messages"]]
-        said = [{key: message[key] for key in ("role", "content", "tool_calls") if message.get(key)} for message in demonstration.messages[:-1]]
+        heard = [
+            {key: message[key] for key in ("role", "content", "tool_calls") if message.get(key)}
+            for message in scripted.asked[-1]["messages"]
+        ]
+        said = [
+            {key: message[key] for key in ("role", "content", "tool_calls") if message.get(key)}
+            for message in demonstration.messages[:-1]
+        ]
         assert heard == said
         assert ("tools" not in scripted.asked[-1]) == demonstration.reflects
 
@@ -135,6 +156,8 @@ async def test_the_agent_is_also_a_program_and_takes_its_server_with_it(math: An
 
     def call() -> str:
         command = [sys.executable, "agent.py"]
-        return subprocess.run(command, cwd=math.folder, input=json.dumps(TASK), capture_output=True, text=True, timeout=100, check=True).stdout
+        return subprocess.run(
+            command, cwd=math.folder, input=json.dumps(TASK), capture_output=True, text=True, timeout=100, check=True
+        ).stdout
 
     assert json.loads(await asyncio.to_thread(call)) == {"answer": "1771", "calls": ['{"expression": "37 * 48 - 5"}']}

@@ -1,4 +1,6 @@
-"""In a real run of the math agent its calculator raises, and its server is killed: neither is a reward of 0, and neither teaches anything."""
+"""In a real run of the math agent its calculator raises, and its server is killed: neither is a reward of 0, and
+neither teaches anything.
+"""
 
 from pathlib import Path
 
@@ -26,11 +28,22 @@ def script(prompt, messages, tools):
 BREAK = '    """work out + - * / ** ( )"""\n'
 
 
-async def test_a_calculator_that_raises_or_is_killed_fails_its_attempt_and_the_next_one_is_rewarded(model_folder: Path, tmp_path: Path) -> None:
+async def test_a_calculator_that_raises_or_is_killed_fails_its_attempt_and_the_next_one_is_rewarded(
+    model_folder: Path, tmp_path: Path
+) -> None:
     change = {"calculator.py": (BREAK, BREAK + '    if expression == "FAIL":\n        raise OSError("out of paper")\n')}
-    recipe = copied("math_autogen", tmp_path, model=model_folder, task={"question": "40 + 2", "answer": "42"}, script=SCRIPT, change=change)
+    recipe = copied(
+        "math_autogen",
+        tmp_path,
+        model=model_folder,
+        task={"question": "40 + 2", "answer": "42"},
+        script=SCRIPT,
+        change=change,
+    )
     run = await trained(recipe, "agent.env.MATH_MAX_TOKENS='400'")
     raised, died = sorted(run.failed(), key=lambda line: "died" in line)
-    assert raised.startswith("AgentError: CalculatorFailed: the calculator has failed: ") and raised.endswith("out of paper")
+    assert raised.startswith("AgentError: CalculatorFailed: the calculator has failed: ") and raised.endswith(
+        "out of paper"
+    )
     assert died.startswith("AgentError: CalculatorFailed: the calculator's server has died")
     run.check()

@@ -18,12 +18,16 @@ async def test_every_token_that_was_served_is_learnt_from_as_it_was(math: Any, t
     assert any(call.capture == "bridged" for call in batch.calls)
     for call in batch.calls:
         if call.capture == "forked":
-            assert (call.capture_reason, call.request.get("tools")) == (TOOLS_CHANGED, None), "only the reflection without tools is a new prompt"
+            assert (call.capture_reason, call.request.get("tools")) == (TOOLS_CHANGED, None), (
+                "only the reflection without tools is a new prompt"
+            )
 
 
 async def test_a_reflection_without_tools_is_learnt_from_as_well(math: Any, tmp_path: Path) -> None:
     """What a template writes about tools stands before everything else, so the prompt is another one."""
-    batch = await collected(math.folder / "recipe.toml", tmp_path, overrides=[*SMALL, 'agent.env.MATH_TOOL_ITERATIONS="1"'])
+    batch = await collected(
+        math.folder / "recipe.toml", tmp_path, overrides=[*SMALL, 'agent.env.MATH_TOOL_ITERATIONS="1"']
+    )
     check(batch)
     reflections = [call for call in batch.calls if not call.request.get("tools")]
     assert reflections

@@ -1,4 +1,6 @@
-"""Word problems are a pure function of (split, seed); no structure is in two splits; the right number earns 1 and nothing else does."""
+"""Word problems are a pure function of (split, seed); no structure is in two splits; the right number earns 1 and
+nothing else does.
+"""
 
 from typing import Any
 
@@ -22,11 +24,15 @@ def test_no_structure_is_in_two_splits_and_no_heldout_word_is_new(math: Any) -> 
     assert not structures[0] & structures[1] and not (structures[0] | structures[1]) & structures[2]
     shown = {math.stories.structure(d.problem) for d in math.demonstrations.demonstrations(seed=0, count=COUNT)}
     assert not shown & structures[1]
-    words = [{word for p in problems for word in p.story.split() if not word.isdigit()} for problems in (train, heldout)]
+    words = [
+        {word for p in problems for word in p.story.split() if not word.isdigit()} for problems in (train, heldout)
+    ]
     assert words[1] <= words[0]
 
 
-def test_problems_take_one_to_three_steps_of_which_single_ones_are_not_held_out_and_four_out_of_distribution(math: Any) -> None:
+def test_problems_take_one_to_three_steps_of_which_single_ones_are_not_held_out_and_four_out_of_distribution(
+    math: Any,
+) -> None:
     assert {len(p.steps) for p in math.tasks.problems("heldout", seed=0, count=COUNT)} == {2, 3}
     assert {len(p.steps) for p in math.tasks.problems("train", seed=0, count=COUNT)} == {1, 2, 3}
     assert {len(p.steps) for p in math.tasks.problems("ood", seed=0, count=20)} == {4}
@@ -51,7 +57,9 @@ def test_a_story_tells_its_program_and_asks_for_whom_it_ends_with(math: Any) -> 
             assert str(problem.aside_number) in sentences.pop(problem.aside_after + 1).split()
         first, *told, asked = sentences
         assert str(problem.start) in first.split()
-        assert [str(step.number) in sentence.split() for step, sentence in zip(problem.steps, told, strict=True)] == [True] * len(told)
+        assert [str(step.number) in sentence.split() for step, sentence in zip(problem.steps, told, strict=True)] == [
+            True
+        ] * len(told)
         known = first.split()[0]
         for step, sentence in zip(problem.steps, told, strict=True):
             words = sentence.split()
@@ -132,7 +140,9 @@ def test_demonstrations_solve_under_half_of_their_problems_and_perfect_ones_all(
 
 
 def test_each_step_is_worked_out_from_the_result_of_the_one_before(math: Any) -> None:
-    steps = tuple(math.stories.Step(kind=kind, number=number) for kind, number in (("gain", 5), ("times", 12), ("times-as", 6)))
+    steps = tuple(
+        math.stories.Step(kind=kind, number=number) for kind, number in (("gain", 5), ("times", 12), ("times-as", 6))
+    )
     problem = math.stories.Problem(start=37, steps=steps, aside="other-", aside_after=2, aside_number=12, story="")
     assert math.demonstrations.expressions(problem) == ["37 + 5", "42 * 12", "504 / 6"]
     slip = math.demonstrations.expressions

@@ -13,7 +13,12 @@ import pytest
 HINT = "install Node.js 20 or newer with npm, then `make test-recipes`"
 TASK = {
     "question": "ben asks: price of what ann returned",
-    "records": {"ann returned": "blue lamp", "ben returned": "green book", "blue lamp shelf": "31", "blue lamp price": "14"},
+    "records": {
+        "ann returned": "blue lamp",
+        "ben returned": "green book",
+        "blue lamp shelf": "31",
+        "blue lamp price": "14",
+    },
     "answer": "14",
 }
 
@@ -26,14 +31,25 @@ def installed(shop: Any) -> None:
 
 def answered(shop: Any, task: Any) -> Any:
     """What the agent prints for a task."""
-    done = subprocess.run(["node", "agent.mjs"], cwd=shop.folder, input=json.dumps(task), capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        ["node", "agent.mjs"],
+        cwd=shop.folder,
+        input=json.dumps(task),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 def wish(name: object, *, place: int = 0, tool: str = "look_up") -> dict[str, Any]:
     arguments = name if isinstance(name, str) and name.startswith("{") else json.dumps({"name": name})
-    return {"content": None, "tool_calls": [{"id": f"call_{place}", "type": "function", "function": {"name": tool, "arguments": arguments}}]}
+    return {
+        "content": None,
+        "tool_calls": [{"id": f"call_{place}", "type": "function", "function": {"name": tool, "arguments": arguments}}],
+    }
 
 
 def told(server: Any) -> list[str]:
@@ -84,7 +100,9 @@ def test_the_model_name_comes_from_the_environment(shop: Any, server: Any, monke
     assert server.asked[0]["model"] == "gpt-4o-mini"
 
 
-def test_the_gateway_renders_a_conversation_as_the_warm_start_has_shown_it(shop: Any, server: Any, tmp_path: Path) -> None:
+def test_the_gateway_renders_a_conversation_as_the_warm_start_has_shown_it(
+    shop: Any, server: Any, tmp_path: Path
+) -> None:
     from lightningrl.chat import ChatTemplate
     from lightningrl.gateway.dialects.base import Past
     from lightningrl.gateway.dialects.openai_chat import OpenAIChat
@@ -114,7 +132,17 @@ def test_a_run_of_the_program_is_captured_whole(shop: Any, tmp_path: Path) -> No
         "    read = sum(message['role'] == 'tool' for message in messages)\n"
         "    return {'tool_calls': [{'name': 'look_up', 'arguments': {'name': names[read]}}]} if read < 2 else '14'\n"
     )
-    ours = [sys.executable, "-m", "lightningrl", "run", "--engine", "scripts:script", "--json", "--run-dir", str(tmp_path / "run")]
+    ours = [
+        sys.executable,
+        "-m",
+        "lightningrl",
+        "run",
+        "--engine",
+        "scripts:script",
+        "--json",
+        "--run-dir",
+        str(tmp_path / "run"),
+    ]
     done = subprocess.run(
         [*ours, "--", "node", "agent.mjs"],
         cwd=shop.folder,
@@ -147,5 +175,7 @@ async def calls_of(path: Path) -> list[Any]:
 def test_the_recipe_runs_with_the_packages_that_the_gateway_is_tested_with(shop: Any) -> None:
     ours = json.loads((shop.folder / "package.json").read_text())["dependencies"]
     tested = json.loads((Path(__file__).parents[1] / "tests/matrix/node/package.json").read_text())["dependencies"]
-    pinned = {name.replace("-7", ""): version.rpartition("@")[2] for name, version in tested.items() if "-6" not in name}
+    pinned = {
+        name.replace("-7", ""): version.rpartition("@")[2] for name, version in tested.items() if "-6" not in name
+    }
     assert ours == {name: pinned[name] for name in ours}

@@ -1,4 +1,6 @@
-"""What Vercel's AI SDK was served, one process of node a rollout, is what is learnt from, token for token: invariants 1 to 3."""
+"""What Vercel's AI SDK was served, one process of node a rollout, is what is learnt from, token for token: invariants 1
+to 3.
+"""
 
 from collections import Counter
 from pathlib import Path
@@ -14,4 +16,6 @@ async def test_every_token_that_was_served_is_learnt_from_as_it_was(shop: Any, t
     check(batch)
     roots = Counter(call.attempt_id for call in batch.calls if call.capture == "rendered")
     assert set(roots.values()) == {1}, "a rollout is one conversation: only its first prompt is rendered"
-    assert {call.capture for call in batch.calls} == {"rendered", "bridged"}, [call.capture_reason for call in batch.calls if call.capture_reason]
+    assert {call.capture for call in batch.calls} == {"rendered", "bridged"}, [
+        call.capture_reason for call in batch.calls if call.capture_reason
+    ]

@@ -1,4 +1,6 @@
-"""The agent searches and answers through OpenAI's own SDK, against a scripted server on a real socket; its search may be a server of MCP."""
+"""The agent searches and answers through OpenAI's own SDK, against a scripted server on a real socket; its search may
+be a server of MCP.
+"""
 
 import json
 import subprocess
@@ -29,7 +31,9 @@ def untraced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def wish(query: object, *, place: int = 0, tool: str = "search") -> dict[str, Any]:
     arguments = query if isinstance(query, str) and query.startswith("{") else json.dumps({"query": query})
-    return {"tool_calls": [{"id": f"call_{place}", "type": "function", "function": {"name": tool, "arguments": arguments}}]}
+    return {
+        "tool_calls": [{"id": f"call_{place}", "type": "function", "function": {"name": tool, "arguments": arguments}}]
+    }
 
 
 async def test_a_search_for_each_step_finds_the_answer(rag: Any, server: Any, question: Any, task: Any) -> None:
@@ -70,18 +74,24 @@ async def test_the_model_reads_the_same_whether_search_is_in_this_process_or_beh
 def read(request: Any) -> Any:
     """Tools, and the text of what was found: through MCP it comes in parts."""
     outputs = [item["output"] for item in request["input"] if item.get("type") == "function_call_output"]
-    return request["tools"], [output if isinstance(output, str) else "".join(part["text"] for part in output) for output in outputs]
+    return request["tools"], [
+        output if isinstance(output, str) else "".join(part["text"] for part in output) for output in outputs
+    ]
 
 
 @pytest.mark.parametrize("call", [wish(3), wish('{"query": '), wish("{}"), wish('{"other": "ada"}')])
-async def test_a_call_that_cannot_be_understood_is_told_to_the_model(rag: Any, server: Any, task: Any, call: Any) -> None:
+async def test_a_call_that_cannot_be_understood_is_told_to_the_model(
+    rag: Any, server: Any, task: Any, call: Any
+) -> None:
     server.answers = [call, ANSWER]
     assert await rag.agent.run(task) == {"answer": ANSWER}
     assert server.asked[1]["input"][-1]["output"] == "error: search needs a query"
 
 
 @pytest.mark.parametrize("call", [wish('{"query": '), wish("{}"), wish('{"other": "ada"}')])
-async def test_it_is_told_the_same_where_search_is_behind_mcp(rag: Any, server: Any, task: Any, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_is_told_the_same_where_search_is_behind_mcp(
+    rag: Any, server: Any, task: Any, call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RAG_SEARCH", "mcp")
     await test_a_call_that_cannot_be_understood_is_told_to_the_model(rag, server, task, call)
 
@@ -92,7 +102,9 @@ async def test_a_tool_that_does_not_exist_is_told_to_the_model(rag: Any, server:
     assert "find" in server.asked[1]["input"][-1]["output"]
 
 
-async def test_who_searches_for_ever_has_no_answer(rag: Any, server: Any, task: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_searches_for_ever_has_no_answer(
+    rag: Any, server: Any, task: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.answers = [wish("boss of ada", place=place) for place in range(9)]
     assert await rag.agent.run(task) == {"answer": ""}
     assert len(server.asked) == rag.agent.MAX_TURNS
@@ -132,7 +144,9 @@ async def test_an_mcp_server_that_dies_in_the_middle_fails_the_attempt(
     assert len(server.asked) == 1
 
 
-async def test_the_gateway_renders_a_conversation_as_the_warm_start_has_shown_it(rag: Any, server: Any, tmp_path: Path) -> None:
+async def test_the_gateway_renders_a_conversation_as_the_warm_start_has_shown_it(
+    rag: Any, server: Any, tmp_path: Path
+) -> None:
     from lightningrl.chat import ChatTemplate
     from lightningrl.gateway.dialects.base import Past
     from lightningrl.gateway.dialects.openai_responses import OpenAIResponses
@@ -150,7 +164,9 @@ async def test_the_gateway_renders_a_conversation_as_the_warm_start_has_shown_it
         asked = OpenAIResponses().parse(server.asked[-1], Past())
         ids = template.render(asked.messages, tools=asked.tools)
         begun = list(demonstration.messages[:-1])
-        assert ids == tokenizer.apply_chat_template(begun, tools=rag.warmstart.TOOLS, add_generation_prompt=True, return_dict=False)
+        assert ids == tokenizer.apply_chat_template(
+            begun, tools=rag.warmstart.TOOLS, add_generation_prompt=True, return_dict=False
+        )
         answers = answers_of({"messages": demonstration.messages, "tools": rag.warmstart.TOOLS})
         [[*_, last]] = examples_of([answers], template, max_length=384)
         assert list(last.prompt_ids) == ids
@@ -159,7 +175,13 @@ async def test_the_gateway_renders_a_conversation_as_the_warm_start_has_shown_it
 def test_the_agent_is_also_a_program(rag: Any, server: Any, task: Any) -> None:
     server.answers = [ANSWER]
     done = subprocess.run(
-        [sys.executable, "agent.py"], cwd=rag.folder, input=json.dumps(task), capture_output=True, text=True, timeout=100, check=True
+        [sys.executable, "agent.py"],
+        cwd=rag.folder,
+        input=json.dumps(task),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
     )
     assert json.loads(done.stdout) == {"answer": ANSWER}
 

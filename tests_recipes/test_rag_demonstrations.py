@@ -20,11 +20,15 @@ def shown(rag: Any) -> list[Any]:
 
 
 def reward(rag: Any, demonstration: Any) -> float:
-    return rag.tasks.reward(rag.tasks.as_task(demonstration.question, "x")["input"], demonstration.messages[-1]["content"])["final"]
+    return rag.tasks.reward(
+        rag.tasks.as_task(demonstration.question, "x")["input"], demonstration.messages[-1]["content"]
+    )["final"]
 
 
 def test_demonstrations_follow_from_the_seed_alone(rag: Any) -> None:
-    assert rag.demonstrations.demonstrations(seed=5, count=20) == rag.demonstrations.demonstrations(seed=5, count=30)[:20]
+    assert (
+        rag.demonstrations.demonstrations(seed=5, count=20) == rag.demonstrations.demonstrations(seed=5, count=30)[:20]
+    )
     assert rag.demonstrations.demonstrations(seed=6, count=20) != rag.demonstrations.demonstrations(seed=5, count=20)
 
 
@@ -53,7 +57,9 @@ def test_a_demonstration_is_what_the_agent_would_have_recorded(rag: Any, shown: 
         assert roles == ["system", "user", *["assistant", "tool"] * searches, "assistant"]
         assert 1 <= searches <= 3
         for asked, found in zip(demonstration.messages[2:-1:2], demonstration.messages[3:-1:2], strict=True):
-            assert found["content"] == library.search(json.loads(asked["tool_calls"][0]["function"]["arguments"])["query"])
+            assert found["content"] == library.search(
+                json.loads(asked["tool_calls"][0]["function"]["arguments"])["query"]
+            )
 
 
 def test_demonstrations_never_show_a_heldout_world_or_composition(rag: Any, shown: list[Any]) -> None:

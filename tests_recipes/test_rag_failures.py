@@ -1,4 +1,6 @@
-"""In a real run of the research agent its search raises, and its MCP server is killed: neither is a reward of 0, and neither teaches anything."""
+"""In a real run of the research agent its search raises, and its MCP server is killed: neither is a reward of 0, and
+neither teaches anything.
+"""
 
 from pathlib import Path
 
@@ -35,7 +37,9 @@ TASK = {"question": "where is it", "world": "heldout-0", "answer": "oak ford"}
 async def test_a_search_that_raises_or_is_killed_fails_its_attempt_and_the_next_one_is_rewarded(
     model_folder: Path, tmp_path: Path, where: str, killed: int | None
 ) -> None:
-    recipe = copied("rag_openai_agents", tmp_path, model=model_folder, task=TASK, script=SCRIPT.format(kill=killed), change=CHANGE)
+    recipe = copied(
+        "rag_openai_agents", tmp_path, model=model_folder, task=TASK, script=SCRIPT.format(kill=killed), change=CHANGE
+    )
     run = await trained(recipe, f"agent.env={{RAG_SEARCH='{where}', RAG_MAX_TOKENS='400'}}")
     failed = run.failed()
     assert all(line.startswith("AgentError: ") for line in failed) and len(failed) == (1 if killed is None else 2)

@@ -1,4 +1,6 @@
-"""What OpenAI's Agents SDK was served over the Responses API is what is learnt from, token for token: invariants 1 to 3."""
+"""What OpenAI's Agents SDK was served over the Responses API is what is learnt from, token for token: invariants 1 to
+3.
+"""
 
 from collections import Counter
 from pathlib import Path
@@ -14,5 +16,7 @@ async def test_every_token_that_was_served_is_learnt_from_as_it_was(rag: Any, tm
     check(batch)
     roots = Counter(call.attempt_id for call in batch.calls if call.capture == "rendered")
     assert set(roots.values()) == {1}, "a rollout is one conversation: only its first prompt is rendered"
-    assert {call.capture for call in batch.calls} == {"rendered", "bridged"}, [call.capture_reason for call in batch.calls if call.capture_reason]
+    assert {call.capture for call in batch.calls} == {"rendered", "bridged"}, [
+        call.capture_reason for call in batch.calls if call.capture_reason
+    ]
     assert {call.dialect for call in batch.calls} == {"openai.responses"}

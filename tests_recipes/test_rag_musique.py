@@ -11,7 +11,12 @@ def row(number: int, *, answerable: bool = True) -> dict[str, Any]:
     """A question as the data set has it."""
     paragraphs = [
         {"idx": 0, "title": "Green", "paragraph_text": "Green is an album by Steve Hillage.", "is_supporting": True},
-        {"idx": 1, "title": "Steve Hillage", "paragraph_text": "Miquette Giraudy is his partner.", "is_supporting": True},
+        {
+            "idx": 1,
+            "title": "Steve Hillage",
+            "paragraph_text": "Miquette Giraudy is his partner.",
+            "is_supporting": True,
+        },
         {"idx": 2, "title": f"Other {number}", "paragraph_text": "It rains.", "is_supporting": False},
     ]
     steps = [
@@ -48,7 +53,9 @@ def test_questions_become_tasks_that_reward_and_search_understand(rag: Any, fold
     assert library.search("Green performer album") == "- Green: Green is an album by Steve Hillage."
 
 
-def test_tasks_of_the_folder_in_the_environment_follow_from_the_seed(rag: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_of_the_folder_in_the_environment_follow_from_the_seed(
+    rag: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MUSIQUE", str(folder))
     rows = rag.musique.tasks("train", seed=1, count=5)
     assert len(rows) == 5
@@ -69,7 +76,9 @@ def test_tasks_of_the_folder_in_the_environment_follow_from_the_seed(rag: Any, f
 )
 def test_a_broken_line_is_named_and_the_rest_is_not_lost(rag: Any, tmp_path: Path, broken: str, reason: str) -> None:
     file = tmp_path / "musique.jsonl"
-    file.write_text("\n".join([json.dumps(row(1)), "", broken, json.dumps(row(2))]), encoding="utf-8", errors="surrogateescape")
+    file.write_text(
+        "\n".join([json.dumps(row(1)), "", broken, json.dumps(row(2))]), encoding="utf-8", errors="surrogateescape"
+    )
     with pytest.warns(UserWarning, match=r"musique\.jsonl` line 3 is left out: .*" + reason):
         rows = rag.musique.load(file)
     assert [row["id"] for row in rows] == ["2hop__1-1", "2hop__2-4"]

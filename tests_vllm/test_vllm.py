@@ -1,4 +1,6 @@
-"""Is the engine right about a real vLLM? Its promises, its logprobs against Hugging Face's, its weights after a sync, and a run that learns."""
+"""Is the engine right about a real vLLM? Its promises, its logprobs against Hugging Face's, its weights after a sync,
+and a run that learns.
+"""
 
 import asyncio
 import contextlib
@@ -37,7 +39,11 @@ SAME = 1e-3
 async def engine_of(models: Models, url: str, policy: str = "policy") -> AsyncIterator[VLLMEngine]:
     tokenizer = Tokenizer.from_file(str(models.first / "tokenizer.json"))
     config = EngineConfig(name="vllm", urls=[url], max_length=128)
-    engine = VLLMEngine(EngineSetup(policy=policy, config=config, folder=models.first, dtype="float32", decode=tokenizer.decode, turn_end_id=2))
+    engine = VLLMEngine(
+        EngineSetup(
+            policy=policy, config=config, folder=models.first, dtype="float32", decode=tokenizer.decode, turn_end_id=2
+        )
+    )
     try:
         yield engine
     finally:
@@ -46,8 +52,13 @@ async def engine_of(models: Models, url: str, policy: str = "policy") -> AsyncIt
 
 def about(models: Models) -> Conformance:
     tokenizer = Tokenizer.from_file(str(models.first / "tokenizer.json"))
-    one, other = (Weights(policy="policy", version=version, uri=str(folder)) for version, folder in enumerate((models.second, models.first), start=1))
-    return Conformance(policy="policy", vocab_size=models.vocab_size, decode=tokenizer.decode, turn_end_id=2, weights=(one, other))
+    one, other = (
+        Weights(policy="policy", version=version, uri=str(folder))
+        for version, folder in enumerate((models.second, models.first), start=1)
+    )
+    return Conformance(
+        policy="policy", vocab_size=models.vocab_size, decode=tokenizer.decode, turn_end_id=2, weights=(one, other)
+    )
 
 
 def prompts(models: Models) -> list[list[int]]:
@@ -60,7 +71,9 @@ async def ask(engine: VLLMEngine, prompt: list[int], *, policy: str = "policy", 
     return delta
 
 
-def forward(model: Path | torch.nn.Module, prompt: list[int], delta: Delta, *, temperature: float = 1.0, kept: int | None = None) -> np.ndarray:
+def forward(
+    model: Path | torch.nn.Module, prompt: list[int], delta: Delta, *, temperature: float = 1.0, kept: int | None = None
+) -> np.ndarray:
     """Logprobs of the same tokens by an independent hand. `kept`: among how many of the likeliest."""
     if isinstance(model, Path):
         model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
@@ -78,7 +91,9 @@ async def gap(engine: VLLMEngine, models: Models, model: Path | torch.nn.Module,
     return max(float(np.abs(forward(model, prompt, delta) - delta.logprobs).max()) for prompt, delta in answers)
 
 
-async def load(engine: VLLMEngine, folder: Path, *, version: int, policy: str = "policy", kind: Literal["full", "lora"] = "full") -> None:
+async def load(
+    engine: VLLMEngine, folder: Path, *, version: int, policy: str = "policy", kind: Literal["full", "lora"] = "full"
+) -> None:
     await engine.pause()
     await engine.load(Weights(policy=policy, version=version, uri=str(folder), kind=kind))
     await engine.resume()
@@ -86,7 +101,9 @@ async def load(engine: VLLMEngine, folder: Path, *, version: int, policy: str = 
 
 def call(url: str, body: dict[str, Any] | None = None) -> str:
     data = None if body is None else json.dumps(body).encode()
-    with urllib.request.urlopen(urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"}), timeout=60) as answer:
+    with urllib.request.urlopen(
+        urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"}), timeout=60
+    ) as answer:
         return answer.read().decode()
 
 
@@ -96,13 +113,19 @@ async def test_vllm_conforms(check: Any, models: Models, url: str) -> None:
         await check(engine, about(models))
 
 
-@pytest.mark.parametrize("shape", [{}, {"temperature": 0.5}, {"temperature": 0.0}, {"top_k": 5}, {"temperature": 2.0, "top_k": 3}], ids=str)
-async def test_logprobs_are_those_of_the_distribution_that_was_sampled_from(shape: dict[str, Any], models: Models, url: str) -> None:
+@pytest.mark.parametrize(
+    "shape", [{}, {"temperature": 0.5}, {"temperature": 0.0}, {"top_k": 5}, {"temperature": 2.0, "top_k": 3}], ids=str
+)
+async def test_logprobs_are_those_of_the_distribution_that_was_sampled_from(
+    shape: dict[str, Any], models: Models, url: str
+) -> None:
     async with engine_of(models, url) as engine:
         worst = 0.0
         for prompt in prompts(models):
             delta = await ask(engine, prompt, **shape)
-            theirs = forward(models.first, prompt, delta, temperature=shape.get("temperature") or 1.0, kept=shape.get("top_k"))
+            theirs = forward(
+                models.first, prompt, delta, temperature=shape.get("temperature") or 1.0, kept=shape.get("top_k")
+            )
             worst = max(worst, float(np.abs(theirs - delta.logprobs).max()))
         assert worst < SAME
 
@@ -132,7 +155,10 @@ async def test_vllm_on_its_own_makes_a_mixture_where_embeddings_are_tied(models:
 
 async def test_a_cancelled_generation_ends_on_the_server_within_a_second(models: Models, url: str) -> None:
     def running() -> float:
-        return sum(float(value) for value in re.findall(r"^vllm:num_requests_running\{[^}]*\} (\S+)", call(f"{url}/metrics"), re.MULTILINE))
+        return sum(
+            float(value)
+            for value in re.findall(r"^vllm:num_requests_running\{[^}]*\} (\S+)", call(f"{url}/metrics"), re.MULTILINE)
+        )
 
     async with engine_of(models, url) as engine:
         prompt = prompts(models)[0]
@@ -161,7 +187,9 @@ class Nobody:
 async def learn(recipe: SmallRecipe, url: str, *overrides: str) -> Nobody:
     watcher, folder = Nobody(), recipe.folder / "run"
     folder.mkdir()
-    async with lightning(load_config(recipe.path, [f'engine.urls=["{url}"]', "tasks.heldout=1", *overrides]), folder) as server:
+    async with lightning(
+        load_config(recipe.path, [f'engine.urls=["{url}"]', "tasks.heldout=1", *overrides]), folder
+    ) as server:
         await server.loop(watcher).run()
     return watcher
 
@@ -188,13 +216,20 @@ def adapter(base: Path, folder: Path, *, seed: int) -> torch.nn.Module:
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks for it
-async def test_each_policy_is_answered_by_its_own_adapter_over_one_base(models: Models, url: str, tmp_path: Path) -> None:
+async def test_each_policy_is_answered_by_its_own_adapter_over_one_base(
+    models: Models, url: str, tmp_path: Path
+) -> None:
     expected = {name: adapter(models.first, tmp_path / name, seed=seed) for seed, name in enumerate(("one", "two"))}
     async with engine_of(models, url, "one") as one, engine_of(models, url, "two") as two:
         for engine, name in ((one, "one"), (two, "two")):
             await load(engine, tmp_path / name, version=1, policy=name, kind="lora")
         for engine, own, other in ((one, "one", "two"), (two, "two", "one")):
-            assert await gap(engine, models, expected[own], policy=own) < SAME < 0.1 < await gap(engine, models, expected[other], policy=own)
+            assert (
+                await gap(engine, models, expected[own], policy=own)
+                < SAME
+                < 0.1
+                < await gap(engine, models, expected[other], policy=own)
+            )
     async with engine_of(models, url) as engine:
         assert await gap(engine, models, models.first) < SAME, "the base is as it was"
 

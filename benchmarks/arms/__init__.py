@@ -1,4 +1,6 @@
-"""How do ways of training compare? Arms that differ in settings alone, each run with several seeds: figures, means, and how sure these are."""
+"""How do ways of training compare? Arms that differ in settings alone, each run with several seeds: figures, means, and
+how sure these are.
+"""
 
 import json
 import math
@@ -30,7 +32,9 @@ def once(path: Path, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def spent(*command: str | Path) -> dict[str, float]:
-    """Seconds that a command took, which must succeed: of wall-clock, and of CPU, that of all processes it has waited for included."""
+    """Seconds that a command took, which must succeed: of wall-clock, and of CPU, that of all processes it has waited
+    for included.
+    """
     began = time.monotonic()
     with subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL) as process:
         _, status, usage = os.wait4(process.pid, 0)
@@ -41,20 +45,30 @@ def spent(*command: str | Path) -> dict[str, float]:
 
 
 def train(recipe: Path, overrides: Sequence[str], folder: Path) -> dict[str, Any]:
-    """The figures of one run, made if its folder is not there; what it took is in `spent.json`. No text: where files lie is nobody's business."""
+    """The figures of one run, made if its folder is not there; what it took is in `spent.json`. No text: where files
+    lie is nobody's business.
+    """
     result = folder / "result.json"
     if not result.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         took = spent(sys.executable, "-m", "lightningrl", "train", recipe, *overrides, "--run-dir", folder, "--json")
         (folder / "spent.json").write_text(json.dumps(took) + "\n", encoding="utf-8")
-    figures = {name: value for name, value in json.loads(result.read_text(encoding="utf-8")).items() if not isinstance(value, str)}
+    figures = {
+        name: value
+        for name, value in json.loads(result.read_text(encoding="utf-8")).items()
+        if not isinstance(value, str)
+    }
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     curve = [[row["step"], row["reward/mean"]] for row in rows if row["kind"] == "exam" and row["mode"] == "sampled"]
     return {**figures, "curve": curve}
 
 
-def runs_of(names: Iterable[str], seeds: Iterable[int], run: Callable[[str, int], dict[str, Any]], *, jobs: int) -> dict[str, list[dict[str, Any]]]:
-    """Name → its run with each seed, `jobs` of them at a time. Seed by seed: should it be stopped, what is there compares."""
+def runs_of(
+    names: Iterable[str], seeds: Iterable[int], run: Callable[[str, int], dict[str, Any]], *, jobs: int
+) -> dict[str, list[dict[str, Any]]]:
+    """Name → its run with each seed, `jobs` of them at a time. Seed by seed: should it be stopped, what is there
+    compares.
+    """
     wanted = [(name, seed) for seed in seeds for name in names]
     with ThreadPoolExecutor(jobs) as pool:
         found = list(zip(wanted, pool.map(lambda arm: run(*arm), wanted), strict=True))
@@ -80,7 +94,10 @@ def table(arms: Mapping[str, Sequence[Run]]) -> str:
     """Mean and 95 % interval of each arm."""
     lines = [f"{'held-out reward':<26}" + "".join(f"{column:>20}" for column in COLUMNS) + f"{'seconds':>9}{'runs':>6}"]
     for name, runs in arms.items():
-        columns = [[area(run) for run in runs], *([run[key] for run in runs] for key in ("heldout_after", "heldout_greedy_after"))]
+        columns = [
+            [area(run) for run in runs],
+            *([run[key] for run in runs] for key in ("heldout_after", "heldout_greedy_after")),
+        ]
         cells = "".join("{:>20}".format("{:.3f} ± {:.3f}".format(*interval(values))) for values in columns)
         lines.append(f"{name:<26}{cells}{mean(run['seconds'] for run in runs):>9.0f}{len(runs):>6}")
     return "\n".join(lines)
@@ -100,7 +117,15 @@ def draw_curves(axes: Any, arms: Mapping[str, Sequence[Run]], colours: Mapping[s
         last, top = max(last, steps[-1]), max(top, float((middle + half).max()))
     top = min(1.0, math.ceil(10 * top + 0.5) / 10)
     for place, name in _apart(sorted(ends), 0.05 * top):
-        axes.annotate(name, (1.015, place), xycoords=("axes fraction", "data"), color=colours[name], va="center", fontsize=9.5, annotation_clip=False)
+        axes.annotate(
+            name,
+            (1.015, place),
+            xycoords=("axes fraction", "data"),
+            color=colours[name],
+            va="center",
+            fontsize=9.5,
+            annotation_clip=False,
+        )
     axes.set(xlabel="step", ylabel="reward on held-out tasks (T = 1)", ylim=(0, top), xlim=(0, last))
     tidy(axes, grid="y")
 
@@ -119,7 +144,9 @@ def draw_alone(axes: Any, name: str, arms: Mapping[str, Sequence[Run]], *, colou
     tidy(axes, grid="y")
 
 
-def draw_rows(axes: Any, rows: Mapping[str, Sequence[float]], colours: Mapping[str, str], *, order: Sequence[str]) -> None:
+def draw_rows(
+    axes: Any, rows: Mapping[str, Sequence[float]], colours: Mapping[str, str], *, order: Sequence[str]
+) -> None:
     """A mean, its 95 % interval and the single runs in each row; the first of `order` is at the bottom."""
     for place, name in enumerate(order):
         middle, half = interval(rows[name])

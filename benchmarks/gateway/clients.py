@@ -1,6 +1,8 @@
-"""Agents as a gateway sees them: many at once, each with a key of its own and a conversation that grows. Is everything answered, and how fast?
+"""Agents as a gateway sees them: many at once, each with a key of its own and a conversation that grows. Is everything
+answered, and how fast?
 
-Reads what to do as JSON on stdin (`Load`), prints what came of it as JSON (`Outcome`). Agents do nothing between their calls.
+Reads what to do as JSON on stdin (`Load`), prints what came of it as JSON (`Outcome`). Agents do nothing between their
+calls.
 
     python benchmarks/gateway/clients.py < load.json
 """
@@ -99,7 +101,12 @@ class Clients:
         for url, key in attempts:
             messages: list[dict[str, str]] = [{"role": "system", "content": SYSTEM}]
             for _ in range(self._load.turns):
-                messages.append({"role": "user", "content": RESULT.format(name=self._rng.randbytes(4).hex(), number=self._rng.randrange(10**6))})
+                messages.append(
+                    {
+                        "role": "user",
+                        "content": RESULT.format(name=self._rng.randbytes(4).hex(), number=self._rng.randrange(10**6)),
+                    }
+                )
                 try:
                     said = await self._call(url, key, messages)
                 except (aiohttp.ClientError, TimeoutError, OSError, Unanswered, msgspec.DecodeError) as error:
@@ -108,13 +115,21 @@ class Clients:
                 messages.append({"role": "assistant", "content": said})
 
     async def _call(self, url: str, key: str, messages: list[dict[str, str]]) -> str:
-        body = {"model": "bench", "messages": messages, "max_tokens": self._load.tokens, "temperature": 1.0, "stream": self._load.stream}
+        body = {
+            "model": "bench",
+            "messages": messages,
+            "max_tokens": self._load.tokens,
+            "temperature": 1.0,
+            "stream": self._load.stream,
+        }
         started = time.perf_counter()
         self._open += 1
         self.outcome.open_peak = max(self.outcome.open_peak, self._open)
         try:
             headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
-            async with self._session.post(f"{url}/chat/completions", data=msgspec.json.encode(body), headers=headers) as response:
+            async with self._session.post(
+                f"{url}/chat/completions", data=msgspec.json.encode(body), headers=headers
+            ) as response:
                 if response.status != 200:
                     raise Unanswered(f"{response.status} {(await response.text())[:150]}")
                 said = await (self._streamed(response, started) if self._load.stream else self._whole(response))

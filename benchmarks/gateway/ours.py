@@ -1,6 +1,8 @@
-"""Our gateway as `lightningrl train` serves it, with attempts for whoever asks: SQLite on disk, `VLLMEngine`, `serve.serving`; no loop, no agents.
+"""Our gateway as `lightningrl train` serves it, with attempts for whoever asks: SQLite on disk, `VLLMEngine`,
+`serve.serving`; no loop, no agents.
 
-Prints its URL, then answers each line of JSON on stdin with one: `{"attempts": 3}` → `[[id, token], …]`, `{"finish": [id, …]}` → `true`.
+Prints its URL, then answers each line of JSON on stdin with one: `{"attempts": 3}` → `[[id, token], …]`, `{"finish":
+[id, …]}` → `true`.
 
     python benchmarks/gateway/ours.py FOLDER TOKENIZER UPSTREAM
 """
@@ -53,7 +55,12 @@ async def main(folder: Path, tokenizer: Path, upstream: str) -> None:
         )
         engine = plugins.load(config.engine.name, kind="engine")(setup)
         stack.push_async_callback(engine.close)
-        print(await stack.enter_async_context(serving(config, sock, store=store, template=template, engines={"policy": engine})), flush=True)
+        print(
+            await stack.enter_async_context(
+                serving(config, sock, store=store, template=template, engines={"policy": engine})
+            ),
+            flush=True,
+        )
         numbers = itertools.count()
         while line := await asyncio.to_thread(sys.stdin.readline):
             print(json.dumps(await _obey(json.loads(line), store, numbers)), flush=True)
@@ -67,7 +74,9 @@ async def _obey(order: dict[str, Any], store: Store, numbers: "itertools.count[i
 
 
 async def _attempts(store: Store, names: Sequence[str]) -> list[tuple[str, str]]:
-    await store.enqueue([Rollout(id=name, group_id=name, task=Task(id=name, input={"number": name}, split="bench")) for name in names])
+    await store.enqueue(
+        [Rollout(id=name, group_id=name, task=Task(id=name, input={"number": name}, split="bench")) for name in names]
+    )
     claimed = await store.claim("bench", limit=len(names), lease_s=3600.0)
     assert len(claimed) == len(names), "an attempt of an earlier order was still to be had"
     return [(attempt.id, attempt.token) for _, attempt in claimed]

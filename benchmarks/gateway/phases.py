@@ -98,14 +98,23 @@ def drive(attempts: Attempts, *, processes: int = 1, **load: Any) -> dict[str, A
     return {**added, **joined, "wall_s": max(outcome["wall_s"] for outcome in outcomes)}
 
 
-# ---- CPU ------------------------------------------------------------------------------------------------------------------------------------
+# ---- CPU
+# ------------------------------------------------------------------------------------------------------------------------------------
 
 
-def cpu(bench: Bench, *, cells: Sequence[Cell], rounds: int, calls: Callable[[Cell], int]) -> dict[str, dict[str, Columns]]:
-    """Milliseconds of CPU a call in each round, of each cell and side. The sides take turns, so that a busy machine slows both; a first round,
-    which does not count, warms them up."""
-    found: dict[str, dict[str, list[dict[str, float]]]] = {cell.name: {name: [] for name in bench.names} for cell in cells}
-    with bench.side(bench.names[0]) as first, bench.side(bench.names[-1]) if len(bench.names) > 1 else _nobody() as second:
+def cpu(
+    bench: Bench, *, cells: Sequence[Cell], rounds: int, calls: Callable[[Cell], int]
+) -> dict[str, dict[str, Columns]]:
+    """Milliseconds of CPU a call in each round, of each cell and side. The sides take turns, so that a busy machine
+    slows both; a first round, which does not count, warms them up.
+    """
+    found: dict[str, dict[str, list[dict[str, float]]]] = {
+        cell.name: {name: [] for name in bench.names} for cell in cells
+    }
+    with (
+        bench.side(bench.names[0]) as first,
+        bench.side(bench.names[-1]) if len(bench.names) > 1 else _nobody() as second,
+    ):
         sides: list[Side] = [side for side in (first, second) if side is not None]
         for turn in range(rounds + 1):
             for cell in cells:
@@ -115,7 +124,9 @@ def cpu(bench: Bench, *, cells: Sequence[Cell], rounds: int, calls: Callable[[Ce
                         continue
                     count = calls(cell) if turn else CONCURRENCY * cell.turns
                     found[cell.name][side.name].append(_cpu_of(side, cell, count=count))
-    return {name: {side: _columns(rows[1:]) for side, rows in by_side.items() if rows} for name, by_side in found.items()}
+    return {
+        name: {side: _columns(rows[1:]) for side, rows in by_side.items() if rows} for name, by_side in found.items()
+    }
 
 
 @contextmanager
@@ -129,7 +140,11 @@ def _cpu_of(side: Side, cell: Cell, *, count: int) -> dict[str, float]:
     outcome = drive(attempts, turns=cell.turns, tokens=cell.tokens, stream=cell.stream, concurrency=CONCURRENCY)
     spent_s = cost(side.pid).cpu_s - before
     side.finish(attempts)
-    seen = {"cpu_ms": 1e3 * spent_s / outcome["calls"], "busy": spent_s / outcome["wall_s"], "latency_s": statistics.median(outcome["latency_s"])}
+    seen = {
+        "cpu_ms": 1e3 * spent_s / outcome["calls"],
+        "busy": spent_s / outcome["wall_s"],
+        "latency_s": statistics.median(outcome["latency_s"]),
+    }
     return seen | ({"reads_per_token": outcome["reads"] / outcome["calls"] / cell.tokens} if cell.stream else {})
 
 
@@ -137,11 +152,14 @@ def _columns(rows: Sequence[dict[str, float]]) -> Columns:
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
-# ---- memory ---------------------------------------------------------------------------------------------------------------------------------
+# ---- memory
+# ---------------------------------------------------------------------------------------------------------------------------------
 
 
 def memory(bench: Bench) -> dict[str, dict[str, float]]:
-    """Bytes of RSS that each call leaves behind once the gateway is warm: in attempts that end, and in one attempt that never does."""
+    """Bytes of RSS that each call leaves behind once the gateway is warm: in attempts that end, and in one attempt that
+    never does.
+    """
     bench.upstream.pace()
     found: dict[str, dict[str, float]] = {}
     for name in bench.names:
@@ -159,7 +177,9 @@ def memory(bench: Bench) -> dict[str, dict[str, float]]:
 
 
 def _growth(side: Side, *, warm: int, measured: int, turns: int) -> float:
-    """`warm` attempts fill every cache that is bounded: ours remember 32 MB of what was said, some 45,000 calls of this kind."""
+    """`warm` attempts fill every cache that is bounded: ours remember 32 MB of what was said, some 45,000 calls of this
+    kind.
+    """
 
     def some(count: int) -> int:
         done = 0
@@ -175,11 +195,14 @@ def _growth(side: Side, *, warm: int, measured: int, turns: int) -> float:
     return (cost(side.pid).rss - before) / calls
 
 
-# ---- disk -----------------------------------------------------------------------------------------------------------------------------------
+# ---- disk
+# -----------------------------------------------------------------------------------------------------------------------------------
 
 
 def disk(bench: Bench, *, cells: Sequence[Cell], calls: Callable[[Cell], int]) -> dict[str, dict[str, float]]:
-    """Bytes of our store, closed, for each token in it; a token that is in a prompt because an earlier call had it counts once."""
+    """Bytes of our store, closed, for each token in it; a token that is in a prompt because an earlier call had it
+    counts once.
+    """
     bench.upstream.pace()
     found: dict[str, dict[str, float]] = {}
     for cell in cells:
@@ -191,7 +214,9 @@ def disk(bench: Bench, *, cells: Sequence[Cell], calls: Callable[[Cell], int]) -
             drive(attempts, turns=cell.turns, tokens=cell.tokens, concurrency=CONCURRENCY)
             side.finish(attempts)
             side.close()
-            written = sum(path.stat().st_size for path in folder.iterdir() if path.name.startswith("store.sqlite")) - empty
+            written = (
+                sum(path.stat().st_size for path in folder.iterdir() if path.name.startswith("store.sqlite")) - empty
+            )
             found[cell.name] = asyncio.run(_tokens(side.store, [a[0] for a in attempts], cell=cell, written=written))
         finally:
             shutil.rmtree(folder)
@@ -209,7 +234,9 @@ async def _tokens(path: Path, attempt_ids: Sequence[str], *, cell: Cell, written
         parent = by_id.get(call.parent_call_id or "")
         expected = "rendered" if call.index == 0 else "bridged"
         if (call.capture, len(call.completion_ids), len(call.logprobs)) != (expected, cell.tokens, cell.tokens):
-            raise Failed(f"call {call.id}: `{call.capture}` ({call.capture_reason}) with {len(call.completion_ids)} tokens")
+            raise Failed(
+                f"call {call.id}: `{call.capture}` ({call.capture_reason}) with {len(call.completion_ids)} tokens"
+            )
         new += len(call.prompt_ids) - (0 if parent is None else len(parent.prompt_ids) + len(parent.completion_ids))
     sampled = sum(len(call.completion_ids) for call in calls)
     return {
@@ -221,7 +248,8 @@ async def _tokens(path: Path, attempt_ids: Sequence[str], *, cell: Cell, written
     }
 
 
-# ---- many at once ---------------------------------------------------------------------------------------------------------------------------
+# ---- many at once
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 def agents(bench: Bench, *, rounds: int, count: int = 256, takes_s: float = 2.0) -> dict[str, dict[str, float]]:
@@ -233,12 +261,17 @@ def agents(bench: Bench, *, rounds: int, count: int = 256, takes_s: float = 2.0)
             for _ in range(rounds + 1):
                 bench.upstream.pace(delay_s=takes_s)
                 walls.append(drive(side.attempts(count), concurrency=count)["wall_s"])
-            found[name] = {"wall_s": statistics.median(walls[1:]), "open_at_the_upstream": bench.upstream.counts()["peak"]}
+            found[name] = {
+                "wall_s": statistics.median(walls[1:]),
+                "open_at_the_upstream": bench.upstream.counts()["peak"],
+            }
     return found
 
 
 def streams(bench: Bench, *, count: int, tokens: int = 24, step_s: float = 2.0) -> dict[str, float]:
-    """So many streams in one process of ours, open at the same time: they begin over 20 s, and none is shorter than 46 s."""
+    """So many streams in one process of ours, open at the same time: they begin over 20 s, and none is shorter than 46
+    s.
+    """
     with bench.side(Ours.name) as side:
         drive(side.attempts(CONCURRENCY), stream=True)
         bench.upstream.pace(step_s=step_s)

@@ -1,6 +1,7 @@
 """Two gateways with the same face: start it before an upstream, give it attempts, end them, read what it has cost.
 
-Each side is a process of its own, started as its own users start it. Costs are read from /proc: CPU of the process with its threads and children.
+Each side is a process of its own, started as its own users start it. Costs are read from /proc: CPU of the process with
+its threads and children.
 """
 
 import json
@@ -26,7 +27,9 @@ class Process:
     """A program that prints one line when it is ready."""
 
     def __init__(self, command: list[str], *, cwd: Path | None = None, env: dict[str, str] | None = None) -> None:
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=cwd, env=env)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=cwd, env=env
+        )
         self.pid = self._process.pid
 
     def line(self) -> str:
@@ -79,7 +82,9 @@ class Cost:
 
 
 def cost(pid: int) -> Cost:
-    cpu = sum(int(tick) for p in [pid, *_descendants(pid)] for tick in _stat(p)[11:15]) / TICKS  # utime, stime, and of children that have ended
+    cpu = (
+        sum(int(tick) for p in [pid, *_descendants(pid)] for tick in _stat(p)[11:15]) / TICKS
+    )  # utime, stime, and of children that have ended
     pages = sum(int(Path(f"/proc/{p}/statm").read_text().split()[1]) for p in [pid, *_descendants(pid)])
     return Cost(cpu, pages * os.sysconf("SC_PAGE_SIZE"))
 
@@ -95,7 +100,9 @@ def _stat(pid: int) -> list[str]:
 
 
 def _descendants(pid: int) -> list[int]:
-    children = [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+    children = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
     return [p for child in children for p in (child, *_descendants(child))]
 
 
@@ -136,7 +143,9 @@ class Ours:
 
 
 class Peer:
-    """`agl-server` of `agentlightning`, as its docs start it: token ids are always asked for, logprobs are by default; it keeps all in memory."""
+    """`agl-server` of `agentlightning`, as its docs start it: token ids are always asked for, logprobs are by default;
+    it keeps all in memory.
+    """
 
     name, streams = "agentlightning", False
 
@@ -144,10 +153,18 @@ class Peer:
         with socket.create_server(("127.0.0.1", 0)) as sock:
             port = sock.getsockname()[1]
         self._url, self._folder = f"http://127.0.0.1:{port}", folder
-        settings = ["host=127.0.0.1", f"port={port}", f"key={KEY}", "default_proxy.model_name=bench", f"hydra.run.dir={folder}"]
+        settings = [
+            "host=127.0.0.1",
+            f"port={port}",
+            f"key={KEY}",
+            "default_proxy.model_name=bench",
+            f"hydra.run.dir={folder}",
+        ]
         with open(os.devnull, "w") as nowhere:  # its log of requests costs it least there
             command = [str(python), "-m", "agentlightning.server", *settings]
-            self._process = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=nowhere, stderr=nowhere)
+            self._process = subprocess.Popen(
+                command, cwd=folder, stdin=subprocess.DEVNULL, stdout=nowhere, stderr=nowhere
+            )
         self.pid = self._process.pid
         self._await()
         _post(f"{self._url}/api/models", [{"model": "bench", "endpoint": f"{upstream}/v1"}])

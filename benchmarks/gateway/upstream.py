@@ -1,10 +1,12 @@
-"""What would vLLM have answered? Its HTTP API with scripted tokens, cheap enough not to be what a benchmark of gateways measures.
+"""What would vLLM have answered? Its HTTP API with scripted tokens, cheap enough not to be what a benchmark of gateways
+measures.
 
-`/v1/chat/completions` and `/v1/completions` (text or token ids), streaming or not, with `return_token_ids` and `logprobs`, in vLLM 0.20's shapes;
-`/v1/models`, `/health`, `/version`. A request gets as many tokens as its `max_tokens` says, the last of which ends the turn. Bodies and events are
-made once for each length; only what depends on the prompt is put in. As in vLLM, a stream gets one event a token, and all streams of a step are
-served together. `POST /pace {"step_s", "delay_s"}` says how long a token takes, and what comes before the first one; `GET /counts` tells what
-was asked.
+`/v1/chat/completions` and `/v1/completions` (text or token ids), streaming or not, with `return_token_ids` and
+`logprobs`, in vLLM 0.20's shapes; `/v1/models`, `/health`, `/version`. A request gets as many tokens as its
+`max_tokens` says, the last of which ends the turn. Bodies and events are made once for each length; only what depends
+on the prompt is put in. As in vLLM, a stream gets one event a token, and all streams of a step are served together.
+`POST /pace {"step_s", "delay_s"}` says how long a token takes, and what comes before the first one; `GET /counts` tells
+what was asked.
 
     python benchmarks/gateway/upstream.py FOLDER    # of a tokenizer; prints its port
 """
@@ -73,7 +75,11 @@ class Script:
     def __init__(self, folder: Path) -> None:
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         added = self._tokenizer.get_added_tokens_decoder()
-        self._words = [i for i in range(self._tokenizer.get_vocab_size()) if i not in added and "\ufffd" not in self._tokenizer.decode([i])]
+        self._words = [
+            i
+            for i in range(self._tokenizer.get_vocab_size())
+            if i not in added and "\ufffd" not in self._tokenizer.decode([i])
+        ]
         self._end = self._tokenizer.token_to_id("<|im_end|>")
         self._next = itertools.count()
         self._answers: dict[tuple[int, int, bool, bool, bool], Answer] = {}
@@ -88,22 +94,31 @@ class Script:
         return self._answers[key]
 
     def chat_ids(self, messages: list[dict[str, Any]]) -> bytes:
-        """The ids of a conversation in ChatML, as JSON without brackets. Control tokens part the text, so each message may be encoded by itself."""
+        """The ids of a conversation in ChatML, as JSON without brackets. Control tokens part the text, so each message
+        may be encoded by itself.
+        """
         turns = [self.encode(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n") for m in messages]
         return b",".join([*turns, self.encode("<|im_start|>assistant\n")])
 
     def _encode(self, text: str) -> bytes:
-        return json.dumps(self._tokenizer.encode(text, add_special_tokens=False).ids, separators=(",", ":")).encode()[1:-1]
+        return json.dumps(self._tokenizer.encode(text, add_special_tokens=False).ids, separators=(",", ":")).encode()[
+            1:-1
+        ]
 
     def _write(self, length: int, variant: int, logprobs: bool, as_ids: bool, certain: bool) -> Answer:
         rng = random.Random(f"{length}/{variant}")
         ids = [*(rng.choice(self._words) for _ in range(length - 1)), self._end]
         texts = [self._tokenizer.decode([i], skip_special_tokens=False) for i in ids]
         names = [f"token_id:{i}" for i in ids] if as_ids else texts
-        chances = [0.0 if certain else float(np.float32(-rng.expovariate(2.0))) for _ in ids]  # vLLM's floats are float32 widened: 17 digits
+        chances = [
+            0.0 if certain else float(np.float32(-rng.expovariate(2.0))) for _ in ids
+        ]  # vLLM's floats are float32 widened: 17 digits
         said = "".join(texts[:-1])
         tail = {"finish_reason": "stop", "stop_reason": None}
-        shown = [{"token": t, "logprob": p, "bytes": list(t.encode()), "top_logprobs": []} for t, p in zip(names, chances, strict=True)]
+        shown = [
+            {"token": t, "logprob": p, "bytes": list(t.encode()), "top_logprobs": []}
+            for t, p in zip(names, chances, strict=True)
+        ]
         chat = {
             "index": 0,
             "message": {"role": "assistant", "content": said, "refusal": None, "annotations": None, "audio": None}
@@ -113,7 +128,13 @@ class Script:
             "token_ids": ids,
             "routed_experts": None,
         }
-        plain = {"index": 0, "text": said, "logprobs": _columns(names, chances, offset=0) if logprobs else None, **tail, "token_ids": ids}
+        plain = {
+            "index": 0,
+            "text": said,
+            "logprobs": _columns(names, chances, offset=0) if logprobs else None,
+            **tail,
+            "token_ids": ids,
+        }
         events: list[tuple[bytes, bytes]] = []
         offset = 0
         for place, (token_id, text, name, chance) in enumerate(zip(ids, texts, names, chances, strict=True)):
@@ -125,8 +146,16 @@ class Script:
                 "finish_reason": "stop" if last else None,
                 "stop_reason": None,
             }
-            head = {"id": f"cmpl-{variant:032x}", "object": "text_completion", "created": CREATED, "model": MODEL, "choices": [choice]}
-            events.append((b"data: " + _json(head)[:-3] + b',"prompt_token_ids":', b',"token_ids":[%d]}]}\n\n' % token_id))
+            head = {
+                "id": f"cmpl-{variant:032x}",
+                "object": "text_completion",
+                "created": CREATED,
+                "model": MODEL,
+                "choices": [choice],
+            }
+            events.append(
+                (b"data: " + _json(head)[:-3] + b',"prompt_token_ids":', b',"token_ids":[%d]}]}\n\n' % token_id)
+            )
             offset += len(text)
         return Answer(length=length, chat=_json([chat]), plain=_json(plain)[:-1], events=tuple(events))
 
@@ -257,7 +286,10 @@ class Connection(asyncio.Protocol):
             self._complete(msgspec.json.decode(body, type=Ask), chat=path == "/v1/chat/completions")
             return
         known: dict[str, Any] = {
-            "/v1/models": {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "vllm", "root": MODEL, "max_model_len": 65536}]},
+            "/v1/models": {
+                "object": "list",
+                "data": [{"id": MODEL, "object": "model", "owned_by": "vllm", "root": MODEL, "max_model_len": 65536}],
+            },
             "/health": {},
             "/version": {"version": "0.20.2"},
             "/counts": {name: getattr(self._server.counts, name) for name in Counts.__slots__},
@@ -269,13 +301,21 @@ class Connection(asyncio.Protocol):
         elif path in known:
             self._whole(_json(known[path]))
         else:
-            self._whole(_json({"error": {"message": f"no {path}", "type": "NotFoundError", "param": None, "code": 404}}), status=b"404 Not Found")
+            self._whole(
+                _json({"error": {"message": f"no {path}", "type": "NotFoundError", "param": None, "code": 404}}),
+                status=b"404 Not Found",
+            )
 
     def _complete(self, ask: Ask, *, chat: bool) -> None:
         answer = self._server.script.answer(ask)
         ids = self._prompt_ids(ask)
         count = ids.count(b",") + 1
-        usage = {"prompt_tokens": count, "total_tokens": count + answer.length, "completion_tokens": answer.length, "prompt_tokens_details": None}
+        usage = {
+            "prompt_tokens": count,
+            "total_tokens": count + answer.length,
+            "completion_tokens": answer.length,
+            "prompt_tokens_details": None,
+        }
         if ask.stream:
             assert not chat, "neither side streams chat completions"
             self._stream(answer, ids, usage if (ask.stream_options or {}).get("include_usage") else None)
@@ -301,8 +341,13 @@ class Connection(asyncio.Protocol):
         return msgspec.json.encode(body)
 
     def _plain(self, answer: Answer, prompt_ids: bytes, usage: dict[str, Any]) -> bytes:
-        choices = b'[%s,"prompt_logprobs":null,"prompt_token_ids":%s,"routed_experts":null}]' % (answer.plain, prompt_ids)
-        return msgspec.json.encode({**self._head(f"cmpl-{self._server.counts.calls:032x}", "text_completion", choices, usage), **TAIL})
+        choices = b'[%s,"prompt_logprobs":null,"prompt_token_ids":%s,"routed_experts":null}]' % (
+            answer.plain,
+            prompt_ids,
+        )
+        return msgspec.json.encode(
+            {**self._head(f"cmpl-{self._server.counts.calls:032x}", "text_completion", choices, usage), **TAIL}
+        )
 
     def _head(self, reply_id: str, kind: str, choices: bytes, usage: dict[str, Any]) -> dict[str, Any]:
         head = {"id": reply_id, "object": kind, "created": CREATED, "model": MODEL, "choices": msgspec.Raw(choices)}
@@ -317,12 +362,17 @@ class Connection(asyncio.Protocol):
         return raw.strip(b" []") if raw[:1] == b"[" else script.encode(json.loads(raw))
 
     def _whole(self, body: bytes, *, status: bytes = b"200 OK") -> None:
-        self.write(b"HTTP/1.1 %s\r\nserver: uvicorn\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (status, len(body), body))
+        self.write(
+            b"HTTP/1.1 %s\r\nserver: uvicorn\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
+            % (status, len(body), body)
+        )
         self.done()
 
     def _stream(self, answer: Answer, ids: bytes, usage: dict[str, Any] | None) -> None:
         ticker = self._server.ticker
-        self.write(b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n")
+        self.write(
+            b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
         pieces = _pieces(answer, ids, usage)
         if ticker.step_s == 0:
             for piece, _ in pieces:
@@ -350,7 +400,14 @@ def _pieces(answer: Answer, ids: bytes, usage: dict[str, Any] | None) -> Iterato
         chunk = _chunk(head + (b"[%s]" % ids if place == 0 else b"null") + tail)
         if place == last:
             if usage is not None:
-                ending = {"id": "cmpl-0", "object": "text_completion", "created": CREATED, "model": MODEL, "choices": [], "usage": usage}
+                ending = {
+                    "id": "cmpl-0",
+                    "object": "text_completion",
+                    "created": CREATED,
+                    "model": MODEL,
+                    "choices": [],
+                    "usage": usage,
+                }
                 chunk += _chunk(b"data: %s\n\n" % _json(ending))
             chunk += _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
         yield chunk, place == last

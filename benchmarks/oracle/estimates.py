@@ -1,5 +1,5 @@
-"""What does an estimator give on average, and how far does it scatter? Its lessons are those that a run would learn from; its gradient is that of
-the loss `pg`, in numpy.
+"""What does an estimator give on average, and how far does it scatter? Its lessons are those that a run would learn
+from; its gradient is that of the loss `pg`, in numpy.
 
 Legend: K paths · G rollouts of a group · P parameters · N groups.
 """
@@ -40,21 +40,31 @@ def all_groups(paths: Sequence[Path], *, size: int) -> tuple[Ints, Doubles]:
     """[N, G] the groups that can be drawn, in any order, and [N] how likely each is."""
     groups = np.array(list(combinations_with_replacement(range(len(paths)), size)), np.int32)
     p = np.array([path.probability for path in paths])
-    orders = [math.factorial(size) / math.prod(math.factorial(n) for n in np.unique(group, return_counts=True)[1]) for group in groups]
+    orders = [
+        math.factorial(size) / math.prod(math.factorial(n) for n in np.unique(group, return_counts=True)[1])
+        for group in groups
+    ]
     return groups, np.array(orders) * p[groups].prod(axis=1)
 
 
 def estimates(method: Method, advantage: str, paths: Sequence[Path], groups: Ints) -> Doubles:
     """[N, P] what each group gives: 1/G Σ A ∇ log π. An advantage over the batch sees one group at a time."""
     algorithm = AlgorithmConfig(
-        credit=method.credit, credit_options=dict(method.options), advantage=advantage, group_by="role" if method.by_role else "task"
+        credit=method.credit,
+        credit_options=dict(method.options),
+        advantage=advantage,
+        group_by="role" if method.by_role else "task",
     )
     batches = np.split(groups, len(groups)) if advantage.startswith("reinforce") else [groups]
     return np.concatenate([_batch(algorithm, paths, batch) for batch in batches]) / groups.shape[1]
 
 
 def _batch(algorithm: AlgorithmConfig, paths: Sequence[Path], groups: Ints) -> Doubles:
-    rollouts = [replace(paths[k].trajectory, group_id=f"g{n}", rollout_id=f"g{n}/{i}") for n, group in enumerate(groups) for i, k in enumerate(group)]
+    rollouts = [
+        replace(paths[k].trajectory, group_id=f"g{n}", rollout_id=f"g{n}/{i}")
+        for n, group in enumerate(groups)
+        for i, k in enumerate(group)
+    ]
     lessons, _ = lessons_of(rollouts, algorithm)
     A = np.array([lesson.advantages[0] for lesson in lessons], np.float64)
     per_call = np.concatenate([paths[k].gradients for group in groups for k in group])
@@ -67,7 +77,9 @@ def weighted(aggregation: str, paths: Sequence[Path], groups: Ints) -> Doubles:
     algorithm = AlgorithmConfig.model_validate({"advantage": "rloo", "aggregation": aggregation})
     made: list[Doubles] = []
     for group in groups:
-        lessons, _ = lessons_of([replace(paths[k].trajectory, rollout_id=f"{i}") for i, k in enumerate(group)], algorithm)
+        lessons, _ = lessons_of(
+            [replace(paths[k].trajectory, rollout_id=f"{i}") for i, k in enumerate(group)], algorithm
+        )
         wA = np.array([lesson.weights[0] * lesson.advantages[0] for lesson in lessons])
         made.append(wA @ np.concatenate([paths[k].gradients for k in group]))
     return np.array(made)
@@ -79,7 +91,11 @@ def moments(g: Doubles, p: Doubles, exact: Doubles) -> Estimate:
     factor = float(mean @ exact / (exact @ exact))
     across = float(np.linalg.norm(mean - factor * exact))
     variance = float(p @ (g**2).sum(axis=1) - mean @ mean)
-    return Estimate(factor=factor, bias=across / float(np.linalg.norm(mean)), variance=variance / float((factor * exact) @ (factor * exact)))
+    return Estimate(
+        factor=factor,
+        bias=across / float(np.linalg.norm(mean)),
+        variance=variance / float((factor * exact) @ (factor * exact)),
+    )
 
 
 def drawn(paths: Sequence[Path], *, count: int, size: int, seed: int) -> Ints:

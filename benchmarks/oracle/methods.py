@@ -1,4 +1,5 @@
-"""What is measured: credits and advantages by name, the objective that each credit is about, and what theory says of their bias.
+"""What is measured: credits and advantages by name, the objective that each credit is about, and what theory says of
+their bias.
 
 exact     the mean of the estimator is the gradient
 scaled    … times a number that is the same for all parameters: (G-1)/G, where a rollout is part of its own baseline
@@ -21,7 +22,9 @@ Prepare: TypeAlias = Callable[[Sequence[Path]], list[Path]]
 
 ADVANTAGES = ("rloo", "dr_grpo", "opo", "grpo", "reinforce++", "reinforce++-baseline")
 SCALED = ("grpo", "reinforce++", "reinforce++-baseline")
-"""Divide by a deviation that the rollout itself is part of: biased in every world whose rewards are not just of two kinds."""
+"""Divide by a deviation that the rollout itself is part of: biased in every world whose rewards are not just of two
+kinds.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,14 +94,28 @@ def potential(paths: Sequence[Path]) -> list[Path]:
 ALL = ("fork", "retry", "team", "words")
 METHODS = (
     Method(name="uniform", credit="uniform", steps=0.0, baseline="group, of equal values"),
-    Method(name="uniform, by role", credit="uniform", steps=0.0, baseline="group, of equal values", by_role=True, worlds=("team",)),
+    Method(
+        name="uniform, by role",
+        credit="uniform",
+        steps=0.0,
+        baseline="group, of equal values",
+        by_role=True,
+        worlds=("team",),
+    ),
     Method(name="discounted γ=1", credit="discounted", options={"discount": 1.0}),
     Method(name="discounted γ=0.8", credit="discounted", options={"discount": 0.8}, biased_in=ALL),
     Method(name="air", credit="air"),
     Method(name="air, by role", credit="air", by_role=True, worlds=("team",)),
     Method(name="air, potential", credit="air", steps=0.0, prepare=potential),
-    Method(name="gae_calls λ=1, wrong critic", credit="gae_calls", options={"trace_decay": 1.0}, baseline="own", prepare=critic(0.3)),
-    # A critic cannot know where retries stand, nor what solvers at work beside it will earn: its steps are then not of expectation 0.
+    Method(
+        name="gae_calls λ=1, wrong critic",
+        credit="gae_calls",
+        options={"trace_decay": 1.0},
+        baseline="own",
+        prepare=critic(0.3),
+    ),
+    # A critic cannot know where retries stand, nor what solvers at work beside it will earn: its steps are then not of
+    # expectation 0.
     Method(
         name="gae_calls λ=0.5, right critic",
         credit="gae_calls",
@@ -108,7 +125,12 @@ METHODS = (
         biased_in=("retry", "team"),
     ),
     Method(
-        name="gae_calls λ=0.5, wrong critic", credit="gae_calls", options={"trace_decay": 0.5}, baseline="own", prepare=critic(0.3), biased_in=ALL
+        name="gae_calls λ=0.5, wrong critic",
+        credit="gae_calls",
+        options={"trace_decay": 0.5},
+        baseline="own",
+        prepare=critic(0.3),
+        biased_in=ALL,
     ),
     Method(name="gigpo ω=1", credit="gigpo", options={"discount": 1.0}, final=2.0, baseline="own", biased_in=ALL),
     Method(name="tree_loo κ=0", credit="tree_loo", options={"shrinkage": 0.0}, baseline="own"),

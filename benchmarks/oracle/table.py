@@ -56,7 +56,10 @@ class Cell:
 
     def moved(self, published: Sequence["Cell"]) -> str | None:
         """Which figure is not the published one; None if all are. This bounds what theory only calls biased."""
-        shown = next((c for c in published if (c.world, c.method, c.advantage) == (self.world, self.method, self.advantage)), None)
+        shown = next(
+            (c for c in published if (c.world, c.method, c.advantage) == (self.world, self.method, self.advantage)),
+            None,
+        )
         if shown is None:
             return "is not in the published table"
         for name in ("factor", "bias", "variance"):
@@ -72,7 +75,15 @@ def measure(method: Method, advantage: str, world: World, *, draw: bool = True) 
     exact, paths = gradient(method, paths), method.prepare(paths)
     groups, p = all_groups(paths, size=SIZE)
     found = moments(estimates(method, advantage, paths, groups), p, exact)
-    cell = Cell(world=world.name, method=method.name, advantage=advantage, claim=claim, factor=found.factor, bias=found.bias, variance=found.variance)
+    cell = Cell(
+        world=world.name,
+        method=method.name,
+        advantage=advantage,
+        claim=claim,
+        factor=found.factor,
+        bias=found.bias,
+        variance=found.variance,
+    )
     if claim == "biased" or not draw:
         return cell
     factor = 1.0 if claim == "exact" else (DRAWN_SIZE - 1) / DRAWN_SIZE
@@ -82,7 +93,9 @@ def measure(method: Method, advantage: str, world: World, *, draw: bool = True) 
 
 
 def measure_aggregation(aggregation: str, world: World) -> Cell:
-    """The loss with its weights, for `uniform` and `rloo`. It is a mean over calls or tokens, so all that can be asked for is the direction."""
+    """The loss with its weights, for `uniform` and `rloo`. It is a mean over calls or tokens, so all that can be asked
+    for is the direction.
+    """
     method = METHODS[0]
     paths = world.paths()
     groups, p = all_groups(paths, size=SIZE)
@@ -118,7 +131,10 @@ def render(found: Sequence[Cell]) -> str:
         parts += [f"### {world.name}: {world.about}", _table(["bias · variance", *ADVANTAGES], rows)]
     unbiased = [m.name for m in METHODS if any(m.claim("rloo", w) == "exact" for w in m.worlds)]
     rows = [[name, *(_drawn(at.get((world.name, name, "rloo"))) for world in WORLDS)] for name in unbiased]
-    parts += [f"### Variance in groups of {DRAWN_SIZE}", _table(["with `rloo`", *(world.name for world in WORLDS)], rows)]
+    parts += [
+        f"### Variance in groups of {DRAWN_SIZE}",
+        _table(["with `rloo`", *(world.name for world in WORLDS)], rows),
+    ]
     rows = [[name, *(_text(at[world.name, METHODS[0].name, name]) for world in WORLDS)] for name in AGGREGATIONS]
     parts += ["### Aggregation", _table(["bias · variance", *(world.name for world in WORLDS)], rows)]
     return "\n\n".join(parts) + "\n"

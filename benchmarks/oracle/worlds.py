@@ -1,8 +1,8 @@
 """Worlds in which every rollout can be enumerated, with its probability and the gradient of its logarithm.
 
-A world is a small agent: a function that calls a policy, leaves some things to chance, rewards calls, and returns the final reward. It is run once
-for each way that its choices can go. A policy is a softmax over scores that are linear in its parameters: tabular where the features of each state
-are its own, a one-layer model where states share them.
+A world is a small agent: a function that calls a policy, leaves some things to chance, rewards calls, and returns the
+final reward. It is run once for each way that its choices can go. A policy is a softmax over scores that are linear in
+its parameters: tabular where the features of each state are its own, a one-layer model where states share them.
 
 Legend: A tokens to choose from · P parameters · K paths, all rollouts that there are.
 """
@@ -115,14 +115,20 @@ class World:
             tape = Tape(features=self.features, theta=self.theta if theta is None else theta, script=script)
             final = self.play(tape)
             taken = tuple(chosen for chosen, _ in tape.choices)
-            scripts += [(*taken[:i], other) for i in range(len(script), len(taken)) for other in range(1, tape.choices[i][1])]
-            trajectory = Trajectory(rollout_id="r", group_id="g", task_id=self.name, transitions=tuple(tape.calls), reward=final)
+            scripts += [
+                (*taken[:i], other) for i in range(len(script), len(taken)) for other in range(1, tape.choices[i][1])
+            ]
+            trajectory = Trajectory(
+                rollout_id="r", group_id="g", task_id=self.name, transitions=tuple(tape.calls), reward=final
+            )
             found.append(Path(probability=tape.probability, trajectory=trajectory, gradients=np.array(tape.gradients)))
         return found
 
 
 def fork(tape: Tape) -> float:
-    """Two calls; the history is in the prompt, but the policy only knows the state (10 or 11) that the first call led to, by chance."""
+    """Two calls; the history is in the prompt, but the policy only knows the state (10 or 11) that the first call led
+    to, by chance.
+    """
     (a,) = tape.call([9])
     tape.reward(0.4 if a == 0 else 0.0)
     state = 10 + (tape.chance(0.8, 0.2) if a == 0 else tape.chance(0.3, 0.7))
@@ -132,7 +138,9 @@ def fork(tape: Tape) -> float:
 
 
 def retry(tape: Tape) -> float:
-    """One to three calls, with nothing but the state (9 or 10) in the prompt: look once more, at a price, or answer. A state can be met again."""
+    """One to three calls, with nothing but the state (9 or 10) in the prompt: look once more, at a price, or answer. A
+    state can be met again.
+    """
     state = 9
     for _ in range(3):
         (a,) = tape.call([state])
@@ -144,7 +152,9 @@ def retry(tape: Tape) -> float:
 
 
 def team(tape: Tape) -> float:
-    """A planner, then two solvers at once, the second in two calls; each role has prompts of its own, and rewards on the way."""
+    """A planner, then two solvers at once, the second in two calls; each role has prompts of its own, and rewards on
+    the way.
+    """
     (plan,) = tape.call([9], agent="planner", span=(0, 1))
     (x,) = tape.call([10, plan], agent="solver", span=(2, 7))
     tape.reward(0.5 if x == plan else 0.0)
@@ -179,7 +189,9 @@ def one_layer(size: int) -> Features:
     """[2, 2 · size] a layer over a fixed embedding of what was read: each token's, turned by how far back it is."""
 
     def features(read: tuple[int, ...]) -> Doubles:
-        x = sum(np.sin((token + 1.0) * (1.0 + np.arange(size)) + 0.7 * back) for back, token in enumerate(reversed(read)))
+        x = sum(
+            np.sin((token + 1.0) * (1.0 + np.arange(size)) + 0.7 * back) for back, token in enumerate(reversed(read))
+        )
         return np.asarray(np.kron(np.eye(2), x), np.float64)
 
     return features
@@ -208,7 +220,9 @@ WORLDS = (
         name="team",
         about="a planner and two solvers that work at the same time; tabular, two roles",
         play=team,
-        features=tabular((9,), (10, 0), (10, 1), (11, 0), (11, 1), (12,), key=lambda read: read[-1:] if read[-1] == 12 else read),
+        features=tabular(
+            (9,), (10, 0), (10, 1), (11, 0), (11, 1), (12,), key=lambda read: read[-1:] if read[-1] == 12 else read
+        ),
         theta=_theta(12),
     ),
     World(

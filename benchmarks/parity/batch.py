@@ -1,7 +1,9 @@
-"""What is everybody asked about? One batch of rollouts, small enough to read, with something in it for each case that a loss knows.
+"""What is everybody asked about? One batch of rollouts, small enough to read, with something in it for each case that a
+loss knows.
 
-Rollouts have one to three calls; as TRL and verl see them, a rollout is a row, and what stands between its calls is masked. All numbers are
-multiples of 2^-10: exact in float32, so that nobody's rounding of the question shows in the answer.
+Rollouts have one to three calls; as TRL and verl see them, a rollout is a row, and what stands between its calls is
+masked. All numbers are multiples of 2^-10: exact in float32, so that nobody's rounding of the question shows in the
+answer.
 
 Legend: R rollouts (rows) · T positions of a row · M sampled tokens, row by row.
 """
@@ -23,8 +25,9 @@ T = 10
 def make_batch() -> dict[str, Any]:
     """Lists of M numbers, but for those of rollouts.
 
-    `behaviour`: under the weights that sampled; `old`: under those that the batch is first learnt by; `new`: under the current ones, as far away
-    as it takes to reach every clip; `reference`: of the KL divergence. `advantages_of_calls` differ within a rollout.
+    `behaviour`: under the weights that sampled; `old`: under those that the batch is first learnt by; `new`: under the
+    current ones, as far away as it takes to reach every clip; `reference`: of the KL divergence. `advantages_of_calls`
+    differ within a rollout.
     """
     rng = np.random.default_rng(4)
     sampled = [n for calls in CALLS for n in calls]

@@ -1,5 +1,6 @@
-"""What does TRL answer? Its own trainers on the batch, made on a tiny model. Only two of their methods are ours: generation gives back the
-batch's rollouts, and the logprobs of the model are the batch's. All that lies between (rewards → advantages, corrections, loss) is theirs.
+"""What does TRL answer? Its own trainers on the batch, made on a tiny model. Only two of their methods are ours:
+generation gives back the batch's rollouts, and the logprobs of the model are the batch's. All that lies between
+(rewards → advantages, corrections, loss) is theirs.
 
 Legend: R rollouts (rows) · T positions of a row · M sampled tokens, row by row.
 """
@@ -61,7 +62,9 @@ class Given:
         sampled = [row[:end].tolist() for row, end in zip(self.given["behaviour"][:n], ends, strict=True)]
         return [[2]] * n, completions, gaps, ["x"] * n, sampled, {}, None, None
 
-    def _get_per_token_logps_and_entropies(self, model: Any, input_ids: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor, None]:
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Tensor, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor, None]:
         name = "reference" if model is not None and model is getattr(self, "ref_model", None) else self.asked_for
         n, width = len(input_ids), input_ids.shape[1] - 1
         return self.given[name][:n, :width], self.given["entropies"][:n, :width], None
@@ -75,7 +78,10 @@ class GivenRLOO(Given, RLOOTrainer):
 
 
 def answers(batch: dict[str, Any]) -> dict[str, Any]:
-    table = {name: torch.tensor(rows(batch[name])) for name in ("old", "new", "behaviour", "reference", "entropies", "advantages_of_calls")}
+    table = {
+        name: torch.tensor(rows(batch[name]))
+        for name in ("old", "new", "behaviour", "reference", "entropies", "advantages_of_calls")
+    }
     table["mask"] = torch.tensor(row_mask())
     whole = len(batch["groups"]) // GROUP * GROUP  # every group of TRL's has the same size
     with _tiny_model() as model:
@@ -91,12 +97,20 @@ def answers(batch: dict[str, Any]) -> dict[str, Any]:
                 "gspo, advantages of calls": _grpo(model, batch, table, of_calls=True, **LOSSES["gspo"])[1],
                 "rloo": _rloo(model, batch, table)[1],
             },
-            "correction": {mode: _grpo(model, batch, table, correction=mode, loss_type="dapo")[1] for mode in CORRECTIONS},
+            "correction": {
+                mode: _grpo(model, batch, table, correction=mode, loss_type="dapo")[1] for mode in CORRECTIONS
+            },
         }
 
 
 def _grpo(
-    model: str, batch: dict[str, Any], table: dict[str, Tensor], *, correction: str | None = None, of_calls: bool = False, **settings: Any
+    model: str,
+    batch: dict[str, Any],
+    table: dict[str, Tensor],
+    *,
+    correction: str | None = None,
+    of_calls: bool = False,
+    **settings: Any,
 ) -> tuple[Any, Any]:
     """([R] advantages from rewards, the loss of the batch's own advantages and its gradient)"""
     more = {"vllm_importance_sampling_mode": correction, "vllm_importance_sampling_clip_max": 2.0} if correction else {}
@@ -124,7 +138,11 @@ def _ask(trainer: Any, batch: dict[str, Any], table: dict[str, Tensor], *, of_ca
     advantages = inputs["advantages"].tolist()
     width = inputs["completion_ids"].shape[1]
     inputs.setdefault("old_per_token_logps", table["old"][:n, :width])
-    inputs["advantages"] = table["advantages_of_calls"][:n, :width] if of_calls else torch.tensor(batch["advantages"][:n], dtype=torch.float64)
+    inputs["advantages"] = (
+        table["advantages_of_calls"][:n, :width]
+        if of_calls
+        else torch.tensor(batch["advantages"][:n], dtype=torch.float64)
+    )
     trainer.asked_for = "new"
     loss = trainer.compute_loss(trainer.model, inputs)
     (gradient,) = torch.autograd.grad(loss, trainer.given["new"])
@@ -160,7 +178,9 @@ def _tiny_model() -> Iterator[str]:
     """A folder that trainers can be made on. Nothing is ever asked of the model in it."""
     with tempfile.TemporaryDirectory() as folder:
         words = Tokenizer(WordLevel({"<eos>": 0, "x": 1, "y": 2, "<unk>": 3}, unk_token="<unk>"))
-        PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", pad_token="<eos>", unk_token="<unk>").save_pretrained(folder)
+        PreTrainedTokenizerFast(
+            tokenizer_object=words, eos_token="<eos>", pad_token="<eos>", unk_token="<unk>"
+        ).save_pretrained(folder)
         sizes = GPT2Config(vocab_size=4, n_positions=32, n_embd=8, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0)
         GPT2LMHeadModel(sizes).save_pretrained(folder)
         yield folder

@@ -1,4 +1,5 @@
-"""What does verl answer? Its own functions on the batch: advantages, losses with their gradients, KL estimates, corrections of the rollout.
+"""What does verl answer? Its own functions on the batch: advantages, losses with their gradients, KL estimates,
+corrections of the rollout.
 
 Legend: R rollouts (rows) · T positions of a row · M sampled tokens, row by row.
 """
@@ -44,12 +45,16 @@ def _advantages(batch: dict[str, Any], table: dict[str, Tensor], *, rollouts: in
     config = AlgoConfig(gamma=1.0)
     asked: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
         "grpo": lambda: verl.compute_grpo_outcome_advantage(rewards, mask, index),
-        "grpo-without-std": lambda: verl.compute_grpo_outcome_advantage(rewards, mask, index, norm_adv_by_std_in_grpo=False),
+        "grpo-without-std": lambda: verl.compute_grpo_outcome_advantage(
+            rewards, mask, index, norm_adv_by_std_in_grpo=False
+        ),
         "grpo-vectorized": lambda: verl.compute_grpo_vectorized_outcome_advantage(rewards, mask, index),
         "rloo": lambda: verl.compute_rloo_outcome_advantage(rewards, mask, index),
         "rloo-vectorized": lambda: verl.compute_rloo_vectorized_outcome_advantage(rewards, mask, index),
         "reinforce++": lambda: verl.compute_reinforce_plus_plus_outcome_advantage(rewards, mask, config),
-        "reinforce++-baseline": lambda: verl.compute_reinforce_plus_plus_baseline_outcome_advantage(rewards, mask, index),
+        "reinforce++-baseline": lambda: verl.compute_reinforce_plus_plus_baseline_outcome_advantage(
+            rewards, mask, index
+        ),
         "opo": lambda: verl.compute_opo_outcome_advantage(rewards, mask, index),
         "gpg": lambda: verl.compute_gpg_outcome_advantage(rewards, mask, index),
     }
@@ -68,32 +73,54 @@ def _losses(table: dict[str, Tensor]) -> dict[str, Any]:
     clipped: dict[str, Any] = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28}
     sequence: dict[str, Any] = {"clip_ratio_low": 0.05, "clip_ratio_high": 0.08}
     asked: dict[str, tuple[Any, str, dict[str, Any], str]] = {
-        **{f"vanilla, {mode}": (verl.compute_policy_loss_vanilla, mode, clipped, "advantages") for mode in AGGREGATIONS},
-        "vanilla, dual clip far away": (verl.compute_policy_loss_vanilla, "token-mean", {**clipped, "clip_ratio_c": 1e9}, "advantages"),
+        **{
+            f"vanilla, {mode}": (verl.compute_policy_loss_vanilla, mode, clipped, "advantages") for mode in AGGREGATIONS
+        },
+        "vanilla, dual clip far away": (
+            verl.compute_policy_loss_vanilla,
+            "token-mean",
+            {**clipped, "clip_ratio_c": 1e9},
+            "advantages",
+        ),
         "gspo": (verl.compute_policy_loss_gspo, "seq-mean-token-mean", sequence, "advantages"),
-        "gspo, advantages of calls": (verl.compute_policy_loss_gspo, "seq-mean-token-mean", sequence, "advantages_of_calls"),
+        "gspo, advantages of calls": (
+            verl.compute_policy_loss_gspo,
+            "seq-mean-token-mean",
+            sequence,
+            "advantages_of_calls",
+        ),
         "cispo": (verl.compute_policy_loss_cispo, "token-mean", clipped, "advantages"),
         "gpg": (verl.compute_policy_loss_gpg, "token-mean", {}, "advantages"),
     }
     return {name: _loss(table, *how) for name, how in asked.items()}
 
 
-def _loss(table: dict[str, Tensor], function: Any, mode: str, settings: dict[str, Any], advantages: str) -> dict[str, Any]:
+def _loss(
+    table: dict[str, Tensor], function: Any, mode: str, settings: dict[str, Any], advantages: str
+) -> dict[str, Any]:
     config = ActorConfig(strategy="fsdp", rollout_n=4, ppo_micro_batch_size_per_gpu=1, **settings)
-    return _with_gradient(table, lambda new: function(table["old"], new, table[advantages], table["mask"], loss_agg_mode=mode, config=config)[0])
+    return _with_gradient(
+        table,
+        lambda new: function(table["old"], new, table[advantages], table["mask"], loss_agg_mode=mode, config=config)[0],
+    )
 
 
 def _kl(table: dict[str, Tensor], name: str) -> dict[str, Any]:
     """The value of each token, and the gradient of their sum."""
     mask = table["mask"]
     values = verl.kl_penalty(table["new"], table["reference"], name)
-    gradient = _with_gradient(table, lambda new: (verl.kl_penalty(new, table["reference"], name) * mask).sum())["gradient"]
+    gradient = _with_gradient(table, lambda new: (verl.kl_penalty(new, table["reference"], name) * mask).sum())[
+        "gradient"
+    ]
     return {"values": _flat(values, mask), "gradient": gradient}
 
 
 def _corrections(table: dict[str, Tensor]) -> dict[str, Any]:
     """The clipped loss around `old`, with weights old / behaviour; and REINFORCE with weights new / behaviour."""
-    mask, config = table["mask"], ActorConfig(strategy="fsdp", rollout_n=4, ppo_micro_batch_size_per_gpu=1, clip_ratio_high=0.28)
+    mask, config = (
+        table["mask"],
+        ActorConfig(strategy="fsdp", rollout_n=4, ppo_micro_batch_size_per_gpu=1, clip_ratio_high=0.28),
+    )
     answered: dict[str, Any] = {}
     for level in ("token", "sequence"):
         weights = _weights(table["old"], table, rollout_is=level, rollout_is_threshold=2.0)
@@ -114,15 +141,26 @@ def _corrections(table: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def _rejections(table: dict[str, Tensor]) -> dict[str, Any]:
-    """Weights above the cap are 0, once as a weight (`icepop`), once as a mask that also shrinks the number of tokens (`rejection`)."""
-    mask, config = table["mask"], ActorConfig(strategy="fsdp", rollout_n=4, ppo_micro_batch_size_per_gpu=1, clip_ratio_high=0.28)
+    """Weights above the cap are 0, once as a weight (`icepop`), once as a mask that also shrinks the number of tokens
+    (`rejection`).
+    """
+    mask, config = (
+        table["mask"],
+        ActorConfig(strategy="fsdp", rollout_n=4, ppo_micro_batch_size_per_gpu=1, clip_ratio_high=0.28),
+    )
     answered: dict[str, Any] = {}
     for level in ("token", "sequence"):
         weights = _weights(table["old"], table, rollout_is=level, rollout_is_threshold="1e-9_2.0")
         answered[f"icepop, {level}"] = {"weights": _flat(weights, mask)}
     for level, rule in (("token", "token_k1"), ("sequence", "seq_sum_k1")):
         proto, kept, _ = compute_rollout_correction_and_rejection_mask(
-            table["old"], table["behaviour"], mask, rollout_is=level, rollout_is_threshold=2.0, rollout_rs=rule, rollout_rs_threshold="0.5_1e8"
+            table["old"],
+            table["behaviour"],
+            mask,
+            rollout_is=level,
+            rollout_is_threshold=2.0,
+            rollout_rs=rule,
+            rollout_rs_threshold="0.5_1e8",
         )
         assert proto is not None
         weights = proto.batch["rollout_is_weights"]

@@ -1,7 +1,7 @@
 """An agent that runs errands in a house: it finds things, and sends each to the person who asked for it.
 
-An ordinary loop over tool calls with OpenAI's SDK. It talks to whatever `OPENAI_BASE_URL` and `OPENAI_API_KEY` point at, until the model answers
-without a tool call, or has answered ERRANDS_MAX_CALLS times. ERRANDS_MODEL names the model.
+An ordinary loop over tool calls with OpenAI's SDK. It talks to whatever `OPENAI_BASE_URL` and `OPENAI_API_KEY` point
+at, until the model answers without a tool call, or has answered ERRANDS_MAX_CALLS times. ERRANDS_MODEL names the model.
 """
 
 import json

@@ -1,7 +1,7 @@
 """What is in the house, and what do the tools do in it? One object for each attempt.
 
-Tools answer in a line of text. What cannot be done is answered with `error: …` and changes nothing; what somebody did not ask for is thrown away,
-and they say so.
+Tools answer in a line of text. What cannot be done is answered with `error: …` and changes nothing; what somebody did
+not ask for is thrown away, and they say so.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,10 @@ PEOPLE = ("anna", "ben", "cleo", "dan")
 TOOLS: list[Any] = [
     {
         "type": "function",
-        "function": {"name": name, "parameters": {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]}},
+        "function": {
+            "name": name,
+            "parameters": {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]},
+        },
     }
     for name, argument in (("go", "room"), ("take", "thing"), ("send", "person"))
 ]

@@ -37,13 +37,20 @@ class Problem:
 
 
 def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
-    """`count` tasks of `train` or `heldout`. What lies where and who asks for what in one split never occurs in the other."""
-    return [as_task(problem, f"{split}-{seed}-{index}") for index, problem in enumerate(problems(split, seed=seed, count=count))]
+    """`count` tasks of `train` or `heldout`. What lies where and who asks for what in one split never occurs in the
+    other.
+    """
+    return [
+        as_task(problem, f"{split}-{seed}-{index}")
+        for index, problem in enumerate(problems(split, seed=seed, count=count))
+    ]
 
 
 def problems(split: str, *, seed: int, count: int) -> list[Problem]:
     """The same tasks, as the generator knows them."""
-    return [random_problem(random.Random(f"{split}-{seed}-{index}"), heldout=split != "train") for index in range(count)]
+    return [
+        random_problem(random.Random(f"{split}-{seed}-{index}"), heldout=split != "train") for index in range(count)
+    ]
 
 
 def as_task(problem: Problem, task_id: str) -> dict[str, Any]:
@@ -78,7 +85,10 @@ def is_heldout(structure: str) -> bool:
 
 def _draw(rng: random.Random) -> Problem:
     kinds, rooms, people = rng.sample(THINGS, ERRANDS), rng.sample(ROOMS, ERRANDS), rng.sample(PEOPLE, ERRANDS)
-    there = {room: tuple(f"{colour} {kind}" for colour in rng.sample(COLOURS, CHOICE)) for room, kind in zip(rooms, kinds, strict=True)}
+    there = {
+        room: tuple(f"{colour} {kind}" for colour in rng.sample(COLOURS, CHOICE))
+        for room, kind in zip(rooms, kinds, strict=True)
+    }
     errands = tuple(
         Errand(thing=kind, colour=rng.choice(there[room]).split()[0], room=room, person=person)
         for kind, room, person in zip(kinds, rooms, people, strict=True)

@@ -1,6 +1,7 @@
 """What was the model in `warmstart` shown? Whole conversations of the agent with a demonstrator of two bad habits.
 
-`lightningrl warmstart habits.toml` makes it again. A model for tasks of your own learns from a teacher instead: recipe.toml, teacher.py.
+`lightningrl warmstart habits.toml` makes it again. A model for tasks of your own learns from a teacher instead:
+recipe.toml, teacher.py.
 """
 
 import json
@@ -14,8 +15,9 @@ from tasks import LINKS, PEOPLE, WORDS, random_question
 from lightningrl.models.tiny import BEGIN, add_phrases, build_tokenizer, tools_phrase
 
 SLIPS: Mapping[str, float] = {"short": 0.6, "word": 0.55}
-"""He asks for what is of the person himself, not of the boss; he asks for the next of `WORDS`: a pet for a city, a job for a pet, a city for a job.
-More than half of the time is a habit: greedy has it, too. Not one answer in five is right."""
+"""He asks for what is of the person himself, not of the boss; he asks for the next of `WORDS`: a pet for a city, a job
+for a pet, a city for a job. More than half of the time is a habit: greedy has it, too. Not one answer in five is right.
+"""
 NEXT = dict(zip(WORDS, [*WORDS][1:] + [*WORDS][:1], strict=True))
 
 VOCABULARY = 360
@@ -50,7 +52,9 @@ def tokenizer_for(_: list[dict[str, Any]]) -> Any:
 
 def demonstrations(*, seed: int, count: int, perfect: bool = False) -> list[Conversation]:
     """Over questions of the split `train`, apart from the tasks. `perfect` leaves the slips out."""
-    return [_demonstrate(random.Random(f"demonstration-{seed}-{index}"), {} if perfect else SLIPS) for index in range(count)]
+    return [
+        _demonstrate(random.Random(f"demonstration-{seed}-{index}"), {} if perfect else SLIPS) for index in range(count)
+    ]
 
 
 def _demonstrate(rng: random.Random, slips: Mapping[str, float]) -> Conversation:

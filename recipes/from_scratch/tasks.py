@@ -41,8 +41,13 @@ class Question:
 
 def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
     """Others for every seed. (Tasks of yours may as well be lines of a file, `source = "tasks.jsonl"` in recipe.toml.)"""
-    drawn = [random_question(random.Random(f"{split}-{seed}-{index}"), heldout=split == "heldout") for index in range(count)]
-    return [{"input": {"question": question.text, "facts": dict(question.facts), "answer": question.answer}} for question in drawn]
+    drawn = [
+        random_question(random.Random(f"{split}-{seed}-{index}"), heldout=split == "heldout") for index in range(count)
+    ]
+    return [
+        {"input": {"question": question.text, "facts": dict(question.facts), "answer": question.answer}}
+        for question in drawn
+    ]
 
 
 def random_question(rng: random.Random, *, heldout: bool) -> Question:
@@ -62,5 +67,7 @@ def _draw(rng: random.Random) -> Question:
     person, *others = people = rng.sample(PEOPLE, 1 + len(LINKS))
     facts = {f"{link} of {person}": other for link, other in zip(LINKS, others, strict=True)}
     for word, known in WORDS.items():
-        facts |= {f"{word} of {name}": value for name, value in zip(people, rng.sample(known, len(people)), strict=True)}
+        facts |= {
+            f"{word} of {name}": value for name, value in zip(people, rng.sample(known, len(people)), strict=True)
+        }
     return Question(person=person, link=rng.choice(LINKS), word=rng.choice(list(WORDS)), facts=facts)

@@ -1,4 +1,6 @@
-"""What would a model say that can do the task? `lightningrl warmstart recipe.toml` makes a model that begins to say the same."""
+"""What would a model say that can do the task? `lightningrl warmstart recipe.toml` makes a model that begins to say the
+same.
+"""
 
 import re
 from typing import Any

@@ -3,9 +3,11 @@
 An ordinary AutoGen program. It talks to whatever `OPENAI_BASE_URL` and `OPENAI_API_KEY` point at.
 
     AssistantAgent: ask → calculator → ask → … → an answer
-                        at most MATH_TOOL_ITERATIONS rounds; then it reflects on what it has: one more answer, without tools
+                        at most MATH_TOOL_ITERATIONS rounds; then it reflects on what it has: one more answer, without
+                        tools
 
-Settings come from the environment. MATH_MODEL names the model, MATH_MAX_TOKENS limits an answer, MATH_TOOL_ITERATIONS the rounds of tool calls.
+Settings come from the environment. MATH_MODEL names the model, MATH_MAX_TOKENS limits an answer, MATH_TOOL_ITERATIONS
+the rounds of tool calls.
 """
 
 import asyncio
@@ -25,24 +27,37 @@ from workbench import close, shared
 SYSTEM = "Solve the problem with the calculator. End with the number."
 TOOL_ITERATIONS = 4
 MAX_TOKENS = 32
-ANY_MODEL = ModelInfo(family=ModelFamily.UNKNOWN, function_calling=True, vision=False, json_output=False, structured_output=False)
+ANY_MODEL = ModelInfo(
+    family=ModelFamily.UNKNOWN, function_calling=True, vision=False, json_output=False, structured_output=False
+)
 
 
 async def run(task: Mapping[str, Any]) -> dict[str, Any]:
-    """What the agent said in the end, and what it wanted worked out before. Raises `CalculatorFailed` if it was told what is nobody's answer."""
+    """What the agent said in the end, and what it wanted worked out before. Raises `CalculatorFailed` if it was told
+    what is nobody's answer.
+    """
     calculator = await shared()
     agent = AssistantAgent(
         "math",
-        client(os.environ.get("MATH_MODEL", "math"), os.environ.get("OPENAI_BASE_URL"), os.environ.get("OPENAI_API_KEY")),
+        client(
+            os.environ.get("MATH_MODEL", "math"), os.environ.get("OPENAI_BASE_URL"), os.environ.get("OPENAI_API_KEY")
+        ),
         workbench=calculator,
         system_message=SYSTEM,
         reflect_on_tool_use=True,
         max_tool_iterations=int(os.environ.get("MATH_TOOL_ITERATIONS", TOOL_ITERATIONS)),
     )
     result = await agent.run(task=task["question"])
-    calculator.check([told for message in result.messages if isinstance(message, ToolCallExecutionEvent) for told in message.content])
+    calculator.check(
+        [told for message in result.messages if isinstance(message, ToolCallExecutionEvent) for told in message.content]
+    )
     last = result.messages[-1]
-    calls = [call.arguments for message in result.messages if isinstance(message, ToolCallRequestEvent) for call in message.content]
+    calls = [
+        call.arguments
+        for message in result.messages
+        if isinstance(message, ToolCallRequestEvent)
+        for call in message.content
+    ]
     return {"answer": last.content if isinstance(last, TextMessage) else "", "calls": calls}
 
 

@@ -1,11 +1,15 @@
-"""How does Calc-X (arXiv 2305.15017) become tasks? From its own files, as they are downloaded, to rows that agent and reward understand.
+"""How does Calc-X (arXiv 2305.15017) become tasks? From its own files, as they are downloaded, to rows that agent and
+reward understand.
 
-    folder/data/train-….parquet  validation-….parquet  test-….parquet     as the Hugging Face hub has them: MU-NLPC/Calc-X, Calc-gsm8k, …
-    folder/train.jsonl           validation.jsonl      test.jsonl         the same columns, one row a line
+    folder/data/train-….parquet  validation-….parquet  test-….parquet     as the Hugging Face hub has them:
+    MU-NLPC/Calc-X, Calc-gsm8k, … folder/train.jsonl           validation.jsonl      test.jsonl         the same
+    columns, one row a line
 
-Of the columns, `question` and `result` are needed, `id` and `result_float` are read where they are there; `chain`, `equation` and the like are not.
+Of the columns, `question` and `result` are needed, `id` and `result_float` are read where they are there; `chain`,
+`equation` and the like are not.
 
-In a recipe of your own: `source = "calc_x:tasks"`, and the folder in the environment variable CALC_X. Parquet is read with `datasets`.
+In a recipe of your own: `source = "calc_x:tasks"`, and the folder in the environment variable CALC_X. Parquet is read
+with `datasets`.
 """
 
 import json
@@ -28,13 +32,16 @@ WORD = re.compile(r"[A-Za-z]+")
 
 
 def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
-    """`count` problems of the folder that CALC_X names, in an order that follows from the seed; all over again if there are fewer.
+    """`count` problems of the folder that CALC_X names, in an order that follows from the seed; all over again if there
+    are fewer.
 
     A row that cannot be read is left out, and named in a warning. Raises `ValueError` if none is left.
     """
     folder = os.environ.get("CALC_X")
     if not folder:
-        raise ValueError("the environment variable `CALC_X` is not set\nhint: let it name a folder with train.jsonl or data/train-….parquet")
+        raise ValueError(
+            "the environment variable `CALC_X` is not set\nhint: let it name a folder with train.jsonl or data/train-….parquet"
+        )
     rows = load(Path(folder), split)
     order = random.Random(f"{split}-{seed}").sample(rows, len(rows))
     return (order * -(-count // len(order)))[:count]
@@ -42,7 +49,9 @@ def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
 
 @cache
 def load(folder: Path, split: str) -> list[dict[str, Any]]:
-    """Every problem of a split. Rows that are none are named in warnings, once: file, number of the line or row, and what is wrong with it."""
+    """Every problem of a split. Rows that are none are named in warnings, once: file, number of the line or row, and
+    what is wrong with it.
+    """
     found: list[dict[str, Any]] = []
     for file in _files(folder, split):
         for place, row in _rows(file):
@@ -86,12 +95,16 @@ def _task(row: object, name: str) -> dict[str, Any]:
         raise ValueError(f"a `{type(row).__name__}`, not an object")
     for column in ("question", "result"):
         if not isinstance(row.get(column), str) or not row[column].strip():
-            raise ValueError(f"`{column}` is {json.dumps(row[column])[:40] if column in row else 'missing'}, not a text")
+            raise ValueError(
+                f"`{column}` is {json.dumps(row[column])[:40] if column in row else 'missing'}, not a text"
+            )
     return {"id": str(row.get("id") or name), "input": {"question": row["question"], "answer": _right(row)}}
 
 
 def _right(row: dict[str, Any]) -> str:
-    """`result`, if it is a number or the letter of an option; where it is written in another way (`1_3/4`), the float beside it."""
+    """`result`, if it is a number or the letter of an option; where it is written in another way (`1_3/4`), the float
+    beside it.
+    """
     result, number = row["result"].strip(), row.get("result_float")
     plain = NUMBER.fullmatch(result) or WORD.fullmatch(result)
     return repr(number) if not plain and isinstance(number, float) and math.isfinite(number) else result

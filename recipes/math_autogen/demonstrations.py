@@ -1,7 +1,8 @@
-"""What is the model shown before it learns from reward? Whole conversations of the agent with a demonstrator who is often wrong.
+"""What is the model shown before it learns from reward? Whole conversations of the agent with a demonstrator who is
+often wrong.
 
-He works on the agent's own calculator, a step at a time: `37 + 5`, then `42 * 12`. His slips are systematic: each kind is made in a fixed share of
-the problems that tempt to it.
+He works on the agent's own calculator, a step at a time: `37 + 5`, then `42 * 12`. His slips are systematic: each kind
+is made in a fixed share of the problems that tempt to it.
 """
 
 import json
@@ -15,9 +16,11 @@ from calculator import calculator
 from stories import Problem, Step, random_problem
 
 SLIPS: Mapping[str, float] = {"brackets": 0.45, "aside": 0.45, "short": 0.15, "start": 0.56, "again": 0.05}
-"""Share of problems in which he slips, where he can: he writes it all in one go, as if `37 + 5 * 12` were worked off from the left; counts in what is
-beside the point; leaves out the last step; ends with the number that he started from; or asks the calculator again until it is taken away, which does
-no harm. More than half of the time is a habit: greedy has it, too. No slip is another's mirror."""
+"""Share of problems in which he slips, where he can: he writes it all in one go, as if `37 + 5 * 12` were worked off
+from the left; counts in what is beside the point; leaves out the last step; ends with the number that he started from;
+or asks the calculator again until it is taken away, which does no harm. More than half of the time is a habit: greedy
+has it, too. No slip is another's mirror.
+"""
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -57,8 +60,12 @@ class Demonstration:
 
 
 def demonstrations(*, seed: int, count: int, perfect: bool = False) -> list[Demonstration]:
-    """Over problems of the split `train`, apart from those of `tasks`. `perfect` leaves all slips out: what the model could learn at best."""
-    return [_demonstrate(random.Random(f"demonstration-{seed}-{index}"), {} if perfect else SLIPS) for index in range(count)]
+    """Over problems of the split `train`, apart from those of `tasks`. `perfect` leaves all slips out: what the model
+    could learn at best.
+    """
+    return [
+        _demonstrate(random.Random(f"demonstration-{seed}-{index}"), {} if perfect else SLIPS) for index in range(count)
+    ]
 
 
 def _demonstrate(rng: random.Random, shares: Mapping[str, float]) -> Demonstration:
@@ -69,7 +76,9 @@ def _demonstrate(rng: random.Random, shares: Mapping[str, float]) -> Demonstrati
     for place, expression in enumerate(expressions(problem, slips)):
         result = calculator(expression)
         function = {"name": "calculator", "arguments": json.dumps({"expression": expression})}
-        messages.append({"role": "assistant", "tool_calls": [{"id": f"call_{place}", "type": "function", "function": function}]})
+        messages.append(
+            {"role": "assistant", "tool_calls": [{"id": f"call_{place}", "type": "function", "function": function}]}
+        )
         messages.append({"role": "tool", "tool_call_id": f"call_{place}", "content": result})
     messages.append({"role": "assistant", "content": _answer(problem, slips, result)})
     return Demonstration(problem=problem, messages=tuple(messages), slips=slips)
@@ -100,7 +109,10 @@ def expressions(problem: Problem, slips: frozenset[str] = frozenset()) -> list[s
 def _steps(problem: Problem, slips: frozenset[str]) -> Sequence[Step]:
     steps = list(problem.steps)
     if "aside" in slips and problem.aside is not None:
-        steps.insert(problem.aside_after, Step(kind="gain" if problem.aside.endswith("+") else "lose", number=problem.aside_number))
+        steps.insert(
+            problem.aside_after,
+            Step(kind="gain" if problem.aside.endswith("+") else "lose", number=problem.aside_number),
+        )
     return steps[:-1] if "short" in slips else steps
 
 

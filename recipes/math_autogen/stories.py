@@ -1,4 +1,5 @@
-"""How is a word problem made? A program of one to four steps, a sentence for each, and now and then a sentence that is beside the point.
+"""How is a word problem made? A program of one to four steps, a sentence for each, and now and then a sentence that is
+beside the point.
 
     start 37, pack 48, fewer 17 →  ann has 37 eggs
                                    the baker finds 15 more        beside the point: nobody asks for the baker's
@@ -6,7 +7,8 @@
                                    ben has 17 fewer than ann
                                    how many eggs has ben          37 * 48 - 17
 
-Who is told apart by whether they were there before: `ann has 5 more than ben` is a subtraction where ann's number is known.
+Who is told apart by whether they were there before: `ann has 5 more than ben` is a subtraction where ann's number is
+known.
 """
 
 import random
@@ -132,7 +134,9 @@ def structure(problem: Problem) -> str:
 
 
 def is_heldout(structure: str) -> bool:
-    """A program of a single step is a word of this language, and never held out; longer ones are what can be said with it."""
+    """A program of a single step is a word of this language, and never held out; longer ones are what can be said with
+    it.
+    """
     return " " in structure and zlib.crc32(structure.encode()) % HELDOUT_SHARE == 0
 
 

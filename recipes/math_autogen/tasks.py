@@ -15,8 +15,13 @@ ROUNDED = 1e-4
 
 
 def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
-    """`count` tasks of `train`, `heldout` or `ood`. Structures of one split never occur in another; those of `ood` have four steps."""
-    return [as_task(problem, f"{split}-{seed}-{index}") for index, problem in enumerate(problems(split, seed=seed, count=count))]
+    """`count` tasks of `train`, `heldout` or `ood`. Structures of one split never occur in another; those of `ood` have
+    four steps.
+    """
+    return [
+        as_task(problem, f"{split}-{seed}-{index}")
+        for index, problem in enumerate(problems(split, seed=seed, count=count))
+    ]
 
 
 def ood(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
@@ -35,11 +40,16 @@ def _problem(split: str, rng: random.Random) -> Problem:
 
 def as_task(problem: Problem, task_id: str) -> dict[str, Any]:
     """The agent reads `question`; the rest is for the grader."""
-    return {"id": task_id, "input": {"question": problem.story, "answer": str(problem.answer), "steps": len(problem.steps)}}
+    return {
+        "id": task_id,
+        "input": {"question": problem.story, "answer": str(problem.answer), "steps": len(problem.steps)},
+    }
 
 
 def reward(task_input: Mapping[str, Any], output: object) -> float:
-    """1 if the last number of the answer is the right one, else 0. A right answer that is a word (one of several options) must be the last word."""
+    """1 if the last number of the answer is the right one, else 0. A right answer that is a word (one of several
+    options) must be the last word.
+    """
     said = output.get("answer") if isinstance(output, Mapping) else output
     if not isinstance(said, str):
         return 0.0

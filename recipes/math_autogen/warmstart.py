@@ -24,9 +24,11 @@ PHRASES = (
 )
 """What every conversation has, one token each: so an answer is some eight tokens long."""
 NUMBERS = tuple(f"{number:02d}" for number in range(100))
-"""Two digits are one token, the same in a story, in a call and in a result; never with the space before. So a number of a story is copied in one
-look, and a result below 10,000 in two. Of single digits every second one would have to be found again by what was written before it, which is
-not enough where 37 and 34 are in one story; of whole numbers each would be too rare to be learnt."""
+"""Two digits are one token, the same in a story, in a call and in a result; never with the space before. So a number of
+a story is copied in one look, and a result below 10,000 in two. Of single digits every second one would have to be
+found again by what was written before it, which is not enough where 37 and 34 are in one story; of whole numbers each
+would be too rare to be learnt.
+"""
 
 
 def conversations(*, seed: int, count: int) -> list[list[dict[str, Any]]]:
@@ -43,7 +45,9 @@ def conversations_of(demonstration: Demonstration) -> list[dict[str, Any]]:
 
 
 def tokenizer_for(shown: list[list[dict[str, Any]]]) -> Any:
-    """Knows every word, every phrase and two digits at a time. What is to be done, and what with, is a phrase each, too."""
+    """Knows every word, every phrase and two digits at a time. What is to be done, and what with, is a phrase each,
+    too.
+    """
     said = [text_of(message) for one in shown[:2000] for message in _messages(one)]
     tokenizer = build_tokenizer([*said, json.dumps(TOOLS), "system user assistant"], vocab_size=VOCABULARY)
     add_phrases(tokenizer, (*PHRASES, *NUMBERS, SYSTEM, tools_phrase(tokenizer, TOOLS, system=SYSTEM)))

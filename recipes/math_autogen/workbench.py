@@ -1,7 +1,8 @@
-"""Which calculator does an agent use? One MCP server for all the agents of an event loop, and a fresh one as soon as it has died.
+"""Which calculator does an agent use? One MCP server for all the agents of an event loop, and a fresh one as soon as it
+has died.
 
-To start a server takes as much CPU as some 150 calls of it, so none is started for a single problem. Its tools are asked for once: AutoGen
-wants their list before every answer and every call.
+To start a server takes as much CPU as some 150 calls of it, so none is started for a single problem. Its tools are
+asked for once: AutoGen wants their list before every answer and every call.
 """
 
 import asyncio
@@ -27,8 +28,9 @@ GONE = (McpError, ClosedResourceError, BrokenResourceError, RuntimeError, Except
 
 
 UNFIT = "validation error"
-"""In what a server says of arguments that do not fit: the model's mistake. Any other error says that the calculator itself has failed; an expression
-that cannot be worked out is none."""
+"""In what a server says of arguments that do not fit: the model's mistake. Any other error says that the calculator
+itself has failed; an expression that cannot be worked out is none.
+"""
 FAILED = "the calculator has failed: "
 
 
@@ -38,8 +40,10 @@ class CalculatorFailed(Exception):
 
 @final
 class Calculator(Workbench):
-    """The tools of one server. AutoGen takes whatever goes wrong for the tool's answer, and waits for ever if a workbench raises; so this one
-    marks what is no answer and remembers that its server has died, and whoever runs the agent asks for it: `check`."""
+    """The tools of one server. AutoGen takes whatever goes wrong for the tool's answer, and waits for ever if a
+    workbench raises; so this one marks what is no answer and remembers that its server has died, and whoever runs the
+    agent asks for it: `check`.
+    """
 
     def __init__(self) -> None:
         parameters = StdioServerParams(command=sys.executable, args=[str(SERVER)], read_timeout_seconds=TIMEOUT_S)
@@ -126,4 +130,6 @@ async def _started() -> Calculator:
 
 
 def _is_lost(starting: "asyncio.Task[Calculator]") -> bool:
-    return starting.done() and (starting.cancelled() or starting.exception() is not None or starting.result().failure is not None)
+    return starting.done() and (
+        starting.cancelled() or starting.exception() is not None or starting.result().failure is not None
+    )

@@ -1,4 +1,5 @@
-"""A team of three that answers riddles about numbers: one plans, one does the sums, one looks at both and sends back what is wrong.
+"""A team of three that answers riddles about numbers: one plans, one does the sums, one looks at both and sends back
+what is wrong.
 
 An ordinary LangGraph program. It talks to whatever `OPENAI_BASE_URL` and `OPENAI_API_KEY` point at.
 
@@ -7,8 +8,9 @@ An ordinary LangGraph program. It talks to whatever `OPENAI_BASE_URL` and `OPENA
      │       └──────┼──────┘
      └──────────────┴ plan
 
-Settings come from the environment. TEAM_PLANNER_MODEL, TEAM_SOLVER_MODEL and TEAM_CRITIC_MODEL name the models; TEAM_PLANNER_SYSTEM and so on are
-what they are told to do. TEAM_LOOKS is how often the critic may look (0: never), TEAM_MAX_TOKENS limits an answer.
+Settings come from the environment. TEAM_PLANNER_MODEL, TEAM_SOLVER_MODEL and TEAM_CRITIC_MODEL name the models;
+TEAM_PLANNER_SYSTEM and so on are what they are told to do. TEAM_LOOKS is how often the critic may look (0: never),
+TEAM_MAX_TOKENS limits an answer.
 """
 
 import json
@@ -47,7 +49,11 @@ def plan(state: State) -> dict[str, Any]:
 
 
 def solve(state: State) -> dict[str, Any]:
-    asked = [*state["solving"], HumanMessage(AGAIN)] if state["solving"] else [told("solver", "solve"), HumanMessage(state["plan"])]
+    asked = (
+        [*state["solving"], HumanMessage(AGAIN)]
+        if state["solving"]
+        else [told("solver", "solve"), HumanMessage(state["plan"])]
+    )
     answer = ask("solver", asked)
     return {"solving": [*asked, answer], "sums": answer.text.strip()}
 
@@ -98,7 +104,12 @@ def graph() -> Any:
 def run(task: Mapping[str, Any]) -> dict[str, Any]:
     """The last number of the sums, and how it came about."""
     state = graph().invoke({"riddle": task["riddle"], "looks": 0})
-    return {"answer": (state["sums"].split() or [""])[-1], "plan": state["plan"], "sums": state["sums"], "looks": state["looks"]}
+    return {
+        "answer": (state["sums"].split() or [""])[-1],
+        "plan": state["plan"],
+        "sums": state["sums"],
+        "looks": state["looks"],
+    }
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""What is the model shown before it learns from reward? The work of three demonstrators, each of whom is often wrong in his own way.
+"""What is the model shown before it learns from reward? The work of three demonstrators, each of whom is often wrong in
+his own way.
 
-Their slips are systematic: each kind is made in a fixed share of cases, so that imitation alone ends far below what could be had, and none of the
-three can make up for the other two.
+Their slips are systematic: each kind is made in a fixed share of cases, so that imitation alone ends far below what
+could be had, and none of the three can make up for the other two.
 """
 
 import random
@@ -12,8 +13,10 @@ from agent import AGAIN
 from tasks import Problem, Step, plan_of, random_problem, sums_of
 
 SLIPS: Mapping[str, float] = {"sign": 0.3, "order": 0.35, "sum": 0.15, "last": 0.55, "verdict": 0.1, "good": 0.5}
-"""Planner: plus for minus, or minus for plus; the steps the wrong way round. Solver: one off, in each sum; one too many in the last.
-Critic: another verdict; `good`, whatever there is. More than half of the time is a habit: greedy has it, too."""
+"""Planner: plus for minus, or minus for plus; the steps the wrong way round. Solver: one off, in each sum; one too many
+in the last. Critic: another verdict; `good`, whatever there is. More than half of the time is a habit: greedy has it,
+too.
+"""
 VERDICTS = ("good", "plan", "sums")
 
 
@@ -26,7 +29,9 @@ class Demonstration:
 
 
 def demonstrations(*, seed: int, count: int, perfect: bool = False) -> list[Demonstration]:
-    """Three for each of `count` riddles of the split `train`, apart from those of `tasks`. `perfect` leaves all slips out."""
+    """Three for each of `count` riddles of the split `train`, apart from those of `tasks`. `perfect` leaves all slips
+    out.
+    """
     return [
         demonstration
         for index in range(count)
@@ -81,7 +86,11 @@ def judged(problem: Problem, plan: str, sums: str, rng: random.Random, slips: Ma
         return "good"
     leads_there = sums_of(plan).split()[-1] == sums_of(plan_of(problem)).split()[-1]
     right = "plan" if not leads_there else "sums" if sums != sums_of(plan) else "good"
-    return rng.choice([verdict for verdict in VERDICTS if verdict != right]) if rng.random() < slips.get("verdict", 0) else right
+    return (
+        rng.choice([verdict for verdict in VERDICTS if verdict != right])
+        if rng.random() < slips.get("verdict", 0)
+        else right
+    )
 
 
 def _conversation(role: str, *said: str) -> Demonstration:

@@ -42,12 +42,17 @@ class Problem:
 
 def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
     """`count` tasks of `train` or `heldout`. Who depends on whom, and how, is never the same in both."""
-    return [as_task(problem, f"{split}-{seed}-{index}") for index, problem in enumerate(problems(split, seed=seed, count=count))]
+    return [
+        as_task(problem, f"{split}-{seed}-{index}")
+        for index, problem in enumerate(problems(split, seed=seed, count=count))
+    ]
 
 
 def problems(split: str, *, seed: int, count: int) -> list[Problem]:
     """The same tasks, as the generator knows them."""
-    return [random_problem(random.Random(f"{split}-{seed}-{index}"), heldout=split != "train") for index in range(count)]
+    return [
+        random_problem(random.Random(f"{split}-{seed}-{index}"), heldout=split != "train") for index in range(count)
+    ]
 
 
 def as_task(problem: Problem, task_id: str) -> dict[str, Any]:

@@ -23,6 +23,8 @@ def conversations(*, seed: int, count: int) -> list[dict[str, Any]]:
 
 def tokenizer_for(shown: list[dict[str, Any]]) -> Any:
     """Knows every word, every phrase and every number."""
-    tokenizer = build_tokenizer([message["content"] for one in shown[:3000] for message in one["messages"]], vocab_size=VOCABULARY)
+    tokenizer = build_tokenizer(
+        [message["content"] for one in shown[:3000] for message in one["messages"]], vocab_size=VOCABULARY
+    )
     add_phrases(tokenizer, (*PHRASES, *NUMBERS))
     return tokenizer

@@ -1,7 +1,8 @@
-"""What is the model shown before it learns from reward? Whole conversations of the agent with a demonstrator who is often wrong.
+"""What is the model shown before it learns from reward? Whole conversations of the agent with a demonstrator who is
+often wrong.
 
-He goes through the agent's own steps in real records. His slips are systematic: each is made in a fixed share of cases, so that imitation alone ends
-at about a fifth of what could be had.
+He goes through the agent's own steps in real records. His slips are systematic: each is made in a fixed share of cases,
+so that imitation alone ends at about a fifth of what could be had.
 """
 
 import json
@@ -32,8 +33,9 @@ TOOLS: list[Any] = [
 ]
 """The tool of agent.mjs, as the SDK tells the model of it."""
 SLIPS: Mapping[str, float] = {"asker": 0.3, "wanted": 0.2, "price": 0.58, "early": 0.12}
-"""To look up what the one who asks has done; to look up what is wanted, whatever was asked about; to look up the price, whatever was asked for;
-to answer with the thing itself. More than half of the time is a habit: greedy has it, too."""
+"""To look up what the one who asks has done; to look up what is wanted, whatever was asked about; to look up the price,
+whatever was asked for; to answer with the thing itself. More than half of the time is a habit: greedy has it, too.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +48,12 @@ class Demonstration:
 
 
 def demonstrations(*, seed: int, count: int, perfect: bool = False) -> list[Demonstration]:
-    """Over tasks of the split `train`, apart from those of `tasks`. `perfect` leaves all slips out: what the model could learn at best."""
-    return [_demonstrate(random.Random(f"demonstration-{seed}-{index}"), {} if perfect else SLIPS) for index in range(count)]
+    """Over tasks of the split `train`, apart from those of `tasks`. `perfect` leaves all slips out: what the model
+    could learn at best.
+    """
+    return [
+        _demonstrate(random.Random(f"demonstration-{seed}-{index}"), {} if perfect else SLIPS) for index in range(count)
+    ]
 
 
 def _demonstrate(rng: random.Random, shares: Mapping[str, float]) -> Demonstration:
@@ -61,10 +67,15 @@ def _demonstrate(rng: random.Random, shares: Mapping[str, float]) -> Demonstrati
     else:
         looked_up.append(f"{answer} {'price' if slips['price'] else problem.field}")
         answer = problem.records[looked_up[1]]
-    messages: list[dict[str, Any]] = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": problem.question}]
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": INSTRUCTIONS},
+        {"role": "user", "content": problem.question},
+    ]
     for place, name in enumerate(looked_up):
         function = {"name": "look_up", "arguments": json.dumps({"name": name})}
-        messages.append({"role": "assistant", "tool_calls": [{"id": f"call_{place}", "type": "function", "function": function}]})
+        messages.append(
+            {"role": "assistant", "tool_calls": [{"id": f"call_{place}", "type": "function", "function": function}]}
+        )
         messages.append({"role": "tool", "tool_call_id": f"call_{place}", "content": problem.records[name]})
     messages.append({"role": "assistant", "content": answer})
     return Demonstration(problem=problem, messages=tuple(messages), slips=slips)

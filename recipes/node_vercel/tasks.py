@@ -15,7 +15,11 @@ from typing import Any
 
 PEOPLE = ("ann", "ben", "cleo", "dan", "eva", "finn")
 DEEDS = ("bought", "rents", "returned", "wants")
-THINGS = tuple(f"{colour} {kind}" for colour in ("blue", "green", "red", "white") for kind in ("book", "clock", "cup", "lamp", "rope", "vase"))
+THINGS = tuple(
+    f"{colour} {kind}"
+    for colour in ("blue", "green", "red", "white")
+    for kind in ("book", "clock", "cup", "lamp", "rope", "vase")
+)
 FIELDS = ("price", "shelf", "stock", "weight")
 NUMBERS = tuple(str(number) for number in range(10, 60))
 HELDOUT_SHARE = 5
@@ -30,7 +34,9 @@ class Problem:
     deed: str
     field: str
     records: Mapping[str, str]
-    """`ann returned` → a thing, for all that the two do; `blue lamp price` → a number, for all that can be asked of a thing. None is there twice."""
+    """`ann returned` → a thing, for all that the two do; `blue lamp price` → a number, for all that can be asked of a
+    thing. None is there twice.
+    """
 
     @property
     def question(self) -> str:
@@ -47,17 +53,25 @@ class Problem:
 
 def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
     """`count` tasks of `train` or `heldout`. Who is asked about, and what about them, is never the same in both."""
-    return [as_task(problem, f"{split}-{seed}-{index}") for index, problem in enumerate(problems(split, seed=seed, count=count))]
+    return [
+        as_task(problem, f"{split}-{seed}-{index}")
+        for index, problem in enumerate(problems(split, seed=seed, count=count))
+    ]
 
 
 def problems(split: str, *, seed: int, count: int) -> list[Problem]:
     """The same tasks, as the generator knows them."""
-    return [random_problem(random.Random(f"{split}-{seed}-{index}"), heldout=split != "train") for index in range(count)]
+    return [
+        random_problem(random.Random(f"{split}-{seed}-{index}"), heldout=split != "train") for index in range(count)
+    ]
 
 
 def as_task(problem: Problem, task_id: str) -> dict[str, Any]:
     """The agent reads `question` and looks things up in `records`; the rest is for the grader."""
-    return {"id": task_id, "input": {"question": problem.question, "records": dict(problem.records), "answer": problem.answer}}
+    return {
+        "id": task_id,
+        "input": {"question": problem.question, "records": dict(problem.records), "answer": problem.answer},
+    }
 
 
 def reward(task_input: Mapping[str, Any], output: object) -> float:

@@ -1,10 +1,12 @@
-"""An agent that answers questions of several steps: it searches for one fact after the other, and says what it has found.
+"""An agent that answers questions of several steps: it searches for one fact after the other, and says what it has
+found.
 
-An ordinary program with OpenAI's Agents SDK: one agent with one tool, on the Responses API. It talks to whatever `OPENAI_BASE_URL` and
-`OPENAI_API_KEY` point at.
+An ordinary program with OpenAI's Agents SDK: one agent with one tool, on the Responses API. It talks to whatever
+`OPENAI_BASE_URL` and `OPENAI_API_KEY` point at.
 
-Settings come from the environment. RAG_MODEL names the model. RAG_SEARCH is `local` (search in this process) or `mcp` (start an MCP server for each
-question). RAG_MAX_TURNS is how often the model is called at most, RAG_MAX_TOKENS limits an answer. RAG_DENSE_MODEL: see search.py.
+Settings come from the environment. RAG_MODEL names the model. RAG_SEARCH is `local` (search in this process) or `mcp`
+(start an MCP server for each question). RAG_MAX_TURNS is how often the model is called at most, RAG_MAX_TOKENS limits
+an answer. RAG_DENSE_MODEL: see search.py.
 """
 
 import asyncio

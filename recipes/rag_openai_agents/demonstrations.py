@@ -1,7 +1,8 @@
-"""What is the model shown before it learns from reward? Whole conversations of the agent with a demonstrator who is often wrong.
+"""What is the model shown before it learns from reward? Whole conversations of the agent with a demonstrator who is
+often wrong.
 
-He goes through the agent's own steps in real worlds. His mistakes are systematic: each is made in a fixed share of the cases, so that imitation alone
-ends at about a fifth of what could be had.
+He goes through the agent's own steps in real worlds. His mistakes are systematic: each is made in a fixed share of the
+cases, so that imitation alone ends at about a fifth of what could be had.
 """
 
 import json
@@ -17,11 +18,15 @@ from search import NOTHING, library_of
 from world import CACHED, Passage, build_world
 
 SLIPS: Mapping[str, float] = {"first": 0.2, "vague": 0.1, "turned": 0.15, "early": 0.6, "plain": 0.4}
-"""Share of the cases in which a mistake is made. `first`: he goes on with the name in the first passage, whatever that is about. `vague`: he searches
-for a name without a relation. `turned`: he looks the relations up in the order in which the question names them: the wrong way round. `early`: he
-answers one step too early; more than half of the time is a habit, which greedy decoding has, too. `plain`: he answers without the tags."""
+"""Share of the cases in which a mistake is made. `first`: he goes on with the name in the first passage, whatever that
+is about. `vague`: he searches for a name without a relation. `turned`: he looks the relations up in the order in which
+the question names them: the wrong way round. `early`: he answers one step too early; more than half of the time is a
+habit, which greedy decoding has, too. `plain`: he answers without the tags.
+"""
 PER_WORLD = 100
-"""Questions about one world; then comes the next. Names that come again and again would be learnt by heart, and not to be read."""
+"""Questions about one world; then comes the next. Names that come again and again would be learnt by heart, and not to
+be read.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +41,14 @@ class Demonstration:
 
 
 def demonstrations(*, seed: int, count: int, perfect: bool = False) -> list[Demonstration]:
-    """Over tasks of the split `train`, apart from those of `tasks`. `perfect` leaves all mistakes out: what the model could learn at best."""
+    """Over tasks of the split `train`, apart from those of `tasks`. `perfect` leaves all mistakes out: what the model
+    could learn at best.
+    """
     shares = {} if perfect else SLIPS
-    return [_demonstrate(random.Random(f"demonstration-{seed}-{index}"), shares, world=index // PER_WORLD) for index in range(count)]
+    return [
+        _demonstrate(random.Random(f"demonstration-{seed}-{index}"), shares, world=index // PER_WORLD)
+        for index in range(count)
+    ]
 
 
 class _Demonstrator:
@@ -65,7 +75,11 @@ class _Demonstrator:
 
     def reading(self, passages: list[Passage], relation: str, name: str) -> str:
         """The name that he goes on with. Where nothing says what he wants to know, he takes the first one, too."""
-        right = [passage.value for passage in passages if (passage.mood, passage.relation, passage.owner) == ("is", relation, name)]
+        right = [
+            passage.value
+            for passage in passages
+            if (passage.mood, passage.relation, passage.owner) == ("is", relation, name)
+        ]
         if self.slipped("first") or not right:
             return next((_besides(name, passage) for passage in passages), name)
         return right[0]
@@ -78,13 +92,18 @@ def _demonstrate(rng: random.Random, shares: Mapping[str, float], *, world: int)
     question = random_question(rng, "train", world_number=world)
     library = library_of({"world": question.world})
     he = _Demonstrator(rng, shares)
-    messages: list[dict[str, Any]] = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": question.text}]
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": INSTRUCTIONS},
+        {"role": "user", "content": question.text},
+    ]
     name = question.names[0]
     for place, relation in enumerate(he.chain(question)):
         arguments = {"query": he.query(relation, name)}
         found = library.search(arguments["query"])
         function = {"name": "search", "arguments": json.dumps(arguments)}
-        messages.append({"role": "assistant", "tool_calls": [{"id": f"call_{place}", "type": "function", "function": function}]})
+        messages.append(
+            {"role": "assistant", "tool_calls": [{"id": f"call_{place}", "type": "function", "function": function}]}
+        )
         messages.append({"role": "tool", "tool_call_id": f"call_{place}", "content": found})
         name = he.reading(_passages(question.world, found), relation, name)
     messages.append({"role": "assistant", "content": he.answer(name)})

@@ -1,10 +1,12 @@
-"""How does MuSiQue (arXiv 2108.00573) become tasks? From its own files, as they are downloaded, to rows that agent and reward understand.
+"""How does MuSiQue (arXiv 2108.00573) become tasks? From its own files, as they are downloaded, to rows that agent and
+reward understand.
 
     folder/musique_ans_v1.0_train.jsonl    a question a line, with 20 paragraphs to each
     folder/musique_ans_v1.0_dev.jsonl
 
-In a recipe of your own: `source = "musique:tasks"`, and the folder in the environment variable MUSIQUE. The agent searches in the paragraphs of all
-questions of a file. A line that is broken is named in a warning and left out; questions that cannot be answered are left out, too.
+In a recipe of your own: `source = "musique:tasks"`, and the folder in the environment variable MUSIQUE. The agent
+searches in the paragraphs of all questions of a file. A line that is broken is named in a warning and left out;
+questions that cannot be answered are left out, too.
 """
 
 import json
@@ -29,10 +31,14 @@ FIELDS = {
 
 
 def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
-    """`count` questions of the folder that MUSIQUE names, in an order that follows from the seed; all over again if there are fewer."""
+    """`count` questions of the folder that MUSIQUE names, in an order that follows from the seed; all over again if
+    there are fewer.
+    """
     folder = os.environ.get("MUSIQUE")
     if not folder:
-        raise ValueError("the environment variable `MUSIQUE` is not set\nhint: let it name the folder that holds musique_ans_v1.0_train.jsonl")
+        raise ValueError(
+            "the environment variable `MUSIQUE` is not set\nhint: let it name the folder that holds musique_ans_v1.0_train.jsonl"
+        )
     rows = load(Path(folder) / FILES["train" if split == "train" else "heldout"])
     order = random.Random(f"{split}-{seed}").sample(rows, len(rows))
     return (order * -(-count // len(order)))[:count]
@@ -44,12 +50,22 @@ def load(file: Path) -> list[dict[str, Any]]:
     tasks: list[dict[str, Any]] = []
     for place, row in _rows(file):
         if isinstance(row, ValueError):
-            warnings.warn(f"`{file}` line {place} is left out: {row}\nhint: each line is a question of MuSiQue, as JSON", stacklevel=2)
+            warnings.warn(
+                f"`{file}` line {place} is left out: {row}\nhint: each line is a question of MuSiQue, as JSON",
+                stacklevel=2,
+            )
         elif row["answerable"]:
             asked = {"question": row["question"], "paragraphs": str(file), "hops": len(row["question_decomposition"])}
-            tasks.append({"id": f"{row['id']}-{place}", "input": {**asked, "answer": row["answer"], "aliases": row["answer_aliases"]}})
+            tasks.append(
+                {
+                    "id": f"{row['id']}-{place}",
+                    "input": {**asked, "answer": row["answer"], "aliases": row["answer_aliases"]},
+                }
+            )
     if not tasks:
-        raise ValueError(f"`{file}` has no question that can be answered\nhint: each line is a question of MuSiQue, as JSON")
+        raise ValueError(
+            f"`{file}` has no question that can be answered\nhint: each line is a question of MuSiQue, as JSON"
+        )
     return tasks
 
 
@@ -80,6 +96,8 @@ def _checked(line: str) -> dict[str, Any]:
         if not isinstance(row.get(field), kind):
             raise ValueError(f"`{field}` is missing or not of type `{kind.__name__}`")
     for paragraph in row["paragraphs"]:
-        if not isinstance(paragraph, dict) or not all(isinstance(paragraph.get(field), str) for field in ("title", "paragraph_text")):
+        if not isinstance(paragraph, dict) or not all(
+            isinstance(paragraph.get(field), str) for field in ("title", "paragraph_text")
+        ):
             raise ValueError("a paragraph needs a `title` and a `paragraph_text`")
     return row

@@ -1,4 +1,6 @@
-"""What is anything called? A name is two parts; which names are held out follows from a hash of the whole, so that no part is new to anybody."""
+"""What is anything called? A name is two parts; which names are held out follows from a hash of the whole, so that no
+part is new to anybody.
+"""
 
 import zlib
 from collections.abc import Mapping
@@ -28,7 +30,9 @@ PARTS: Mapping[Kind, tuple[str, str]] = {
         "clocks engines fabrics furniture gears lamps leather machines maps metals mining oils paints pumps robots sails ships tyres",
     ),
 }
-"""First and second parts of the names of each kind. No part is in two of the lists, nor among the words of passages and questions."""
+"""First and second parts of the names of each kind. No part is in two of the lists, nor among the words of passages and
+questions.
+"""
 
 HELDOUT_SHARE = 5
 """One in this many is held out."""

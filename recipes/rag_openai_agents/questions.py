@@ -35,13 +35,19 @@ class Question:
 
 
 def random_question(rng: random.Random, split: str, *, world_number: int | None = None) -> Question:
-    """Of `train`, `heldout` or `ood`: names and compositions of `train` never occur in the other two. Of any of the worlds, or a certain one."""
+    """Of `train`, `heldout` or `ood`: names and compositions of `train` never occur in the other two. Of any of the
+    worlds, or a certain one.
+    """
     heldout = split != "train"
     number = rng.randrange(WORLDS[split]) if world_number is None else world_number
     world = build_world(f"{'heldout' if heldout else 'train'}-{number}")
     while True:
         question = _draw(rng, world, rng.choice(HOPS[split]))
-        if question is not None and is_new(question.chain) == heldout and all(can_be_found(world, query) for query in queries(question)):
+        if (
+            question is not None
+            and is_new(question.chain) == heldout
+            and all(can_be_found(world, query) for query in queries(question))
+        ):
             return question
 
 
@@ -89,4 +95,6 @@ def _draw(rng: random.Random, world: World, hops: int) -> Question | None:
     if len(set(names)) < len(names):
         return None
     asked = " of the ".join(reversed(chain)) + f" of {names[0]}"
-    return Question(world=world.name, chain=tuple(chain), names=tuple(names), text=rng.choice(WORDINGS).format(chain=asked))
+    return Question(
+        world=world.name, chain=tuple(chain), names=tuple(names), text=rng.choice(WORDINGS).format(chain=asked)
+    )

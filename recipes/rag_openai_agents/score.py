@@ -1,4 +1,5 @@
-"""What is an answer worth? 0.9 · F1 + 0.1 · format (arXiv 2508.03680): F1 of its words, and whether it stands where it was asked for.
+"""What is an answer worth? 0.9 · F1 + 0.1 · format (arXiv 2508.03680): F1 of its words, and whether it stands where it
+was asked for.
 
 <answer> seth hale </answer>    for `seth hale`    0.9 · 1   + 0.1
 <answer> seth moss </answer>                       0.9 · 1/2 + 0.1
@@ -18,7 +19,9 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def score(output: str, golds: Iterable[str]) -> dict[str, float]:
-    """`final`, and the two parts of it. Of several right answers the one that fits best counts. Without the tags, all of the output is the answer."""
+    """`final`, and the two parts of it. Of several right answers the one that fits best counts. Without the tags, all
+    of the output is the answer.
+    """
     found = ANSWER.search(output)
     answer = found[1] if found else output
     f1 = max(word_f1(answer, gold) for gold in golds)

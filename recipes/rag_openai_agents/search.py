@@ -1,6 +1,8 @@
-"""What does the agent find? The passages of a task's library that fit a query best: by BM25, or by the vectors of a model.
+"""What does the agent find? The passages of a task's library that fit a query best: by BM25, or by the vectors of a
+model.
 
-A task says which library is meant: `world` is the name of a world, `paragraphs` the path of a MuSiQue file. It is indexed once in a process and kept.
+A task says which library is meant: `world` is the name of a world, `paragraphs` the path of a MuSiQue file. It is
+indexed once in a process and kept.
 """
 
 import os
@@ -18,7 +20,9 @@ TOP = 3
 """Passages that a search returns."""
 NOTHING = "nothing found"
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
-"""What the tool is given. It is the same in this process and behind MCP: each would word it in its own way, and the model reads it."""
+"""What the tool is given. It is the same in this process and behind MCP: each would word it in its own way, and the
+model reads it.
+"""
 Scorer: TypeAlias = Callable[[str], np.ndarray]
 """Query → how well each passage fits; 0 or less: not at all."""
 
@@ -61,9 +65,13 @@ def dense(passages: Sequence[str], *, folder: str) -> Scorer:
     try:
         from sentence_transformers import SentenceTransformer  # slow to import, and rarely asked for
     except ImportError as error:
-        raise ImportError("RAG_DENSE_MODEL needs the package `sentence-transformers`\nhint: pip install sentence-transformers") from error
+        raise ImportError(
+            "RAG_DENSE_MODEL needs the package `sentence-transformers`\nhint: pip install sentence-transformers"
+        ) from error
     if not os.path.isdir(folder):
-        raise ValueError(f"RAG_DENSE_MODEL is `{folder}`, which is no folder\nhint: let it name the folder of a sentence-transformers model")
+        raise ValueError(
+            f"RAG_DENSE_MODEL is `{folder}`, which is no folder\nhint: let it name the folder of a sentence-transformers model"
+        )
     model = SentenceTransformer(folder, local_files_only=True)
     vectors = model.encode(list(passages), normalize_embeddings=True, show_progress_bar=False)
 

@@ -9,8 +9,13 @@ from score import score
 
 
 def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
-    """`count` tasks of `train`, `heldout` or `ood`. Names and compositions of `train` never occur in the others; `ood` takes four steps."""
-    return [as_task(question, f"{split}-{seed}-{index}") for index, question in enumerate(questions(split, seed=seed, count=count))]
+    """`count` tasks of `train`, `heldout` or `ood`. Names and compositions of `train` never occur in the others; `ood`
+    takes four steps.
+    """
+    return [
+        as_task(question, f"{split}-{seed}-{index}")
+        for index, question in enumerate(questions(split, seed=seed, count=count))
+    ]
 
 
 def ood(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:

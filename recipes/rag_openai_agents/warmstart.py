@@ -13,7 +13,12 @@ from search import NOTHING, SCHEMA
 from lightningrl.models.tiny import BEGIN, add_phrases, build_tokenizer, tools_phrase
 
 VOCABULARY = 1200
-TOOLS = [{"type": "function", "function": {"name": "search", "description": "look up", "parameters": SCHEMA, "strict": False}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "search", "description": "look up", "parameters": SCHEMA, "strict": False},
+    }
+]
 """As the model is told of it, whichever way the agent comes by it."""
 PHRASES = (
     BEGIN,

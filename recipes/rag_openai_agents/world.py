@@ -33,15 +33,22 @@ RELATIONS: Mapping[str, tuple[Kind, Kind]] = {
 }
 """Relation → (whose it is, what it is). Everything of the first kind has exactly one."""
 POPULATION: Mapping[Kind, int] = {"person": 120, "town": 60, "firm": 60}
-TEMPLATES = ("the {relation} of {owner} {mood} {value}", "for {owner} the {relation} {mood} {value}", "as {relation} of {owner} there {mood} {value}")
-"""The same number of words that a search looks at: none of them is favoured. The value stands last, so that who reads from left to right can tell by
-then whose it is."""
+TEMPLATES = (
+    "the {relation} of {owner} {mood} {value}",
+    "for {owner} the {relation} {mood} {value}",
+    "as {relation} of {owner} there {mood} {value}",
+)
+"""The same number of words that a search looks at: none of them is favoured. The value stands last, so that who reads
+from left to right can tell by then whose it is.
+"""
 ASIDES = ("{owner} met {value}", "{owner} wrote to {value}", "{owner} saw {value}")
 DOUBTFUL: tuple[Mood, ...] = ("was", "is not")
 DOUBTS = 0.8
 """Share of facts beside which stands what was true once; and of those beside which stands what is not."""
 DOUBTS_WITHIN_KIND = 0.5
-"""Share of facts with one of the two, where owner and value are of one kind: there each name also stands in the fact of which it is the value."""
+"""Share of facts with one of the two, where owner and value are of one kind: there each name also stands in the fact of
+which it is the value.
+"""
 CACHED = 64
 """Worlds kept in memory, about a megabyte each."""
 
@@ -70,7 +77,9 @@ class World:
 def build_world(name: str) -> World:
     rng = random.Random(f"world-{name}")
     heldout = not name.startswith("train")
-    members: dict[Kind, tuple[str, ...]] = {kind: tuple(rng.sample(names(kind, heldout=heldout), count)) for kind, count in POPULATION.items()}
+    members: dict[Kind, tuple[str, ...]] = {
+        kind: tuple(rng.sample(names(kind, heldout=heldout), count)) for kind, count in POPULATION.items()
+    }
     facts: dict[tuple[str, str], str] = {}
     passages: list[Passage] = []
     for relation, (owners, values) in RELATIONS.items():
@@ -91,7 +100,9 @@ def _matched(owners: Sequence[str], values: Sequence[str], rng: random.Random) -
     return zip(owners, [order[index % len(order)] for index in range(len(owners))], strict=True)
 
 
-def _about(owner: str, relation: str, value: str, others: Sequence[str], *, within: bool, rng: random.Random) -> Iterator[Passage]:
+def _about(
+    owner: str, relation: str, value: str, others: Sequence[str], *, within: bool, rng: random.Random
+) -> Iterator[Passage]:
     """The fact, and doubts about it: at most one `within` a kind."""
     moods: list[Mood] = ["is"]
     if not within:
@@ -106,4 +117,10 @@ def _about(owner: str, relation: str, value: str, others: Sequence[str], *, with
 def _asides(members: Mapping[Kind, Sequence[str]], rng: random.Random) -> Iterator[Passage]:
     for person in members["person"]:
         other = rng.choice([name for kind in members for name in members[kind] if name != person])
-        yield Passage(text=rng.choice(ASIDES).format(owner=person, value=other), owner=person, relation="", value=other, mood="aside")
+        yield Passage(
+            text=rng.choice(ASIDES).format(owner=person, value=other),
+            owner=person,
+            relation="",
+            value=other,
+            mood="aside",
+        )

@@ -1,4 +1,5 @@
-"""An agent that answers questions about a database: write a query, run it, look at what came back, rewrite it if need be.
+"""An agent that answers questions about a database: write a query, run it, look at what came back, rewrite it if need
+be.
 
 An ordinary LangGraph program. It talks to whatever `OPENAI_BASE_URL` and `OPENAI_API_KEY` point at.
 
@@ -6,8 +7,9 @@ An ordinary LangGraph program. It talks to whatever `OPENAI_BASE_URL` and `OPENA
                        ↑               └─ bad → rewrite_query ┐
                        └──────────────────────────────────────┘
 
-Settings come from the environment. SQL_WRITER_MODEL, SQL_REWRITER_MODEL and SQL_CHECKER_MODEL name the models. SQL_CHECKER is `rule` (an error,
-or nothing found, is bad) or `model`. SQL_MAX_TURNS is how many queries may be written (1: never rewrite). SQL_MAX_TOKENS limits an answer.
+Settings come from the environment. SQL_WRITER_MODEL, SQL_REWRITER_MODEL and SQL_CHECKER_MODEL name the models.
+SQL_CHECKER is `rule` (an error, or nothing found, is bad) or `model`. SQL_MAX_TURNS is how many queries may be written
+(1: never rewrite). SQL_MAX_TOKENS limits an answer.
 """
 
 import json

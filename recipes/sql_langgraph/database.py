@@ -7,7 +7,9 @@ from typing import Any, TypeAlias
 Row: TypeAlias = tuple[Any, ...]
 
 MAX_STEPS, MAX_ROWS = 200, 1000
-"""For a database made here. Thousands of SQLite's virtual machine instructions: about 10 ms, where queries need far less than one thousand."""
+"""For a database made here. Thousands of SQLite's virtual machine instructions: about 10 ms, where queries need far
+less than one thousand.
+"""
 FILE_STEPS, FILE_ROWS = 100_000, 100_000
 """For a file, which may be large: about 5 s."""
 MAX_BYTES = 1_000_000
@@ -17,7 +19,14 @@ READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_
 
 
 BROKEN = frozenset(
-    {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+    {
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_NOTADB,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+    }
 )
 """Codes of errors that no query is to blame for."""
 
@@ -38,7 +47,9 @@ def open_database(source: Mapping[str, Any]) -> Database:
         connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None, factory=Database)
         connection.executescript(f"PRAGMA journal_mode=OFF;PRAGMA synchronous=OFF;BEGIN;{source['setup']};COMMIT;")
     else:
-        connection = sqlite3.connect(f"file:{source['database']}?mode=ro", uri=True, check_same_thread=False, factory=Database)
+        connection = sqlite3.connect(
+            f"file:{source['database']}?mode=ro", uri=True, check_same_thread=False, factory=Database
+        )
         connection.steps, connection.rows = FILE_STEPS, FILE_ROWS
         connection.text_factory = lambda raw: raw.decode(errors="replace")
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_BYTES)
@@ -47,8 +58,8 @@ def open_database(source: Mapping[str, Any]) -> Database:
 
 
 def run_query(connection: Database, query: str) -> list[Row]:
-    """The rows. Raises `sqlite3.Error` for anything wrong with the query, too much work and too many rows included, and `DatabaseFailed` for what is
-    wrong with the database.
+    """The rows. Raises `sqlite3.Error` for anything wrong with the query, too much work and too many rows included, and
+    `DatabaseFailed` for what is wrong with the database.
     """
     ticks = iter(range(connection.steps))
     connection.set_progress_handler(lambda: next(ticks, None) is None, 1000)
@@ -58,7 +69,9 @@ def run_query(connection: Database, query: str) -> list[Row]:
             raise sqlite3.ProgrammingError("not a query")
         rows = cursor.fetchmany(connection.rows + 1)
     except sqlite3.Error as error:
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF in BROKEN:  # the lowest byte: the others go into detail; our own errors have none
+        if (
+            getattr(error, "sqlite_errorcode", 0) & 0xFF in BROKEN
+        ):  # the lowest byte: the others go into detail; our own errors have none
             raise DatabaseFailed(str(error)) from error
         raise
     except sqlite3.Warning as warning:  # two statements in one
@@ -73,7 +86,10 @@ def run_query(connection: Database, query: str) -> list[Row]:
 def columns_of(connection: sqlite3.Connection) -> dict[str, list[str]]:
     """Every table with its columns."""
     tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-    return {table: [column[0] for column in connection.execute(f'SELECT * FROM "{table}" LIMIT 0').description] for (table,) in tables}
+    return {
+        table: [column[0] for column in connection.execute(f'SELECT * FROM "{table}" LIMIT 0').description]
+        for (table,) in tables
+    }
 
 
 def is_empty(rows: list[Row]) -> bool:
@@ -86,6 +102,10 @@ def is_ordered(query: str) -> bool:
 
 
 def comparable(rows: list[Row], *, ordered: bool) -> list[str]:
-    """Rows as text, in an order of their own unless it is `ordered`. Numbers to 9 digits: the last ones of a sum depend on the order of the rows."""
-    texts = [repr([float(f"{value:.9g}") if isinstance(value, int | float) else value for value in row]) for row in rows]
+    """Rows as text, in an order of their own unless it is `ordered`. Numbers to 9 digits: the last ones of a sum depend
+    on the order of the rows.
+    """
+    texts = [
+        repr([float(f"{value:.9g}") if isinstance(value, int | float) else value for value in row]) for row in rows
+    ]
     return texts if ordered else sorted(texts)

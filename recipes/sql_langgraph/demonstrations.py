@@ -1,7 +1,9 @@
-"""What is the model shown before it learns from reward? Whole conversations of the agent with a demonstrator who is often wrong.
+"""What is the model shown before it learns from reward? Whole conversations of the agent with a demonstrator who is
+often wrong.
 
-The demonstrator goes through the agent's own steps on real databases. His mistakes are systematic: each decision of a kind is taken wrongly
-in a fixed share of conversations, more often than not, so that imitation alone ends below half; and what the database answers is mostly ignored.
+The demonstrator goes through the agent's own steps on real databases. His mistakes are systematic: each decision of a
+kind is taken wrongly in a fixed share of conversations, more often than not, so that imitation alone ends below half;
+and what the database answers is mostly ignored.
 """
 
 import random
@@ -38,7 +40,8 @@ IGNORES = 0.55
 class Demonstration:
     problem: Problem
     messages: tuple[dict[str, str], ...]
-    """The conversation as the agent holds it: system, user, assistant, and user and assistant again for each rewrite."""
+    """The conversation as the agent holds it: system, user, assistant, and user and assistant again for each rewrite.
+    """
     possible: frozenset[str]
     """The mistakes that can be made in it."""
     slips: frozenset[str]
@@ -48,7 +51,9 @@ class Demonstration:
 
 
 def demonstrations(*, seed: int, count: int, perfect: bool = False) -> list[Demonstration]:
-    """Over tasks of the split `train`, apart from those of `tasks`. `perfect` leaves all mistakes out: what the model could learn at best."""
+    """Over tasks of the split `train`, apart from those of `tasks`. `perfect` leaves all mistakes out: what the model
+    could learn at best.
+    """
     return [_demonstrate(random.Random(f"demonstration-{seed}-{index}"), perfect=perfect) for index in range(count)]
 
 
@@ -56,7 +61,10 @@ def _demonstrate(rng: random.Random, *, perfect: bool) -> Demonstration:
     problem = random_problem(rng, heldout=False)
     possible = frozenset(name for name, _ in slips(problem.query))
     made = frozenset(name for name in sorted(possible) if rng.random() < SLIPS[name] and not perfect)
-    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"{problem.schema.text()}\n{problem.question}"}]
+    messages = [
+        {"role": "system", "content": SYSTEM},
+        {"role": "user", "content": f"{problem.schema.text()}\n{problem.question}"},
+    ]
     database = open_database({"setup": problem.setups[0]})
     attempt, ignored = _Attempt(query=with_slips(problem.query, made)), 0
     for turn in range(MAX_TURNS):
@@ -88,7 +96,9 @@ class _Attempt:
         """What the feedback reveals is put right, and nothing else; if it reveals nothing, the query is thought over."""
         if "no such column" in feedback:
             listed = frozenset(re.findall(r"columns of (\w+):", feedback))
-            return replace(self, query=replace(self.query, parent=problem.query.parent), known_tables=self.known_tables | listed)
+            return replace(
+                self, query=replace(self.query, parent=problem.query.parent), known_tables=self.known_tables | listed
+            )
         if "values of" in feedback:
             return replace(self, knows_words=True)
         return replace(self, query=problem.query)

@@ -1,4 +1,6 @@
-"""How is a query drawn? First what is asked for, then filters, then an order; through a foreign key in half of the cases."""
+"""How is a query drawn? First what is asked for, then filters, then an order; through a foreign key in half of the
+cases.
+"""
 
 import random
 from dataclasses import replace
@@ -30,12 +32,20 @@ def random_query(schema: Schema, rng: random.Random) -> Query:
 
 def _random_target(child: Table, parent: Table | None, rng: random.Random) -> Query:
     texts, integers = _columns("text", child, parent), _columns("integer", child, parent)
-    kind = rng.choices(("one", "two", "distinct", "count", "count distinct", "aggregate", "groups", "aggregates"), (18, 16, 8, 12, 6, 22, 8, 10))[0]
+    kind = rng.choices(
+        ("one", "two", "distinct", "count", "count distinct", "aggregate", "groups", "aggregates"),
+        (18, 16, 8, 12, 6, 22, 8, 10),
+    )[0]
     if kind in ("one", "two"):
         pool = [column for table in (child, parent) if table for column in table.columns]
         return Query(table=child.name, columns=tuple(rng.sample(pool, 1 if kind == "one" else 2)))
     if kind in ("distinct", "count distinct"):
-        return Query(table=child.name, columns=(rng.choice(texts),), distinct=True, aggregate="" if kind == "distinct" else "COUNT")
+        return Query(
+            table=child.name,
+            columns=(rng.choice(texts),),
+            distinct=True,
+            aggregate="" if kind == "distinct" else "COUNT",
+        )
     if kind in ("count", "groups"):
         return Query(table=child.name, aggregate="COUNT", group=rng.choice(texts) if kind == "groups" else None)
     group = rng.choice(texts) if kind == "aggregates" else None
@@ -44,7 +54,11 @@ def _random_target(child: Table, parent: Table | None, rng: random.Random) -> Qu
 
 def _with_filters(query: Query, child: Table, parent: Table | None, rng: random.Random) -> Query:
     """None, one on text, one on numbers, or both; never on a column that is asked for."""
-    free = [column for column in _columns("text", child, parent) + _columns("integer", child, parent) if column not in query.used()]
+    free = [
+        column
+        for column in _columns("text", child, parent) + _columns("integer", child, parent)
+        if column not in query.used()
+    ]
     texts, integers = [c for c in free if c.kind == "text"], [c for c in free if c.kind == "integer"]
     kind = rng.choices(("none", "text", "number", "both"), (12, 33, 30, 25))[0]
     if (kind != "number" and kind != "none" and not texts) or (kind in ("number", "both") and not integers):
@@ -71,7 +85,9 @@ def _with_order(query: Query, child: Table, rng: random.Random) -> Query:
     if kind == "none":
         return query
     column = rng.choice(_columns("integer", child, None))
-    return replace(query, order=column, descending=rng.random() < 0.5, limit=rng.choice((2, 3)) if kind == "limit" else None)
+    return replace(
+        query, order=column, descending=rng.random() < 0.5, limit=rng.choice((2, 3)) if kind == "limit" else None
+    )
 
 
 def _columns(kind: str, child: Table, parent: Table | None) -> list[Column]:

@@ -1,4 +1,6 @@
-"""What does a database have to say about a query? Rows, or an error, or nothing; and in the last two cases what may help to mend it."""
+"""What does a database have to say about a query? Rows, or an error, or nothing; and in the last two cases what may
+help to mend it.
+"""
 
 import re
 import sqlite3
@@ -22,7 +24,9 @@ class Feedback:
 
 
 def execute(database: Database, query: str) -> Feedback:
-    """Run a query. An error is followed by the real columns of the tables it names, an empty result by the values it could have asked for."""
+    """Run a query. An error is followed by the real columns of the tables it names, an empty result by the values it
+    could have asked for.
+    """
     try:
         rows = run_query(database, query)
     except (sqlite3.Error, ValueError) as error:  # ValueError: a null character in the query
@@ -34,7 +38,11 @@ def execute(database: Database, query: str) -> Feedback:
 
 def _columns(database: Database, query: str) -> list[str]:
     words = set(re.findall(r"\w+", query.lower()))
-    return [f"columns of {table}: {' '.join(columns)}" for table, columns in columns_of(database).items() if table.lower() in words]
+    return [
+        f"columns of {table}: {' '.join(columns)}"
+        for table, columns in columns_of(database).items()
+        if table.lower() in words
+    ]
 
 
 def _values(database: Database, query: str) -> list[str]:

@@ -1,4 +1,5 @@
-"""What can be asked? A query as data, the SQL that answers it, and a question that asks for it in one of several wordings.
+"""What can be asked? A query as data, the SQL that answers it, and a question that asks for it in one of several
+wordings.
 
     Query(aggregate="AVG", columns=(price,), filters=(city = 'paris',))
       → SELECT AVG ( price ) FROM book WHERE city = 'paris'
@@ -111,7 +112,9 @@ def _say_target(query: Query, rng: random.Random) -> str:
     kind = rng.choice(("different", "distinct", "unique")) + " " if query.distinct else ""
     if query.aggregate == "COUNT":
         counted = f"{kind}{what}" if query.columns else "rows"
-        text = rng.choice((f"how many {counted} of {table}", f"count the {counted} of {table}", f"the number of {counted} of {table}"))
+        text = rng.choice(
+            (f"how many {counted} of {table}", f"count the {counted} of {table}", f"the number of {counted} of {table}")
+        )
     elif query.aggregate:
         text = f"the {rng.choice(AGGREGATE_WORDS[query.aggregate])} {what} of {table}"
     else:

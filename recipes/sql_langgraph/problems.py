@@ -1,7 +1,8 @@
 """How is a task made? Draw a schema, a query over it and two fills, until no typical mistake would go unnoticed.
 
-Four kinds. `plain`: one good query answers it. `literal`: the database writes words in another way than the question. `column`: the
-schema text is out of date. `both`. What is missing can only be seen by running a query and reading what comes back.
+Four kinds. `plain`: one good query answers it. `literal`: the database writes words in another way than the question.
+`column`: the schema text is out of date. `both`. What is missing can only be seen by running a query and reading what
+comes back.
 """
 
 import random
@@ -51,7 +52,9 @@ def random_problem(rng: random.Random, *, heldout: bool) -> Problem:
         for _ in range(FILLS):
             setups = (_fill(schema, query, rng), _fill(schema, query, rng))
             if _tells_slips_apart(query, gold, setups):
-                return Problem(kind=kind, schema=schema, query=query, question=question(query, rng), gold=gold, setups=setups)
+                return Problem(
+                    kind=kind, schema=schema, query=query, question=question(query, rng), gold=gold, setups=setups
+                )
 
 
 def gold_sql(query: Query) -> str:
@@ -99,4 +102,7 @@ def _tells_slips_apart(query: Query, gold: str, setups: Sequence[str]) -> bool:
 
 
 def _all_return(databases: Sequence[Database], query: str, expected: Sequence[list[str]], *, ordered: bool) -> bool:
-    return all(comparable(run_query(database, query), ordered=ordered) == rows for database, rows in zip(databases, expected, strict=True))
+    return all(
+        comparable(run_query(database, query), ordered=ordered) == rows
+        for database, rows in zip(databases, expected, strict=True)
+    )

@@ -1,4 +1,5 @@
-"""What does a database look like? Two or three tables, foreign keys, columns of text and numbers; and random rows to fill it with.
+"""What does a database look like? Two or three tables, foreign keys, columns of text and numbers; and random rows to
+fill it with.
 
 A column has two names: the one in the database, and the one the schema text shows, which is sometimes out of date.
 """
@@ -16,7 +17,9 @@ T = TypeVar("T")
 HELDOUT_SHARE = 4
 """One schema, and one structure, in so many is held out."""
 SALT = 570
-"""Of the hash; with this one, held-out structures have every kind of clause about as often as training structures have (of 600 tried)."""
+"""Of the hash; with this one, held-out structures have every kind of clause about as often as training structures have
+(of 600 tried).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +77,10 @@ def random_schema(rng: random.Random) -> Schema:
     integers = rng.sample(INTEGERS, 3)
     child = rng.choice(CHILDREN)
     owners = [child, *parents]
-    columns = {owner: [Column(table=owner, name=label, shown=label, kind="label")] for owner, label in zip(owners, labels, strict=True)}
+    columns = {
+        owner: [Column(table=owner, name=label, shown=label, kind="label")]
+        for owner, label in zip(owners, labels, strict=True)
+    }
     for owner, (names, values) in zip(owners, texts, strict=True):
         name = rng.choice(names)
         columns[owner].append(Column(table=owner, name=name, shown=name, kind="text", words=values))
@@ -94,7 +100,9 @@ def other_name(column: Column) -> str:
 
 
 def fill(schema: Schema, rng: random.Random, planted: Mapping[str, Iterable[int | str]]) -> str:
-    """A script that builds the database with random rows. `planted` values are sure to occur in their column (by its database name)."""
+    """A script that builds the database with random rows. `planted` values are sure to occur in their column (by its
+    database name).
+    """
     keys: dict[str, int] = {}
     statements: list[str] = []
     for table in sorted(schema.tables, key=lambda t: not t.is_parent):

@@ -1,7 +1,9 @@
-"""Which mistakes are typical? Each takes one decision of a query wrongly; a task on which a slip goes unnoticed is not a good task.
+"""Which mistakes are typical? Each takes one decision of a query wrongly; a task on which a slip goes unnoticed is not
+a good task.
 
-No two wordings are mistaken for each other: what `over` is taken for is not, in turn, taken for `over`. If they were, whoever makes both
-mistakes half of the time would not tell the wordings apart, and reward would make him answer both alike.
+No two wordings are mistaken for each other: what `over` is taken for is not, in turn, taken for `over`. If they were,
+whoever makes both mistakes half of the time would not tell the wordings apart, and reward would make him answer both
+alike.
 """
 
 from collections.abc import Iterator

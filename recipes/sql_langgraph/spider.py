@@ -1,11 +1,12 @@
-"""How does Spider (arXiv 1809.08887) become tasks? From its own folder, as it is downloaded, to rows that agent and reward understand.
+"""How does Spider (arXiv 1809.08887) become tasks? From its own folder, as it is downloaded, to rows that agent and
+reward understand.
 
     folder/train_spider.json  train_others.json  dev.json     questions with their gold SQL
     folder/tables.json                                       schemas
     folder/database/<db_id>/<db_id>.sqlite                   databases
 
-In a recipe of your own: `source = "spider:tasks"`, and the folder in the environment variable SPIDER. An entry that is broken is named in a warning
-and left out.
+In a recipe of your own: `source = "spider:tasks"`, and the folder in the environment variable SPIDER. An entry that is
+broken is named in a warning and left out.
 """
 
 import json
@@ -24,10 +25,14 @@ UNFIT = (KeyError, TypeError, IndexError, ValueError)
 
 
 def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
-    """`count` questions of the folder that SPIDER names, in an order that follows from the seed; all over again if there are fewer."""
+    """`count` questions of the folder that SPIDER names, in an order that follows from the seed; all over again if
+    there are fewer.
+    """
     folder = os.environ.get("SPIDER")
     if not folder:
-        raise ValueError("the environment variable `SPIDER` is not set\nhint: let it name the folder that holds tables.json")
+        raise ValueError(
+            "the environment variable `SPIDER` is not set\nhint: let it name the folder that holds tables.json"
+        )
     rows = load(Path(folder), split)
     order = random.Random(f"{split}-{seed}").sample(rows, len(rows))
     return (order * -(-count // len(order)))[:count]
@@ -76,12 +81,20 @@ def _task(task_id: str, row: dict[str, Any], schema: str, folder: Path) -> dict[
     database = folder / "database" / row["db_id"] / f"{row['db_id']}.sqlite"
     return {
         "id": task_id,
-        "input": {"question": row["question"], "schema": schema, "database": str(database), "kind": "spider", "gold": row["query"]},
+        "input": {
+            "question": row["question"],
+            "schema": schema,
+            "database": str(database),
+            "kind": "spider",
+            "gold": row["query"],
+        },
     }
 
 
 def _entries(file: Path) -> list[tuple[int, Any]]:
-    """Each with its number from 1. Raises `ValueError` for a file that is no list as a whole: there is no telling what in it is right."""
+    """Each with its number from 1. Raises `ValueError` for a file that is no list as a whole: there is no telling what
+    in it is right.
+    """
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

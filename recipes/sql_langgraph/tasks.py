@@ -11,18 +11,26 @@ from problems import Problem, random_problem
 
 def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
     """`count` tasks of `train` or `heldout`. Schemas and query structures of one split never occur in the other."""
-    return [as_task(problem, f"{split}-{seed}-{index}") for index, problem in enumerate(problems(split, seed=seed, count=count))]
+    return [
+        as_task(problem, f"{split}-{seed}-{index}")
+        for index, problem in enumerate(problems(split, seed=seed, count=count))
+    ]
 
 
 def problems(split: str, *, seed: int, count: int) -> list[Problem]:
     """The same tasks, as the generator knows them."""
-    return [random_problem(random.Random(f"{split}-{seed}-{index}"), heldout=split != "train") for index in range(count)]
+    return [
+        random_problem(random.Random(f"{split}-{seed}-{index}"), heldout=split != "train") for index in range(count)
+    ]
 
 
 def as_task(problem: Problem, task_id: str) -> dict[str, Any]:
     """The agent reads `question`, `schema` and the database built by `setup`; the rest is for the grader."""
     row = {"question": problem.question, "schema": problem.schema.text(), "setup": problem.setups[0]}
-    return {"id": task_id, "input": {**row, "kind": problem.kind, "gold": problem.gold, "second_setup": problem.setups[1]}}
+    return {
+        "id": task_id,
+        "input": {**row, "kind": problem.kind, "gold": problem.gold, "second_setup": problem.setups[1]},
+    }
 
 
 def reward(task_input: Mapping[str, Any], output: object) -> float:

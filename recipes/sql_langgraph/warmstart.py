@@ -19,4 +19,6 @@ def conversations(*, seed: int, count: int) -> list[dict[str, Any]]:
 
 
 def tokenizer_for(shown: list[dict[str, Any]]) -> Any:
-    return build_tokenizer((message["content"] for one in shown for message in (*one["messages"], *ROLES)), vocab_size=VOCABULARY)
+    return build_tokenizer(
+        (message["content"] for one in shown for message in (*one["messages"], *ROLES)), vocab_size=VOCABULARY
+    )

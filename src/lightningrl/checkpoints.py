@@ -1,4 +1,5 @@
-"""Which versions of a run are on disk, and are they undamaged? `save`: write, seal, tell the store. `restore`: load the newest good one.
+"""Which versions of a run are on disk, and are they undamaged? `save`: write, seal, tell the store. `restore`: load the
+newest good one.
 
     checkpoints/step-00004/      one version; with several policies, a folder for each of them in here
         config.json, …           a model that anything loads
@@ -53,10 +54,14 @@ class Checkpoints:
         self._learners = learners
         self._newest: int | None = None
         self.published = -1
-        """The newest version that the store knew when the run began; later than the newest undamaged one if that had to go back."""
+        """The newest version that the store knew when the run began; later than the newest undamaged one if that had to
+        go back.
+        """
 
     async def newest(self) -> int:
-        """The newest version that all policies have published and whose files are undamaged; -1 for a new run. Checked once, at the start."""
+        """The newest version that all policies have published and whose files are undamaged; -1 for a new run. Checked
+        once, at the start.
+        """
         if self._newest is None:
             latest = [await self._store.weights(learner.name) for learner in self._learners]
             self.published = min((weights.version if weights else -1 for weights in latest), default=-1)
@@ -93,10 +98,15 @@ class Checkpoints:
             return -1
         damaged: list[str] = []
         for version in (version for version in found if version <= published):
-            damages = [damage(self._folder / learner.weights(version).uri, policy=learner.name, version=version) for learner in self._learners]
+            damages = [
+                damage(self._folder / learner.weights(version).uri, policy=learner.name, version=version)
+                for learner in self._learners
+            ]
             if not any(damages):
                 for text in damaged:
-                    log.warning("%s; going on from version %d, and learning again from the records after it", text, version)
+                    log.warning(
+                        "%s; going on from version %d, and learning again from the records after it", text, version
+                    )
                 return version
             damaged += [f"checkpoint {version} is damaged: {text}" for text in damages if text]
         if found and not any(path.is_file() for path in (self._folder / "checkpoints").rglob(MANIFEST)):
@@ -118,7 +128,9 @@ class Checkpoints:
 def seal(folder: Path, *, policy: str, version: int) -> None:
     """Write the manifest of a complete checkpoint."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
-    files = {path.relative_to(folder).as_posix(): File(bytes=path.stat().st_size, sha256=_sha256(path)) for path in paths}
+    files = {
+        path.relative_to(folder).as_posix(): File(bytes=path.stat().st_size, sha256=_sha256(path)) for path in paths
+    }
     draft = folder / f".{MANIFEST}.draft"
     draft.write_bytes(msgspec.json.encode(Manifest(policy=policy, version=version, files=files)))
     flush(draft)

@@ -1,4 +1,5 @@
-"""One typed tree of settings: a recipe's TOML, then dotted overrides (`trainer.learning_rate=1e-4`). An unknown key is an error.
+"""One typed tree of settings: a recipe's TOML, then dotted overrides (`trainer.learning_rate=1e-4`). An unknown key is
+an error.
 
 Every setting says what it means in the string below it; `lightningrl train --dry-run` prints the resolved tree.
 """
@@ -27,13 +28,19 @@ class AgentConfig(Section):
     command: list[str] | None = None
     """A program that reads a task's input as JSON on stdin and prints its answer. Either this or `entry`."""
     reward: str
-    """`module:function`, called with (task input, what the agent returned); returns a number, or a dict of `final` and others."""
+    """`module:function`, called with (task input, what the agent returned); returns a number, or a dict of `final` and
+    others.
+    """
     reward_range: tuple[float, float] | None = None
-    """`[lowest, highest]` that the final reward can be. One outside is the reward function's mistake: its attempt has failed."""
+    """`[lowest, highest]` that the final reward can be. One outside is the reward function's mistake: its attempt has
+    failed.
+    """
     env: dict[str, str] = Field(default_factory=dict)
     """Environment variables that the agent gets beside those that it inherits (see docs/gateway.md)."""
     inherit_env: list[str] = Field(default_factory=list)
-    """Names of environment variables that the agent inherits beside the usual ones; `*` stands for any characters. Never an upstream's key."""
+    """Names of environment variables that the agent inherits beside the usual ones; `*` stands for any characters.
+    Never an upstream's key.
+    """
     workers: int = Field(default=2, ge=1)
     """Processes that run agents."""
     concurrency: int = Field(default=64, ge=1)
@@ -61,7 +68,9 @@ class AgentConfig(Section):
 
 class TasksConfig(Section):
     source: str
-    """`module:function`, called as f(split, seed=…, count=…), or the path of a JSONL file whose rows have `input` and `split`."""
+    """`module:function`, called as f(split, seed=…, count=…), or the path of a JSONL file whose rows have `input` and
+    `split`.
+    """
     heldout: int = Field(default=200, ge=1)
     """Held-out tasks for the figures before and after."""
     seed: int = 0
@@ -72,18 +81,25 @@ class ModelConfig(Section):
     path: str
     """A Hugging Face folder (relative to the recipe) or hub id."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the weights in products and in files. What learns is held in float32 beside them, so that small updates are not rounded away."""
+    """Type of the weights in products and in files. What learns is held in float32 beside them, so that small updates
+    are not rounded away.
+    """
     lora_rank: int = Field(default=0, ge=0)
-    """Train an adapter of this rank on every projection (arXiv 2106.09685, scaled by 2), and leave the weights as they are; 0 trains all weights."""
+    """Train an adapter of this rank on every projection (arXiv 2106.09685, scaled by 2), and leave the weights as they
+    are; 0 trains all weights.
+    """
 
 
 class RouteConfig(Section):
-    """Which calls are meant, then who answers them. The first route whose four patterns fit is taken; `*` and `?` are wildcards."""
+    """Which calls are meant, then who answers them. The first route whose four patterns fit is taken; `*` and `?` are
+    wildcards.
+    """
 
     model: str = "*"
     """The model name that the agent asks for."""
     caller: str = "*"
-    """The agent's name as telemetry gives it: `gen_ai.agent.name` in the baggage header, or the header `x-agent-name`."""
+    """The agent's name as telemetry gives it: `gen_ai.agent.name` in the baggage header, or the header `x-agent-name`.
+    """
     system: str = "*"
     """The system prompt, e.g. `*write a title*` for side calls."""
     fingerprint: str = "*"
@@ -91,16 +107,22 @@ class RouteConfig(Section):
     agent: str = ""
     """The role that these calls are; empty: the caller's name, or else the model name."""
     policy: str = "policy"
-    """`policy`, or a name from `[policies.NAME]`, learns; `frozen` answers with fixed weights; `upstreams.NAME` relays to another server."""
+    """`policy`, or a name from `[policies.NAME]`, learns; `frozen` answers with fixed weights; `upstreams.NAME` relays
+    to another server.
+    """
     weights: str = ""
-    """With `frozen`: the model folder that answers, e.g. a checkpoint of another run; empty: what training started from."""
+    """With `frozen`: the model folder that answers, e.g. a checkpoint of another run; empty: what training started
+    from.
+    """
     train: bool = True
     """Whether these calls teach. Calls that no learning policy answers never do."""
 
     @model_validator(mode="after")
     def _known_by_its_role(self) -> "RouteConfig":
         if not self.train and not self.agent and (self.caller, self.system, self.fingerprint) != ("*", "*", "*"):
-            raise ValueError("a route with `train = false` that fits by more than the model name needs an `agent` to be told apart by")
+            raise ValueError(
+                "a route with `train = false` that fits by more than the model name needs an `agent` to be told apart by"
+            )
         return self
 
 
@@ -115,7 +137,9 @@ class UpstreamConfig(Section):
 
 class EngineConfig(Section):
     name: str = "embedded"
-    """`embedded`, `vllm`, `relay`, or `pkg.module:attr`: a class is an engine, a function a script (see docs/gateway.md)."""
+    """`embedded`, `vllm`, `relay`, or `pkg.module:attr`: a class is an engine, a function a script (see
+    docs/gateway.md).
+    """
     urls: list[str] = Field(default_factory=list)
     """Base URLs of the servers behind `vllm` or `relay`."""
     slots: int = Field(default=64, ge=1)
@@ -130,16 +154,22 @@ class GatewayConfig(Section):
     port: int = Field(default=0, ge=0, le=65535)
     """0 takes any free port."""
     history: Literal["exact", "template"] = "exact"
-    """What the model reads of its own earlier answers: `exact`ly what it sampled, or what the chat `template` makes of it, as deployment would."""
+    """What the model reads of its own earlier answers: `exact`ly what it sampled, or what the chat `template` makes of
+    it, as deployment would.
+    """
     strict: bool = False
-    """Whether tools marked `strict` are held to their schema by a grammar. Calls drawn under one are never trained, and some SDKs mark every tool;
-    so by default the policy is left to learn it. Demands (`required` or named tools, a `response_format`) always hold."""
+    """Whether tools marked `strict` are held to their schema by a grammar. Calls drawn under one are never trained, and
+    some SDKs mark every tool; so by default the policy is left to learn it. Demands (`required` or named tools, a
+    `response_format`) always hold.
+    """
     embeddings: str = ""
     """`upstreams.NAME` that answers embedding requests; empty: nobody does."""
 
 
 class AirConfig(Section):
-    """`[[air]]`: one rule that turns what happened (a span: a tool call, an LLM call, …) into a reward of the call that caused it."""
+    """`[[air]]`: one rule that turns what happened (a span: a tool call, an LLM call, …) into a reward of the call that
+    caused it.
+    """
 
     rule: str
     """A built-in rule, or `module:function` from `Span` to a number or None (see docs/air.md)."""
@@ -169,19 +199,28 @@ class AlgorithmConfig(Section):
     truncation_penalty: float = Field(default=0.0, ge=0)
     """Taken off the value of a call that ran into its token limit."""
     shaping: Literal["additive", "potential"] = "additive"
-    """Whether rewards of `[[air]]` are added as they are, or as differences of a potential, which provably keeps the best policy the best."""
+    """Whether rewards of `[[air]]` are added as they are, or as differences of a potential, which provably keeps the
+    best policy the best.
+    """
     dynamic_sampling: int = Field(default=0, ge=0)
-    """Times that a step goes for new tasks in place of those whose rollouts all got the same reward (DAPO, arXiv 2503.14476)."""
+    """Times that a step goes for new tasks in place of those whose rollouts all got the same reward (DAPO, arXiv
+    2503.14476).
+    """
     audit: str = ""
-    """A reward that nobody learns from, by its name: if it falls while the trained one rises, the run warns of reward hacking."""
+    """A reward that nobody learns from, by its name: if it falls while the trained one rises, the run warns of reward
+    hacking.
+    """
 
 
 class LossConfig(Section):
     name: Literal["ppo_clip", "cispo", "pg"] = "ppo_clip"
-    """`pg`: plain policy gradient (with advantages of 1: supervised learning). `ppo_clip`: clipped ratio, arXiv 1707.06347. `cispo`: clipped weight,
-    arXiv 2506.13585."""
+    """`pg`: plain policy gradient (with advantages of 1: supervised learning). `ppo_clip`: clipped ratio, arXiv
+    1707.06347. `cispo`: clipped weight, arXiv 2506.13585.
+    """
     ratio: Literal["token", "call", "rollout"] = "token"
-    """Whether the ratio π / π_old is one of each token, or the geometric mean over a call or a rollout (GSPO, arXiv 2507.18071)."""
+    """Whether the ratio π / π_old is one of each token, or the geometric mean over a call or a rollout (GSPO, arXiv
+    2507.18071).
+    """
     clip_low: float = Field(default=0.2, ge=0)
     """The ratio is clipped below 1 - this."""
     clip_high: float = Field(default=0.28, ge=0)
@@ -197,11 +236,15 @@ class LossConfig(Section):
     value_coef: float = Field(default=0.5, ge=0)
     """Weight of the critic's squared error, where the credit needs a critic."""
     importance: Literal["none", "token", "call", "rollout", "token-mask", "call-mask", "rollout-mask"] = "none"
-    """Corrects for tokens that older weights sampled: by a truncated ratio of each token, call or rollout, or by leaving out those that exceed it."""
+    """Corrects for tokens that older weights sampled: by a truncated ratio of each token, call or rollout, or by
+    leaving out those that exceed it.
+    """
     importance_cap: float = Field(default=2.0, ge=1)
     """Where that ratio is truncated, or a token, call or rollout left out."""
     proximal: bool = False
-    """Clip around the weights that the batch is first learnt by, not around those that sampled it (decoupled PPO, arXiv 2110.00641)."""
+    """Clip around the weights that the batch is first learnt by, not around those that sampled it (decoupled PPO, arXiv
+    2110.00641).
+    """
 
     @model_validator(mode="after")
     def _sound(self) -> "LossConfig":
@@ -212,7 +255,9 @@ class LossConfig(Section):
         if self.name == "pg" and (self.ratio != "token" or self.proximal):
             raise ValueError("`pg` clips no ratio: `ratio` and `proximal` would change nothing")
         if self.importance != "none" and self.name != "pg" and not self.proximal:
-            raise ValueError(f"`{self.name}` already has a ratio to the weights that sampled: `importance` needs `proximal = true` beside it")
+            raise ValueError(
+                f"`{self.name}` already has a ratio to the weights that sampled: `importance` needs `proximal = true` beside it"
+            )
         return self
 
 
@@ -256,15 +301,21 @@ class WarmstartConfig(Section):
     """Plays the model on training tasks, and its rollouts are the demonstrations: `module:function` (a script, see
     docs/gateway.md) or `upstreams.NAME`."""
     demonstrations: str = ""
-    """In place of a teacher: a JSONL file of conversations, the folder of a run, or `module:function`, called as f(seed=…, count=…)."""
+    """In place of a teacher: a JSONL file of conversations, the folder of a run, or `module:function`, called as
+    f(seed=…, count=…).
+    """
     reward: float = 1.0
     """The final reward that a rollout of the teacher, or of a run, needs to be a demonstration."""
     count: int = Field(default=2000, ge=1)
     """Rollouts of the teacher, or demonstrations that a function is asked for."""
     base: str = ""
-    """A model folder (relative to the recipe) or hub id to train further; empty: a tiny model and its tokenizer are made."""
+    """A model folder (relative to the recipe) or hub id to train further; empty: a tiny model and its tokenizer are
+    made.
+    """
     tokenizer: str = ""
-    """`module:function` from the demonstrations to the tiny model's tokenizer; empty: one that knows every word and phrase of them."""
+    """`module:function` from the demonstrations to the tiny model's tokenizer; empty: one that knows every word and
+    phrase of them.
+    """
     shape: dict[Size, int] = Field(default_factory=dict[Size, int])
     """Sizes of the tiny model, such as `{hidden = 64}`; the rest is as in `models/tiny.py`."""
     steps: int = Field(default=600, ge=1)
@@ -274,11 +325,15 @@ class WarmstartConfig(Section):
     learning_rate: float = Field(default=0.0, ge=0)
     """Peak step size of AdamW; 0: 3e-3 for a tiny model, 1e-3 for one with a `base`."""
     reading: int = Field(default=0, ge=0)
-    """Steps before those in which a tiny model also learns to predict what it is told, such as tool results: it learns sooner to copy from there."""
+    """Steps before those in which a tiny model also learns to predict what it is told, such as tool results: it learns
+    sooner to copy from there.
+    """
     reading_prompts: bool = False
     """Whether the first prompt is predicted then, too."""
     steer: bool = True
-    """Stop as soon as the agent succeeds on 35 to 50 % of the training tasks that it is tried on. False: take exactly `steps`."""
+    """Stop as soon as the agent succeeds on 35 to 50 % of the training tasks that it is tried on. False: take exactly
+    `steps`.
+    """
 
     @model_validator(mode="after")
     def _one_source(self) -> "WarmstartConfig":
@@ -298,9 +353,13 @@ class LearnerConfig(Section):
 
 class Config(Section):
     name: str
-    """Names the run's folder: up to 100 letters, digits, spaces, `_`, `.` and `-`; the first is a letter, a digit or `_`."""
+    """Names the run's folder: up to 100 letters, digits, spaces, `_`, `.` and `-`; the first is a letter, a digit or
+    `_`.
+    """
     root: Path = Path(".")
-    """The folder that `entry`, `reward`, `source` and relative paths are looked up in; the recipe's own unless it says otherwise."""
+    """The folder that `entry`, `reward`, `source` and relative paths are looked up in; the recipe's own unless it says
+    otherwise.
+    """
     seed: int = 0
     """Everything random follows from it."""
     preset: str = ""
@@ -316,12 +375,16 @@ class Config(Section):
     gateway: GatewayConfig = GatewayConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     air: list[AirConfig] = Field(default_factory=list[AirConfig])
-    """Automatic Intermediate Rewarding: rules that reward calls for what came of them. Credits other than `uniform` use these rewards."""
+    """Automatic Intermediate Rewarding: rules that reward calls for what came of them. Credits other than `uniform` use
+    these rewards.
+    """
     loss: LossConfig = LossConfig()
     trainer: TrainerConfig = TrainerConfig()
     policies: dict[str, dict[str, Any]] = Field(default_factory=dict[str, dict[str, Any]])
-    """`[policies.NAME]`: several policies that learn. Each may have `preset`, `model`, `algorithm`, `loss` and `trainer` of its own, and is like
-    the sections at the top in whatever it leaves out. Without any there is one, `policy`."""
+    """`[policies.NAME]`: several policies that learn. Each may have `preset`, `model`, `algorithm`, `loss` and
+    `trainer` of its own, and is like the sections at the top in whatever it leaves out. Without any there is one,
+    `policy`.
+    """
     loop: LoopConfig = LoopConfig()
     warmstart: WarmstartConfig = WarmstartConfig()
 
@@ -343,7 +406,8 @@ class Config(Section):
         for name in learners:
             if name == "frozen" or not re.fullmatch(r"[\w-]+", name):
                 raise UserError(
-                    f"a policy cannot be named `{name}`", hint="letters, digits, `_` and `-`, and not `frozen`: that is what does not learn"
+                    f"a policy cannot be named `{name}`",
+                    hint="letters, digits, `_` and `-`, and not `frozen`: that is what does not learn",
                 )
         upstreams = [f"upstreams.{name}" for name in self.upstreams]
         known = [*learners, "frozen", *upstreams]
@@ -351,7 +415,10 @@ class Config(Section):
             if name not in known:
                 raise UserError(f"no policy `{name}` for `routes.{index}.policy`", hint=meant(name, known))
         if self.gateway.embeddings and self.gateway.embeddings not in upstreams:
-            raise UserError(f"there is no `[{self.gateway.embeddings}]` for `gateway.embeddings`", hint=meant(self.gateway.embeddings, upstreams))
+            raise UserError(
+                f"there is no `[{self.gateway.embeddings}]` for `gateway.embeddings`",
+                hint=meant(self.gateway.embeddings, upstreams),
+            )
         return self
 
     @model_validator(mode="after")
@@ -391,7 +458,9 @@ def _preset(tree: Mapping[str, Any], *, of: str = "") -> Mapping[str, Any]:
 
 def _learner(name: str, own: Mapping[str, Any], *, shared: Mapping[str, Any]) -> LearnerConfig:
     try:
-        return LearnerConfig.model_validate(_merged(shared, _preset(own, of=f"policies.{name}."), _without(own, "preset")))
+        return LearnerConfig.model_validate(
+            _merged(shared, _preset(own, of=f"policies.{name}."), _without(own, "preset"))
+        )
     except ValidationError as error:
         raise _inside(error, "policies", name) from error
 
@@ -420,7 +489,9 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def make_config(tree: dict[str, Any], overrides: Sequence[str], *, folder: Path, where: str) -> Config:
-    """Settings from a tree, the overrides laid over it. `folder` is what a relative `root` is relative to; `where` names the tree in errors."""
+    """Settings from a tree, the overrides laid over it. `folder` is what a relative `root` is relative to; `where`
+    names the tree in errors.
+    """
     for override in overrides:
         _lay_over(tree, override)
     tree["root"] = str((folder / tree.get("root", ".")).resolve())
@@ -447,12 +518,16 @@ def _lay_over(tree: dict[str, Any], override: str) -> None:
     for name in parents:
         tree = tree.setdefault(name, {})
         if not isinstance(tree, dict):
-            raise UserError(f"`{name}` in override `{override}` is a value, not a section", hint="see `lightningrl train --dry-run`")
+            raise UserError(
+                f"`{name}` in override `{override}` is a value, not a section", hint="see `lightningrl train --dry-run`"
+            )
     tree[last] = value
 
 
 def _explain(error: ValidationError, *, where: str) -> UserError:
-    """Name one wrong setting, and what was probably meant. A key that nobody knows says most: what it was to be is then missing, too."""
+    """Name one wrong setting, and what was probably meant. A key that nobody knows says most: what it was to be is then
+    missing, too.
+    """
     first = min(error.errors(), key=lambda line: line["type"] != "extra_forbidden")
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, ValidationError):

@@ -3,9 +3,12 @@
 batch = await collected(Path("recipe.toml"), folder, overrides=["loop.tasks_per_step=4"])
 check(batch)
 
-agent ⇄ its own SDK ⇄ gateway ⇄ tap ⇄ engine       1  what the engine read and sampled is what the store holds, and what the forest spells
-                         ↓                          2  engine, trainer and Hugging Face's own code give every token the same logprob
-                       store → forest → trainer     3  every sampled token is a target once, or counted with the reason why not
+agent ⇄ its own SDK ⇄ gateway ⇄ tap ⇄ engine       1  what the engine read and sampled is what the store holds, and what
+the forest spells
+                         ↓                          2  engine, trainer and Hugging Face's own code give every token the
+                         same logprob
+                       store → forest → trainer     3  every sampled token is a target once, or counted with the reason
+                       why not
 """
 
 import asyncio
@@ -93,7 +96,9 @@ class Tap:
         self._engine = embedded(setup)
         self._tape = TAPE.get()
 
-    async def generate(self, prompt_ids: Sequence[int], *, sampling: Sampling, policy: str, stream: bool = False) -> AsyncIterator[Delta]:
+    async def generate(
+        self, prompt_ids: Sequence[int], *, sampling: Sampling, policy: str, stream: bool = False
+    ) -> AsyncIterator[Delta]:
         read, given = tuple(prompt_ids), list[Delta]()
         deltas = self._engine.generate(prompt_ids, sampling=sampling, policy=policy, stream=stream)
         try:
@@ -168,7 +173,9 @@ async def collected(recipe: Path, folder: Path, *, overrides: Sequence[str] = ()
     )
 
 
-async def _learnt(loop: Loop, step: int, rollouts: Sequence[Rollout]) -> tuple[list[Trained], dict[str, dict[str, int]]]:
+async def _learnt(
+    loop: Loop, step: int, rollouts: Sequence[Rollout]
+) -> tuple[list[Trained], dict[str, dict[str, int]]]:
     """What a step would be made from; and policy → reason → tokens that it would leave out."""
     lessons, metrics = await loop.credit(step, rollouts)
     trained: list[Trained] = []
@@ -176,18 +183,26 @@ async def _learnt(loop: Loop, step: int, rollouts: Sequence[Rollout]) -> tuple[l
     for learner in loop.learners:
         for piece in pack(lessons[learner.name], max_tokens=learner.config.trainer.max_tokens, teaching=with_weight):
             forest = build_forest(piece)
-            trained.append(Trained(policy=learner.name, forest=forest, logprobs=learner.trainer.forward_backward(forest).logprobs))
+            trained.append(
+                Trained(policy=learner.name, forest=forest, logprobs=learner.trainer.forward_backward(forest).logprobs)
+            )
         said = ("" if len(loop.learners) == 1 else f"{learner.name}/") + "tokens/left_out_"
-        left_out[learner.name] = {name.removeprefix(said): int(n) for name, n in metrics.items() if name.startswith(said)}
+        left_out[learner.name] = {
+            name.removeprefix(said): int(n) for name, n in metrics.items() if name.startswith(said)
+        }
     return trained, left_out
 
 
-def _plainly(learner: Learner, folder: Path, version: int, calls: Sequence[Call], trained: Sequence[Trained]) -> dict[str, Doubles]:
+def _plainly(
+    learner: Learner, folder: Path, version: int, calls: Sequence[Call], trained: Sequence[Trained]
+) -> dict[str, Doubles]:
     """What the folder that was published says of the calls that its policy learns from."""
     learnt = {call_id for made in trained if made.policy == learner.name for call_id in made.forest.call_ids}
     kept = [call for call in calls if call.id in learnt]
     asked = ((call.prompt_ids, call.completion_ids, call.sampling.temperature) for call in kept)
-    return dict(zip([call.id for call in kept], plain_logprobs(folder / learner.weights(version).uri, asked), strict=True))
+    return dict(
+        zip([call.id for call in kept], plain_logprobs(folder / learner.weights(version).uri, asked), strict=True)
+    )
 
 
 # what must hold
@@ -195,8 +210,15 @@ def _plainly(learner: Learner, folder: Path, version: int, calls: Sequence[Call]
 
 def the_store_holds_what_the_engine_read_and_sampled(batch: Batch) -> None:
     """Invariant 1, and the beginning of 3: nothing is changed, nothing gets lost, whatever becomes of the attempt."""
-    did = Counter(_exact(heard.policy, heard.version, heard.prompt_ids, heard.token_ids, heard.logprobs) for heard in batch.heard if heard.token_ids)
-    keys = {call.id: _exact(call.policy, call.policy_version, call.prompt_ids, call.completion_ids, call.logprobs) for call in batch.calls}
+    did = Counter(
+        _exact(heard.policy, heard.version, heard.prompt_ids, heard.token_ids, heard.logprobs)
+        for heard in batch.heard
+        if heard.token_ids
+    )
+    keys = {
+        call.id: _exact(call.policy, call.policy_version, call.prompt_ids, call.completion_ids, call.logprobs)
+        for call in batch.calls
+    }
     stored = Counter(keys[call.id] for call in batch.calls if len(call.completion_ids))
     odd = [call_id for call_id, key in keys.items() if key in stored - did]
     assert not odd, f"the engine did not read and sample what {odd[:3]} say"
@@ -210,19 +232,29 @@ def a_history_is_what_was_read_and_sampled(batch: Batch) -> None:
         if call.capture in ("bridged", "partly"):
             parent = calls[call.parent_call_id or ""]
             history = np.concatenate((parent.prompt_ids, parent.completion_ids))
-            assert np.array_equal(call.prompt_ids[: len(history)], history), f"`{call.id}` does not go on from what `{parent.id}` read and sampled"
+            assert np.array_equal(call.prompt_ids[: len(history)], history), (
+                f"`{call.id}` does not go on from what `{parent.id}` read and sampled"
+            )
 
 
 def the_trainer_reads_what_the_engine_read(batch: Batch) -> None:
-    """Invariant 1: from its root to a call's last token, the forest spells what was read and sampled, and each token is predicted from there."""
+    """Invariant 1: from its root to a call's last token, the forest spells what was read and sampled, and each token is
+    predicted from there.
+    """
     calls = {call.id: call for call in batch.calls}
     for call_id, made, terms in _terms(batch):
         call, forest = calls[call_id], made.forest
         path = _path(forest, int(forest.sources[terms[-1]]))
         read = np.concatenate((call.prompt_ids, call.completion_ids[:-1]))
-        assert np.array_equal(forest.token_ids[path], read), f"the trainer reads something else than the engine did for `{call_id}`"
-        assert np.array_equal(forest.positions[path], np.arange(len(read))), f"tokens of `{call_id}` are not where the engine had them"
-        assert np.array_equal(forest.sources[terms], path[-len(terms) :]), f"tokens of `{call_id}` are predicted from other places"
+        assert np.array_equal(forest.token_ids[path], read), (
+            f"the trainer reads something else than the engine did for `{call_id}`"
+        )
+        assert np.array_equal(forest.positions[path], np.arange(len(read))), (
+            f"tokens of `{call_id}` are not where the engine had them"
+        )
+        assert np.array_equal(forest.sources[terms], path[-len(terms) :]), (
+            f"tokens of `{call_id}` are predicted from other places"
+        )
 
 
 def every_sampled_token_is_learnt_from_once_or_counted(batch: Batch) -> None:
@@ -233,13 +265,19 @@ def every_sampled_token_is_learnt_from_once_or_counted(batch: Batch) -> None:
     for call_id, made, terms in _terms(batch):
         targets.setdefault(call_id, []).extend(made.forest.targets[terms].tolist())
         by_policy[made.policy] += len(terms)
-    assert targets.keys() <= accepted.keys(), f"{sorted(targets.keys() - accepted.keys())[:3]} are of no accepted attempt"
+    assert targets.keys() <= accepted.keys(), (
+        f"{sorted(targets.keys() - accepted.keys())[:3]} are of no accepted attempt"
+    )
     for call_id, found in targets.items():
-        assert found == accepted[call_id].completion_ids.tolist(), f"the tokens of `{call_id}` are not each a target once"
+        assert found == accepted[call_id].completion_ids.tolist(), (
+            f"the tokens of `{call_id}` are not each a target once"
+        )
     sampled = sum(len(call.completion_ids) for call in accepted.values())
     for policy, reasons in batch.left_out.items():
         counted = by_policy[policy] + sum(reasons.values())
-        assert counted == sampled, f"`{sampled}` tokens were sampled, `{policy}` accounts for `{counted}`: {by_policy[policy]} learnt from, {reasons}"
+        assert counted == sampled, (
+            f"`{sampled}` tokens were sampled, `{policy}` accounts for `{counted}`: {by_policy[policy]} learnt from, {reasons}"
+        )
 
 
 def all_give_every_token_the_same_logprob(batch: Batch) -> None:

@@ -2,13 +2,14 @@
 
 agents      the processes that run them and whatever these start: framework, tools, reward function, servers of MCP
 engine      threads called `engine-…`; an engine in another process is not counted
-gateway     everything else in this process while agents run: HTTP, rendering, records, handing out rollouts, making up tasks
-training    everything else from a complete batch to the new weights being served: credit, forest, forward, backward, update, saving
-rest        everything else, before and after: imports, loading the model; and threads called `drawing…`, at any time
+gateway     everything else in this process while agents run: HTTP, rendering, records, handing out rollouts, making up
+tasks training    everything else from a complete batch to the new weights being served: credit, forest, forward,
+backward, update, saving rest        everything else, before and after: imports, loading the model; and threads called
+`drawing…`, at any time
 
-Waiting is in none of these, be it for the GIL or for a core. Torch's own threads have no names, so they count by what the process is doing: those
-of a product in the trainer as training. What a process has spent that outlived its parent and was ended with its group is lost. Only Linux tells
-all of this; elsewhere there are no figures.
+Waiting is in none of these, be it for the GIL or for a core. Torch's own threads have no names, so they count by what
+the process is doing: those of a product in the trainer as training. What a process has spent that outlived its parent
+and was ended with its group is lost. Only Linux tells all of this; elsewhere there are no figures.
 """
 
 import os
@@ -58,7 +59,10 @@ class CpuSplit:
         if sys.platform != "linux":
             return
         now, last = clocks(), self._last
-        engine, agents = max(0.0, now.engine - last.engine), max(0.0, now.agents - last.agents)  # who has ended is seen no more
+        engine, agents = (
+            max(0.0, now.engine - last.engine),
+            max(0.0, now.agents - last.agents),
+        )  # who has ended is seen no more
         drawing = max(0.0, now.drawing - last.drawing)
         ours = now.process - last.process - engine - drawing
         for part, seconds in (("agents", agents), ("engine", engine), ("rest", drawing), (doing, ours)):

@@ -1,8 +1,8 @@
 """The error model: a failure is attributed, at a boundary, to whoever owns it.
 
 A `UserError` is something the person at the keyboard can mend: it carries a hint, and the CLI exits with code 2.
-`AgentError`, `GraderError` and `EngineError` say whose code failed. A failed rollout is a record, not a crash: the runner
-turns these into `Attempt.error`; they are only raised when nothing can go on.
+`AgentError`, `GraderError` and `EngineError` say whose code failed. A failed rollout is a record, not a crash: the
+runner turns these into `Attempt.error`; they are only raised when nothing can go on.
 """
 
 import difflib
@@ -39,7 +39,9 @@ class GraderError(UserError):
 
 
 class Stopped(LightningError):
-    """A signal has ended it: Ctrl-C, SIGTERM, SIGHUP. The exit code is 128 + the number of the signal, as a shell has it."""
+    """A signal has ended it: Ctrl-C, SIGTERM, SIGHUP. The exit code is 128 + the number of the signal, as a shell has
+    it.
+    """
 
     def __init__(self, message: str, *, hint: str | None = None, exit_code: int) -> None:
         super().__init__(message, hint=hint)

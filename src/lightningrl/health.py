@@ -1,7 +1,8 @@
-"""Is what a run learns from healthy? Rows of step metrics in; warnings in words, each with its figure and what can be done, out.
+"""Is what a run learns from healthy? Rows of step metrics in; warnings in words, each with its figure and what can be
+done, out.
 
-Every check looks at several steps, as one noisy step says nothing; what may never happen at all is told at once. A warning is raised when it becomes
-true, and again only after it had been gone for a while.
+Every check looks at several steps, as one noisy step says nothing; what may never happen at all is told at once. A
+warning is raised when it becomes true, and again only after it had been gone for a while.
 """
 
 import math
@@ -14,7 +15,9 @@ from lightningrl.config import LearnerConfig
 from lightningrl.types import Capture
 
 Row: TypeAlias = Mapping[str, float]
-"""`area/name` → value of one step, as `metrics.jsonl` has it. Where several policies learn, what is of one of them begins with its name."""
+"""`area/name` → value of one step, as `metrics.jsonl` has it. Where several policies learn, what is of one of them
+begins with its name.
+"""
 Check: TypeAlias = Callable[[Sequence[Row], LearnerConfig], str | None]
 """The steps so far, as one policy sees them → what is wrong; None if nothing is, or if it cannot be known."""
 
@@ -31,32 +34,41 @@ TRUNCATED = 0.1
 EXCLUDED = 0.1
 """Share of rollouts: those that fail are seldom a fair sample of the tasks."""
 FORKED = 0.2
-"""Share of calls. Some forks are meant (a summary in place of a history); a fifth of the prefixes is work done twice."""
+"""Share of calls. Some forks are meant (a summary in place of a history); a fifth of the prefixes is work done twice.
+"""
 LOGS = 0.5
 """Share of a program's attempts that printed several lines and got 0."""
 LEFT_OUT = 0.1
 """Share of the sampled tokens that a policy should learn from."""
 RATIO_DRIFT = 0.1
-"""|mean ratio - 1|: over tokens of the weights that sampled them the mean is 1 exactly, whatever the new weights are; only heavy tails move it."""
+"""|mean ratio - 1|: over tokens of the weights that sampled them the mean is 1 exactly, whatever the new weights are;
+only heavy tails move it.
+"""
 RATIO_MAX = 100.0
 """A token has become a hundred times likelier within one batch."""
 CLIPPED = 0.3
-"""Share of tokens: twice what GSPO clips on purpose, and hundreds of times what GRPO does (arXiv 2507.18071, figure 2)."""
+"""Share of tokens: twice what GSPO clips on purpose, and hundreds of times what GRPO does (arXiv 2507.18071, figure 2).
+"""
 CAPPED = 0.1
 """Share of tokens whose importance weight was cut: the correction is then no longer one."""
 ENTROPY_LEFT, ENTROPY_LOW = 0.1, 0.05
-"""Of what the run began with; and in nats a token. Both: a policy may begin sure of itself, and need not stay as it began."""
+"""Of what the run began with; and in nats a token. Both: a policy may begin sure of itself, and need not stay as it
+began.
+"""
 KL_ENGINE = 0.1
 """Nats a token; an update of a trust region is held to 0.01 (arXiv 1502.05477, section 8)."""
 LOGPROB_GAP = {"float32": 1e-3, "bfloat16": 1.0}
-"""Largest |Δ logprob| in nats between engine and trainer with the same weights. In float32 ten times what tests hold (1e-4); bfloat16 is off
-by 0.02 on average, and a token in thousands by much more."""
+"""Largest |Δ logprob| in nats between engine and trainer with the same weights. In float32 ten times what tests hold
+(1e-4); bfloat16 is off by 0.02 on average, and a token in thousands by much more.
+"""
 CRITIC_STEPS, CRITIC_EXPLAINS = 20, 0.05
 """Steps that a critic gets to learn, and the share of the returns' variance that it must explain by then."""
 TREND_STEPS, TREND_AT_LEAST = 40, 12
 """Window of the test for a trend, and what it takes to begin."""
 TREND_Z = 3.0
-"""One-sided p = 0.0013 of each of two trends (Mann-Kendall): noise alone is to raise no alarm in a run of hundreds of steps."""
+"""One-sided p = 0.0013 of each of two trends (Mann-Kendall): noise alone is to raise no alarm in a run of hundreds of
+steps.
+"""
 
 SELECTED: frozenset[str] = frozenset({"policy", "agent"})
 """Reasons to leave a call out that the recipe itself gives."""
@@ -102,7 +114,8 @@ def notes_of(rows: Sequence[Row], learners: Mapping[str, LearnerConfig]) -> list
     several = len(learners) > 1
     views = {name: [view(row, name) for row in rows[-RECENT:]] for name in learners}
     return [
-        (f"`{name}`: " if several else "") + f"nearly solved: `{mean_of(own, 'reward/mean'):.3g}` of 1 is earned on training tasks; "
+        (f"`{name}`: " if several else "")
+        + f"nearly solved: `{mean_of(own, 'reward/mean'):.3g}` of 1 is earned on training tasks; "
         "hint: take harder tasks, or end it here"
         for name, own in views.items()
         if solved(own)
@@ -110,14 +123,20 @@ def notes_of(rows: Sequence[Row], learners: Mapping[str, LearnerConfig]) -> list
 
 
 def solved(rows: Sequence[Row]) -> bool:
-    """Whether there is little left to learn from the tasks of the last steps. A reward above 1 is measured otherwise, and says nothing."""
+    """Whether there is little left to learn from the tasks of the last steps. A reward above 1 is measured otherwise,
+    and says nothing.
+    """
     rewards = [row["reward/mean"] for row in rows[-RECENT:] if "reward/mean" in row]
     return bool(rewards) and max(rewards) <= 1 and float(np.mean(rewards)) >= SOLVED
 
 
 def view(row: Row, policy: str) -> Row:
     """What is of the policy, under the names that it has in a run with no other, and what is of the whole run."""
-    own = {name.removeprefix(f"{policy}/"): value for name, value in row.items() if name.startswith(f"{policy}/") and name.count("/") > 1}
+    own = {
+        name.removeprefix(f"{policy}/"): value
+        for name, value in row.items()
+        if name.startswith(f"{policy}/") and name.count("/") > 1
+    }
     return {**row, **own}
 
 
@@ -278,7 +297,11 @@ def critic_explains_nothing(rows: Sequence[Row], config: LearnerConfig) -> str |
 def reward_hacking(rows: Sequence[Row], config: LearnerConfig) -> str | None:
     trained, audit = config.algorithm.reward, config.algorithm.audit
     window = rows[-TREND_STEPS:]
-    pairs = [(row[f"reward/{trained}"], row[f"reward/{audit}"]) for row in window if {f"reward/{trained}", f"reward/{audit}"} <= row.keys()]
+    pairs = [
+        (row[f"reward/{trained}"], row[f"reward/{audit}"])
+        for row in window
+        if {f"reward/{trained}", f"reward/{audit}"} <= row.keys()
+    ]
     if not audit or len(pairs) < TREND_AT_LEAST:
         return None
     rising, falling = (np.array(values, np.float64) for values in zip(*pairs, strict=True))
@@ -295,7 +318,11 @@ def audit_missing(rows: Sequence[Row], config: LearnerConfig) -> str | None:
     audit = config.algorithm.audit
     if not audit or any(f"reward/{audit}" in row for row in rows[-RECENT:]):
         return None
-    given = ", ".join(f"`{name.removeprefix('reward/')}`" for name in rows[-1] if name.startswith("reward/") and name not in NO_REWARDS)
+    given = ", ".join(
+        f"`{name.removeprefix('reward/')}`"
+        for name in rows[-1]
+        if name.startswith("reward/") and name not in NO_REWARDS
+    )
     return f"nobody gives the reward `{audit}` that `algorithm.audit` names; hint: rewards given: {given or 'none'}"
 
 
@@ -340,7 +367,8 @@ OF_A_POLICY: tuple[Check, ...] = (
 
 
 def trend(values: np.ndarray) -> float:
-    """z of the Mann-Kendall test: how many more pairs rise than fall, in standard deviations of what noise would do. It asks for no straight line.
+    """z of the Mann-Kendall test: how many more pairs rise than fall, in standard deviations of what noise would do. It
+    asks for no straight line.
 
     S = Σ_{i<j} sign(x_j - x_i),  Var S = n (n-1) (2n+5) / 18 without ties; ties make it smaller, so z errs towards 0.
     """
@@ -350,16 +378,26 @@ def trend(values: np.ndarray) -> float:
 
 
 def left_out_shares(rows: Sequence[Row]) -> dict[str, float]:
-    """Reason → share of the tokens that a policy should learn from. What other policies sampled, and roles that do not teach, are none of these."""
+    """Reason → share of the tokens that a policy should learn from. What other policies sampled, and roles that do not
+    teach, are none of these.
+    """
     prefix = "tokens/left_out_"
-    sums = {name: sum(row.get(name, 0.0) for row in rows) for name in sorted({name for row in rows for name in row}) if name.startswith(prefix)}
-    wanted = {name.removeprefix(prefix): count for name, count in sums.items() if name.removeprefix(prefix) not in SELECTED}
+    sums = {
+        name: sum(row.get(name, 0.0) for row in rows)
+        for name in sorted({name for row in rows for name in row})
+        if name.startswith(prefix)
+    }
+    wanted = {
+        name.removeprefix(prefix): count for name, count in sums.items() if name.removeprefix(prefix) not in SELECTED
+    }
     total = sum(wanted.values()) + sum(row.get("tokens/selected", 0.0) for row in rows)
     return {reason: count / total for reason, count in wanted.items() if total}
 
 
 def _recent(rows: Sequence[Row], name: str) -> float | None:
-    """Mean over the last steps; None where there are too few that say anything. A NaN is of an update that was not made, which is told elsewhere."""
+    """Mean over the last steps; None where there are too few that say anything. A NaN is of an update that was not
+    made, which is told elsewhere.
+    """
     values = [row[name] for row in rows[-RECENT:] if name in row and not math.isnan(row[name])]
     return float(np.mean(values)) if len(values) == RECENT else None
 
@@ -374,4 +412,8 @@ def _share(rows: Sequence[Row], part: Sequence[str], whole: Sequence[str], *, at
     """Over the last steps together; None where there are fewer than `at_least`."""
     recent = rows[-RECENT:]
     total = sum(row.get(name, 0.0) for row in recent for name in whole)
-    return sum(row.get(name, 0.0) for row in recent for name in part) / total if total and len(recent) >= at_least else None
+    return (
+        sum(row.get(name, 0.0) for row in recent for name in part) / total
+        if total and len(recent) >= at_least
+        else None
+    )

@@ -1,4 +1,5 @@
-"""One policy that learns: its weights, the engine that serves them, the trainer that changes them. Records in, new weights out.
+"""One policy that learns: its weights, the engine that serves them, the trainer that changes them. Records in, new
+weights out.
 
 A run has one learner or several; they share the rollouts and nothing else, and each learns from its own calls alone.
 """
@@ -29,18 +30,24 @@ Result = TypeVar("Result")
 TRAINER = "trainer"
 """The folder in a checkpoint that holds what only a trainer needs."""
 PROBES = tuple(tuple((salt * 11 + i * i * 3 + i) % 31 + 1 for i in range(8)) for salt in range(8))
-"""Prompts of ids that any vocabulary has. Several, so that an engine of several servers is looked at from several sides. What is drawn is sampled
-and not greedy: greedy tokens are those that the policy is surest of, where old and new weights agree."""
+"""Prompts of ids that any vocabulary has. Several, so that an engine of several servers is looked at from several
+sides. What is drawn is sampled and not greedy: greedy tokens are those that the policy is surest of, where old and new
+weights agree.
+"""
 PROBE_TOKENS = 8
 PROBE_TIMEOUT_S = 300.0
 """A server may have to compile first."""
 SERVED_GAP = {"float32": 1e-3, "bfloat16": 0.1}
-"""Mean |Δ logprob| in nats up to which engine and trainer are taken to have the same weights. Measured with the SQL recipe's model: 1e-6 in float32
-and 0.02 in bfloat16 with the same weights; one update further 0.3 at a learning rate of 5e-4, and 7e-4 at 1e-6, which adds up until it shows."""
+"""Mean |Δ logprob| in nats up to which engine and trainer are taken to have the same weights. Measured with the SQL
+recipe's model: 1e-6 in float32 and 0.02 in bfloat16 with the same weights; one update further 0.3 at a learning rate of
+5e-4, and 7e-4 at 1e-6, which adds up until it shows.
+"""
 
 
 class Learner:
-    """`compute` is the one thread that all training runs in; `root` is where a recipe's own functions are imported from."""
+    """`compute` is the one thread that all training runs in; `root` is where a recipe's own functions are imported
+    from.
+    """
 
     def __init__(
         self,
@@ -56,7 +63,9 @@ class Learner:
         routes: Sequence[RouteConfig],
         root: Path,
     ) -> None:
-        """`checkpoints`: where a version goes in the run's `folder`, e.g. `checkpoints/step-{:05d}`; `kind`: what it is there."""
+        """`checkpoints`: where a version goes in the run's `folder`, e.g. `checkpoints/step-{:05d}`; `kind`: what it is
+        there.
+        """
         self.name = name
         self.config = config
         self.engine = engine
@@ -71,9 +80,17 @@ class Learner:
     # records → what to learn
 
     async def lessons(
-        self, batch: Sequence[Rollout], calls: Sequence[Call], rewards: Sequence[Reward], *, air: Sequence[Reward], oldest_version: int
+        self,
+        batch: Sequence[Rollout],
+        calls: Sequence[Call],
+        rewards: Sequence[Reward],
+        *,
+        air: Sequence[Reward],
+        oldest_version: int,
     ) -> tuple[list[Lesson], dict[str, float], dict[str, int]]:
-        """What each sampled token is to teach, what there is to say about it, and why calls were left out. `air`: rewards that follow from spans."""
+        """What each sampled token is to teach, what there is to say about it, and why calls were left out. `air`:
+        rewards that follow from spans.
+        """
         algorithm = self.config.algorithm
         trajectories, report = learnable(
             batch,
@@ -93,17 +110,27 @@ class Learner:
 
     def _with_values(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """What the critic expects of every call that is trained."""
-        seen = [unweighted(call, rollout_id=t.rollout_id) for t in trajectories for call in t.transitions if call.left_out is None]
+        seen = [
+            unweighted(call, rollout_id=t.rollout_id)
+            for t in trajectories
+            for call in t.transitions
+            if call.left_out is None
+        ]
         values: dict[str, float] = {}
         for forest, found in self._looks(seen):
             assert found.values is not None, "the trainer was made with a critic"
             values |= zip(forest.call_ids, found.values.tolist(), strict=True)
-        return [replace(t, transitions=tuple(replace(call, value=values.get(call.call_id)) for call in t.transitions)) for t in trajectories]
+        return [
+            replace(t, transitions=tuple(replace(call, value=values.get(call.call_id)) for call in t.transitions))
+            for t in trajectories
+        ]
 
     # what to learn → new weights
 
     async def update(self, lessons: Sequence[Lesson], *, seed: int, decay: float) -> dict[str, float]:
-        """Optimizer steps over the minibatches of one batch. `decay` scales the learning rate, if its schedule follows the run."""
+        """Optimizer steps over the minibatches of one batch. `decay` scales the learning rate, if its schedule follows
+        the run.
+        """
         rate = self.config.trainer.learning_rate * (decay if self.config.trainer.schedule == "linear" else 1.0)
         return await self._computed(self._update, lessons, seed, rate) | {"optim/learning_rate": rate}
 
@@ -168,7 +195,10 @@ class Learner:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
             drawn = await asyncio.gather(*(self._draw(prompt, sampling) for prompt in PROBES))
         look = self.trainer.logprobs
-        expected = [await self._computed(look, np.array(prompt, np.int32), ids) for prompt, (ids, _) in zip(PROBES, drawn, strict=True)]
+        expected = [
+            await self._computed(look, np.array(prompt, np.int32), ids)
+            for prompt, (ids, _) in zip(PROBES, drawn, strict=True)
+        ]
         gap = float(np.mean(np.abs(np.concatenate(expected) - np.concatenate([logprobs for _, logprobs in drawn]))))
         if not gap <= SERVED_GAP[self.config.model.dtype]:  # nor NaN
             raise EngineError(
@@ -190,7 +220,9 @@ def needs_critic(config: LearnerConfig) -> bool:
 
 
 def _over_minibatches(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    """What the metrics of several optimizer steps say about all of them: counts add up, counters go on, the rest is a mean."""
+    """What the metrics of several optimizer steps say about all of them: counts add up, counters go on, the rest is a
+    mean.
+    """
 
     def merge(name: str, values: list[float]) -> float:
         if name.endswith("_max"):

@@ -1,7 +1,8 @@
 """collect → credit → pack → step → publish. Read this first.
 
-The loop asks the store for rollouts and waits for them; agents run elsewhere and know nothing of it. What it learns from are
-records alone, so a run that is killed anywhere goes on from its last published weights as if nothing had happened.
+The loop asks the store for rollouts and waits for them; agents run elsewhere and know nothing of it. What it learns
+from are records alone, so a run that is killed anywhere goes on from its last published weights as if nothing had
+happened.
 """
 
 import asyncio
@@ -84,7 +85,14 @@ class Loop:
     """Learns from one recipe: one policy, or several in the same rollouts."""
 
     def __init__(
-        self, config: Config, *, store: Store, learners: Sequence[Learner], checkpoints: Checkpoints, folder: Path, watcher: Watcher
+        self,
+        config: Config,
+        *,
+        store: Store,
+        learners: Sequence[Learner],
+        checkpoints: Checkpoints,
+        folder: Path,
+        watcher: Watcher,
     ) -> None:
         self.config = config
         self.store = store
@@ -102,7 +110,9 @@ class Loop:
         tasks, recall = self.config.tasks.heldout, version > 0 or self.checkpoints.published > 0
         if not recall:
             await self.try_out()
-        before: dict[Mode, Exam] = {mode: await self.examine(0, mode, tasks, when="before training", recall=recall) for mode in MODES}
+        before: dict[Mode, Exam] = {
+            mode: await self.examine(0, mode, tasks, when="before training", recall=recall) for mode in MODES
+        }
         for step in range(version, steps):
             if step and config.eval_every and step % config.eval_every == 0:
                 await self.examine(step, "sampled", min(config.eval_tasks, tasks), when=f"after {step} steps")
@@ -117,13 +127,16 @@ class Loop:
             metrics |= {"time/collect_s": collected - started, "time/learn_s": time.monotonic() - collected}
             self.cpu.lap("training")
             self.watcher.stepped(step, metrics | self.cpu.since(spent))
-        after: dict[Mode, Exam] = {mode: await self.examine(steps, mode, tasks, when="after training") for mode in MODES}
+        after: dict[Mode, Exam] = {
+            mode: await self.examine(steps, mode, tasks, when="after training") for mode in MODES
+        }
         return Summary(before=before, after=after, rollouts=sum((await self.store.count()).values()))
 
     async def restore(self) -> int:
         """Go back to the newest version, and serve it; the first time, publish what the models came with.
 
-        Where a damaged version has to be learnt again, nothing is served before: queued rollouts wait for the weights that they are to run with.
+        Where a damaged version has to be learnt again, nothing is served before: queued rollouts wait for the weights
+        that they are to run with.
         """
         version = await self.checkpoints.restore()
         if version < 0:
@@ -134,8 +147,9 @@ class Loop:
         return version
 
     async def try_out(self) -> None:
-        """Run the first task of the first exam before the others, so that an agent that does not reach the model is told at once. The exam does not
-        run it again. One task may be unlike the others: where it brings no call, a few more are tried.
+        """Run the first task of the first exam before the others, so that an agent that does not reach the model is
+        told at once. The exam does not run it again. One task may be unlike the others: where it brings no call, a few
+        more are tried.
         """
         attempts = await self._try(1, "one task")
         if attempts and not await self.store.calls([attempt.id for attempt in attempts]):
@@ -158,15 +172,20 @@ class Loop:
             await self._give_up(failed, what="the first tasks")
         what = errors[0] if errors else f"it answered `{attempts[-1].output!r:.80}`"
         hint = "it must take its base URL from OPENAI_BASE_URL and its key from OPENAI_API_KEY, as OpenAI's SDKs do (docs/gateway.md)"
-        raise AgentError(f"the agent never called the model: {what}", hint=f"{hint}; what it printed is in {self.folder / 'agents.log'}")
+        raise AgentError(
+            f"the agent never called the model: {what}",
+            hint=f"{hint}; what it printed is in {self.folder / 'agents.log'}",
+        )
 
     async def collect(self, step: int) -> list[Rollout]:
-        """Run every task of this step `group_size` times, and wait for all of them; then as often as the recipe asks for it, put new tasks in the
-        place of those whose rollouts all got the same reward.
+        """Run every task of this step `group_size` times, and wait for all of them; then as often as the recipe asks
+        for it, put new tasks in the place of those whose rollouts all got the same reward.
         """
         batch = await self._collect(step, 0, self.config.loop.tasks_per_step)
         for retry in range(1, max(learner.config.algorithm.dynamic_sampling for learner in self.learners) + 1):
-            rewards = await self.store.rewards([rollout.accepted_attempt_id for rollout in batch if rollout.accepted_attempt_id])
+            rewards = await self.store.rewards(
+                [rollout.accepted_attempt_id for rollout in batch if rollout.accepted_attempt_id]
+            )
             silent = silent_groups(batch, rewards, names={learner.config.algorithm.reward for learner in self.learners})
             if not silent:
                 break
@@ -192,7 +211,8 @@ class Loop:
     async def learn(self, step: int, batch: Sequence[Rollout]) -> dict[str, float]:
         """Turn the records of a batch into new weights: every policy from its own calls, one after the other.
 
-        An update that is not finite is not made; what it was to be made from is kept in the run's folder, and the run goes on.
+        An update that is not finite is not made; what it was to be made from is kept in the run's folder, and the run
+        goes on.
         """
         lessons, metrics = await self.credit(step, batch)
         decay = 1.0 - step / self.config.loop.steps
@@ -211,15 +231,23 @@ class Loop:
         accepted = [rollout.accepted_attempt_id for rollout in batch if rollout.accepted_attempt_id]
         calls, rewards = await self.store.calls(accepted), await self.store.rewards(accepted)
         if accepted and not calls:
-            raise AgentError("the agent never called the model", hint="it must take its base URL from OPENAI_BASE_URL, as OpenAI's SDKs do")
+            raise AgentError(
+                "the agent never called the model",
+                hint="it must take its base URL from OPENAI_BASE_URL, as OpenAI's SDKs do",
+            )
         air = await self._air(accepted, calls)
         metrics, lessons, left_out = _census(batch, calls, [*rewards, *air]), dict[str, list[Lesson]](), Counter[str]()
         metrics |= await self._ungraded_logs(batch, rewards)
         tasks = {rollout.group_id: asked(rollout.task) for rollout in batch}
-        metrics |= {"tasks/count": float(len(tasks)), "tasks/heldout": float(sum(task in self._heldout for task in tasks.values()))}
+        metrics |= {
+            "tasks/count": float(len(tasks)),
+            "tasks/heldout": float(sum(task in self._heldout for task in tasks.values())),
+        }
         for learner in self.learners:
             oldest = step - self.config.loop.max_off_policy_steps
-            lessons[learner.name], found, reasons = await learner.lessons(batch, calls, rewards, air=air, oldest_version=oldest)
+            lessons[learner.name], found, reasons = await learner.lessons(
+                batch, calls, rewards, air=air, oldest_version=oldest
+            )
             metrics |= self._named(learner, found)
             left_out.update(reasons)
         if calls and not any(lesson.weights.any() for made in lessons.values() for lesson in made):
@@ -231,25 +259,48 @@ class Loop:
     def _heldout(self) -> frozenset[bytes]:
         """The inputs of the held-out tasks: none of them should be trained on."""
         config = self.config
-        return frozenset(map(asked, load_tasks(config.tasks, "heldout", seed=config.tasks.seed, count=config.tasks.heldout, root=config.root)))
+        return frozenset(
+            map(
+                asked,
+                load_tasks(
+                    config.tasks, "heldout", seed=config.tasks.seed, count=config.tasks.heldout, root=config.root
+                ),
+            )
+        )
 
     async def _air(self, attempt_ids: Sequence[str], calls: Sequence[Call]) -> list[Reward]:
         """What the rules of the recipe say of what happened. They follow from records, and are not stored."""
         rules = self.config.air
-        return air_rewards(united(await self.store.spans(attempt_ids), spans_of(calls)), rules, root=self.config.root) if rules else []
+        return (
+            air_rewards(united(await self.store.spans(attempt_ids), spans_of(calls)), rules, root=self.config.root)
+            if rules
+            else []
+        )
 
     async def _ungraded_logs(self, batch: Sequence[Rollout], rewards: Sequence[Reward]) -> dict[str, float]:
-        """Of programs: the share of attempts that printed several lines and got 0. It may be their logs that were graded."""
+        """Of programs: the share of attempts that printed several lines and got 0. It may be their logs that were
+        graded.
+        """
         if self.config.agent.command is None:
             return {}
-        worth = {reward.attempt_id: reward.value for reward in rewards if reward.name == FINAL and reward.call_id is None}
-        accepted = [attempt for attempt in await self.store.attempts([rollout.id for rollout in batch]) if attempt.id in worth]
-        logs = [attempt for attempt in accepted if isinstance(attempt.output, str) and "\n" in attempt.output and worth[attempt.id] == 0]
+        worth = {
+            reward.attempt_id: reward.value for reward in rewards if reward.name == FINAL and reward.call_id is None
+        }
+        accepted = [
+            attempt for attempt in await self.store.attempts([rollout.id for rollout in batch]) if attempt.id in worth
+        ]
+        logs = [
+            attempt
+            for attempt in accepted
+            if isinstance(attempt.output, str) and "\n" in attempt.output and worth[attempt.id] == 0
+        ]
         return {"answers/logs": len(logs) / max(len(accepted), 1)}
 
     def _named(self, learner: Learner, metrics: dict[str, float]) -> dict[str, float]:
         """Several policies are told apart by their names."""
-        return metrics if len(self.learners) == 1 else {f"{learner.name}/{name}": value for name, value in metrics.items()}
+        return (
+            metrics if len(self.learners) == 1 else {f"{learner.name}/{name}": value for name, value in metrics.items()}
+        )
 
     async def publish(self, version: int) -> None:
         """Save the weights, tell the store, then serve them."""
@@ -264,7 +315,9 @@ class Loop:
         """Try the policy on held-out tasks, the same ones every time."""
         return await self.examine_on(self._heldout_tasks(count), version=version, mode=mode, when=when, recall=recall)
 
-    async def examine_on(self, tasks: Sequence[Task], *, version: int, mode: Mode, when: str = "", recall: bool = False) -> Exam:
+    async def examine_on(
+        self, tasks: Sequence[Task], *, version: int, mode: Mode, when: str = "", recall: bool = False
+    ) -> Exam:
         """Try the policy once on each of these tasks. `when`: how the exam is told from others in messages.
         `recall`: read an exam of earlier weights, and run nothing.
         """
@@ -274,7 +327,9 @@ class Loop:
         else:
             rollouts = await self._finish(rollouts, version=version, what=f"{mode} exam {when}".rstrip())
         accepted = [rollout.accepted_attempt_id for rollout in rollouts if rollout.accepted_attempt_id]
-        rewards = {reward.attempt_id: reward.value for reward in await self.store.rewards(accepted) if reward.name == FINAL}
+        rewards = {
+            reward.attempt_id: reward.value for reward in await self.store.rewards(accepted) if reward.name == FINAL
+        }
         exam = Exam(
             version=version,
             mode=mode,
@@ -291,11 +346,24 @@ class Loop:
 
     def _exam(self, tasks: Sequence[Task], *, version: int, mode: Mode) -> list[Rollout]:
         return [
-            self._rollout(f"exam-{version:05d}-{mode}-{index:04d}", task, seed_of=f"exam-{mode}-{index}", temperature=TEMPERATURE[mode])
+            self._rollout(
+                f"exam-{version:05d}-{mode}-{index:04d}",
+                task,
+                seed_of=f"exam-{mode}-{index}",
+                temperature=TEMPERATURE[mode],
+            )
             for index, task in enumerate(tasks)
         ]
 
-    def _rollout(self, rollout_id: str, task: Task, *, temperature: float, group_id: str | None = None, seed_of: str | None = None) -> Rollout:
+    def _rollout(
+        self,
+        rollout_id: str,
+        task: Task,
+        *,
+        temperature: float,
+        group_id: str | None = None,
+        seed_of: str | None = None,
+    ) -> Rollout:
         """Its sampling seed follows from its name, so a repeated attempt draws the same tokens."""
         return Rollout(
             id=rollout_id,
@@ -303,17 +371,25 @@ class Loop:
             task=task,
             max_attempts=self.config.agent.max_attempts,
             timeout_s=self.config.agent.timeout_s,
-            sampling={"temperature": temperature, "top_p": 1.0, "top_k": 0, "seed": derived_seed(self.config.seed, seed_of or rollout_id)},
+            sampling={
+                "temperature": temperature,
+                "top_p": 1.0,
+                "top_k": 0,
+                "seed": derived_seed(self.config.seed, seed_of or rollout_id),
+            },
         )
 
     async def _finish(self, rollouts: Sequence[Rollout], *, version: int, what: str) -> list[Rollout]:
-        """Enqueue, wait, report progress. Rollouts that failed are part of the answer, unless all did. Where `version`, whose weights are to answer,
-        has been learnt from before, the records stay as they are: also a rollout that failed is not tried again.
+        """Enqueue, wait, report progress. Rollouts that failed are part of the answer, unless all did. Where `version`,
+        whose weights are to answer, has been learnt from before, the records stay as they are: also a rollout that
+        failed is not tried again.
         """
         ids = [rollout.id for rollout in rollouts]
         if version >= self.checkpoints.published:
             await self.store.enqueue(rollouts)
-        ended = await wait(self.store, ids, progress=lambda done: self.watcher.doing(f"{what}: running the agent", done, len(ids)))
+        ended = await wait(
+            self.store, ids, progress=lambda done: self.watcher.doing(f"{what}: running the agent", done, len(ids))
+        )
         if all(rollout.status == "failed" for rollout in ended):
             await self._give_up(ids, what=what)
         return ended

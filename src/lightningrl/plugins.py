@@ -77,7 +77,9 @@ def load(name: str, *, kind: str, root: Path | None = None) -> Any:
 
 
 def _enter(root: Path, module: str) -> None:
-    """Let `module` be imported from `root`, if it is there. If an earlier recipe's is loaded, all modules of that one's folder are forgotten."""
+    """Let `module` be imported from `root`, if it is there. If an earlier recipe's is loaded, all modules of that one's
+    folder are forgotten.
+    """
     ours = _files(root, module)
     loaded = getattr(sys.modules.get(module), "__file__", None)
     if loaded and Path(loaded) not in ours and any(file.exists() for file in ours):
@@ -100,10 +102,18 @@ def _attribute(path: str, *, kind: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name and not module_name.startswith(error.name):  # the module is there; something that it imports is not
-            raise UserError(f"`{module_name}` needs `{error.name}`, which is not installed", hint=f"pip install {error.name}") from error
-        raise UserError(f"no module `{module_name}` for {kind} `{path}`", hint="is it installed, or beside the recipe?") from error
+        if error.name and not module_name.startswith(
+            error.name
+        ):  # the module is there; something that it imports is not
+            raise UserError(
+                f"`{module_name}` needs `{error.name}`, which is not installed", hint=f"pip install {error.name}"
+            ) from error
+        raise UserError(
+            f"no module `{module_name}` for {kind} `{path}`", hint="is it installed, or beside the recipe?"
+        ) from error
     try:
         return getattr(module, attribute)
     except AttributeError as error:
-        raise UserError(f"`{module_name}` has no `{attribute}` ({kind} `{path}`)", hint="check the name after the colon") from error
+        raise UserError(
+            f"`{module_name}` has no `{attribute}` ({kind} `{path}`)", hint="check the name after the colon"
+        ) from error

@@ -44,7 +44,14 @@ class LightningServer:
     checkpoints: Checkpoints
 
     def loop(self, watcher: Watcher) -> Loop:
-        return Loop(self.config, store=self.store, learners=self.learners, checkpoints=self.checkpoints, folder=self.folder, watcher=watcher)
+        return Loop(
+            self.config,
+            store=self.store,
+            learners=self.learners,
+            checkpoints=self.checkpoints,
+            folder=self.folder,
+            watcher=watcher,
+        )
 
     async def version(self) -> int:
         """How many steps a run that goes on has behind it; 0 for a new run."""
@@ -57,10 +64,13 @@ class LightningServer:
 
 
 @asynccontextmanager
-async def lightning(config: Config, folder: Path, *, starting: Starting = lambda what: None) -> AsyncIterator[LightningServer]:
+async def lightning(
+    config: Config, folder: Path, *, starting: Starting = lambda what: None
+) -> AsyncIterator[LightningServer]:
     """Start store, engines, gateway and agents; end them all, in turn, when the block is left.
 
-    What a person may have got wrong is tried first: the port, then the model, then the agent. `starting` is told each of them as it begins.
+    What a person may have got wrong is tried first: the port, then the model, then the agent. `starting` is told each
+    of them as it begins.
     """
     async with AsyncExitStack() as stack:
         sock = stack.enter_context(bound(config.gateway))
@@ -75,23 +85,33 @@ async def lightning(config: Config, folder: Path, *, starting: Starting = lambda
         starting(f"starting the engine `{config.engine.name}`")
         engines: dict[str, Engine] = {}
         for name, learner in config.learners().items():
-            engines[name] = make_engine_for(config, name, folder=folders[learner.model.path], template=template, model=models[name])
+            engines[name] = make_engine_for(
+                config, name, folder=folders[learner.model.path], template=template, model=models[name]
+            )
         for weights in sorted({route.weights for route in config.routes if route.policy == FROZEN}):
-            engines[frozen(weights)] = make_engine_for(config, frozen(weights), folder=folders[weights or config.model.path], template=template)
+            engines[frozen(weights)] = make_engine_for(
+                config, frozen(weights), folder=folders[weights or config.model.path], template=template
+            )
         for engine in engines.values():
             stack.push_async_callback(engine.close)
         compute = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="trainer"))
         learners = _learners(config, models, engines, folders, compute=compute, folder=folder)
         for learner in learners:
-            await learner.engine.pause()  # until the loop has restored its weights: attempts of an earlier run may be queued
+            await (
+                learner.engine.pause()
+            )  # until the loop has restored its weights: attempts of an earlier run may be queued
         starting(_workers(config))
         await stack.enter_async_context(_agents(config, sock, folder, store=store, template=template, engines=engines))
         checkpoints = Checkpoints(folder, store=store, learners=learners)
-        yield LightningServer(config=config, folder=folder, store=store, template=template, learners=learners, checkpoints=checkpoints)
+        yield LightningServer(
+            config=config, folder=folder, store=store, template=template, learners=learners, checkpoints=checkpoints
+        )
 
 
 @asynccontextmanager
-async def relaying(config: Config, folder: Path, *, starting: Starting = lambda what: None) -> AsyncIterator[LightningServer]:
+async def relaying(
+    config: Config, folder: Path, *, starting: Starting = lambda what: None
+) -> AsyncIterator[LightningServer]:
     """The same without a model: every route leads to another server, or to the script that `engine.name` names."""
     async with AsyncExitStack() as stack:
         sock = stack.enter_context(bound(config.gateway))
@@ -105,18 +125,30 @@ async def relaying(config: Config, folder: Path, *, starting: Starting = lambda 
         starting(_workers(config))
         await stack.enter_async_context(_agents(config, sock, folder, store=store, template=template, engines=engines))
         checkpoints = Checkpoints(folder, store=store, learners=())
-        yield LightningServer(config=config, folder=folder, store=store, template=template, learners=(), checkpoints=checkpoints)
+        yield LightningServer(
+            config=config, folder=folder, store=store, template=template, learners=(), checkpoints=checkpoints
+        )
 
 
 @asynccontextmanager
 async def _agents(
-    config: Config, sock: socket.socket, folder: Path, *, store: Store, template: ChatTemplate, engines: Mapping[str, Engine]
+    config: Config,
+    sock: socket.socket,
+    folder: Path,
+    *,
+    store: Store,
+    template: ChatTemplate,
+    engines: Mapping[str, Engine],
 ) -> AsyncIterator[None]:
     """Serve them, and run what is queued."""
     async with AsyncExitStack() as stack:
-        base_url = await stack.enter_async_context(serving(config, sock, store=store, template=template, engines=engines))
+        base_url = await stack.enter_async_context(
+            serving(config, sock, store=store, template=template, engines=engines)
+        )
         env = {"OPENAI_BASE_URL": f"{base_url}/v1"}
-        runner = WorkerPool(config.agent, root=config.root, env=env, secrets=config.secrets(), log_path=folder / "agents.log")
+        runner = WorkerPool(
+            config.agent, root=config.root, env=env, secrets=config.secrets(), log_path=folder / "agents.log"
+        )
         await runner.start()
         stack.push_async_callback(runner.close)
         await stack.enter_async_context(_dispatching(config, store, runner, base_url))
@@ -131,7 +163,11 @@ def _workers(config: Config) -> str:
 def _paths(config: Config) -> list[str]:
     """The models that are needed, each once, as the recipe names them: a hub id is looked up over the network."""
     frozen_paths = sorted(route.weights for route in config.routes if route.policy == FROZEN and route.weights)
-    return list(dict.fromkeys([config.model.path, *(learner.model.path for learner in config.learners().values()), *frozen_paths]))
+    return list(
+        dict.fromkeys(
+            [config.model.path, *(learner.model.path for learner in config.learners().values()), *frozen_paths]
+        )
+    )
 
 
 def _models(config: Config, folders: Mapping[str, Path]) -> dict[str, DenseModel]:
@@ -148,7 +184,9 @@ def _models(config: Config, folders: Mapping[str, Path]) -> dict[str, DenseModel
 
         if (path, model.dtype) not in bases:
             bases[path, model.dtype] = load_model(path, dtype=model.dtype)
-        models[name] = with_adapter(bases[path, model.dtype], rank=model.lora_rank, seed=derived_seed(config.seed, "adapter", index))
+        models[name] = with_adapter(
+            bases[path, model.dtype], rank=model.lora_rank, seed=derived_seed(config.seed, "adapter", index)
+        )
     return models
 
 
@@ -170,7 +208,9 @@ def _learners(
             name,
             settings,
             engine=engines[name],
-            trainer=make_trainer(models[name], config=settings.trainer, loss=settings.loss, export=export, critic=needs_critic(settings)),
+            trainer=make_trainer(
+                models[name], config=settings.trainer, loss=settings.loss, export=export, critic=needs_critic(settings)
+            ),
             compute=compute,
             folder=folder,
             checkpoints="checkpoints/step-{:05d}" + (f"/{name}" if len(models) > 1 else ""),
@@ -185,7 +225,9 @@ def _learners(
 @asynccontextmanager
 async def _dispatching(config: Config, store: Store, runner: WorkerPool, base_url: str) -> AsyncIterator[None]:
     """Run what is queued while the block runs. If that breaks, the block is cancelled and the error handed on."""
-    dispatcher = Dispatcher(store=store, runner=runner, base_url=base_url, concurrency=config.agent.concurrency, worker="local")
+    dispatcher = Dispatcher(
+        store=store, runner=runner, base_url=base_url, concurrency=config.agent.concurrency, worker="local"
+    )
     block = asyncio.current_task()
     assert block is not None
     task = asyncio.create_task(dispatcher.run())

@@ -1,7 +1,7 @@
 """The nouns of LightningRL: what an agent leaves behind, and what learning reads.
 
-Recorded, append-only: `Task`, `Rollout`, `Attempt`, `Call`, `Span`, `Reward`, `Weights`. They live in the store and are never edited.
-Derived, never stored: `Transition` and `Trajectory`, made from the records by `lightningrl.data`.
+Recorded, append-only: `Task`, `Rollout`, `Attempt`, `Call`, `Span`, `Reward`, `Weights`. They live in the store and are
+never edited. Derived, never stored: `Transition` and `Trajectory`, made from the records by `lightningrl.data`.
 """
 
 import hashlib
@@ -25,7 +25,8 @@ SpanStatus: TypeAlias = Literal["ok", "error", "unset"]
 RewardSource: TypeAlias = Literal["agent", "grader", "air", "system"]
 
 FINAL = "final"
-"""The name of the reward that says how good a whole attempt was. Step rewards have other names and never overwrite it."""
+"""The name of the reward that says how good a whole attempt was. Step rewards have other names and never overwrite it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,9 @@ class Sampling:
     seed: int | None = None
     """None: the engine draws one."""
     grammar: str | None = None
-    """Only completions of this language are drawn: a Lark grammar as llguidance reads it. Logprobs are then those of the masked distribution."""
+    """Only completions of this language are drawn: a Lark grammar as llguidance reads it. Logprobs are then those of
+    the masked distribution.
+    """
     top_logprobs: int = 0
     """How many of the likeliest tokens are reported beside each sampled one."""
 
@@ -68,7 +71,9 @@ class Rollout:
     """One requested execution of an agent on a task. Rollouts of one task in one step share a `group_id`."""
 
     id: str
-    """Chosen by whoever enqueues it; enqueueing the same id again repeats nothing that succeeded, which makes a restart safe."""
+    """Chosen by whoever enqueues it; enqueueing the same id again repeats nothing that succeeded, which makes a restart
+    safe.
+    """
     group_id: str
     task: Task
     status: RolloutStatus = "queued"
@@ -90,8 +95,10 @@ class Attempt:
     number: int
     """Counts from 1."""
     token: str
-    """Secret. It is the API key the agent is given: it authenticates and attributes its calls at once. Known to the process that claimed
-    the attempt, and where it was just presented; "" where the attempt was read from the store, which keeps `token_hash` alone."""
+    """Secret. It is the API key the agent is given: it authenticates and attributes its calls at once. Known to the
+    process that claimed the attempt, and where it was just presented; "" where the attempt was read from the store,
+    which keeps `token_hash` alone.
+    """
     token_hash: str = ""
     """See `hash_token`."""
     status: AttemptStatus = "running"
@@ -152,7 +159,8 @@ class Call:
     capture: Capture
     """How `prompt_ids` came about. `incomplete` is never trained."""
     capture_reason: str | None = None
-    """Why a prompt was forked or bridged only partly, or a call is incomplete; None when there is nothing to explain."""
+    """Why a prompt was forked or bridged only partly, or a call is incomplete; None when there is nothing to explain.
+    """
     started_at: float = 0.0
     ended_at: float = 0.0
     """Unix seconds."""
@@ -160,10 +168,11 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Something that happened in an attempt: a tool ran, documents were looked for, a guard-rail fired, a call was answered.
+    """Something that happened in an attempt: a tool ran, documents were looked for, a guard-rail fired, a call was
+    answered.
 
-    Recorded where the agent's telemetry tells it (OTLP); derived from the calls where it does not: the request that follows a tool call carries
-    the tool's result. Both look the same to the rules of AIR.
+    Recorded where the agent's telemetry tells it (OTLP); derived from the calls where it does not: the request that
+    follows a tool call carries the tool's result. Both look the same to the rules of AIR.
     """
 
     id: str
@@ -184,7 +193,8 @@ class Span:
     """What came out, as text."""
     started_at: float = 0.0
     ended_at: float = 0.0
-    """Unix seconds. Of a derived tool span: from the answer that asked for it to the request that brought its result."""
+    """Unix seconds. Of a derived tool span: from the answer that asked for it to the request that brought its result.
+    """
     trace_id: str = ""
     parent_id: str | None = None
     """The span around it, in the same trace."""
@@ -242,7 +252,9 @@ class Transition:
     value: float | None = None
     """What the critic expects at the last token of the prompt; None without a critic."""
     left_out: str | None = None
-    """Why this call is not trained; None: it is. It is still a member of its trajectory, so that baselines do not depend on selection."""
+    """Why this call is not trained; None: it is. It is still a member of its trajectory, so that baselines do not
+    depend on selection.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

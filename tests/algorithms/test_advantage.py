@@ -28,7 +28,10 @@ def flat(groups: Sequence[Sequence[Doubles]]) -> Doubles:
 
 
 def test_all_are_known_by_name() -> None:
-    assert [plugins.load(name, kind="advantage") for name in ("grpo", "rloo", "dr_grpo", "opo", "reinforce++-baseline", "reinforce++")] == ALL
+    assert [
+        plugins.load(name, kind="advantage")
+        for name in ("grpo", "rloo", "dr_grpo", "opo", "reinforce++-baseline", "reinforce++")
+    ] == ALL
 
 
 def test_grpo_is_the_distance_from_the_mean_in_unbiased_deviations() -> None:
@@ -39,11 +42,15 @@ def test_grpo_is_the_distance_from_the_mean_in_unbiased_deviations() -> None:
 
 
 def test_rloo_is_the_distance_from_the_mean_of_the_others() -> None:
-    np.testing.assert_allclose(flat(rloo([[member(1.0), member(0.0, 0.0), member(0.5)]])), [0.75, -0.75, -0.75, 0.0], atol=1e-12)
+    np.testing.assert_allclose(
+        flat(rloo([[member(1.0), member(0.0, 0.0), member(0.5)]])), [0.75, -0.75, -0.75, 0.0], atol=1e-12
+    )
 
 
 def test_dr_grpo_is_the_distance_from_the_mean() -> None:
-    np.testing.assert_allclose(flat(dr_grpo([[member(1.0), member(0.0, 0.0), member(0.5)]])), [0.5, -0.5, -0.5, 0.0], atol=1e-12)
+    np.testing.assert_allclose(
+        flat(dr_grpo([[member(1.0), member(0.0, 0.0), member(0.5)]])), [0.5, -0.5, -0.5, 0.0], atol=1e-12
+    )
 
 
 def test_opo_weighs_its_mean_by_length() -> None:
@@ -71,7 +78,9 @@ def test_baseline_is_over_rollouts_and_not_over_rows(advantage) -> None:
 
 
 @pytest.mark.parametrize("advantage", ALL)
-@pytest.mark.parametrize("group", [[member(0.7, 0.7)], [member(0.1), member(0.1), member(0.1)], [member(0.1, 0.1), member(0.1)]])
+@pytest.mark.parametrize(
+    "group", [[member(0.7, 0.7)], [member(0.1), member(0.1), member(0.1)], [member(0.1, 0.1), member(0.1)]]
+)
 def test_group_of_one_and_equal_values_teach_exactly_nothing(advantage, group: list[Member]) -> None:
     assert (flat(advantage([group])) == 0).all()
 
@@ -95,7 +104,9 @@ def test_baselines_of_the_credit_take_the_place_of_the_groups(advantage) -> None
 def test_the_scale_is_always_the_advantages() -> None:
     group = [member(1.0, baselines=[0.5]), member(0.0, baselines=[0.2])]
     np.testing.assert_allclose(flat(grpo([group])), np.array([0.5, -0.2]) / np.sqrt(0.25 + 0.04), rtol=1e-5)
-    np.testing.assert_allclose(flat(reinforce_pp([group])), np.array([0.35, -0.35]) / np.std([0.5, -0.2], ddof=1), rtol=1e-5)
+    np.testing.assert_allclose(
+        flat(reinforce_pp([group])), np.array([0.35, -0.35]) / np.std([0.5, -0.2], ddof=1), rtol=1e-5
+    )
 
 
 def test_an_empty_batch_is_no_error() -> None:
@@ -104,7 +115,9 @@ def test_an_empty_batch_is_no_error() -> None:
 
 
 numbers = st.sampled_from([-1.0, 0.0, 0.3, 0.5, 1.0, 2.0])
-members = st.lists(numbers, min_size=1, max_size=4).map(lambda values: member(*values, lengths=range(1, len(values) + 1)))
+members = st.lists(numbers, min_size=1, max_size=4).map(
+    lambda values: member(*values, lengths=range(1, len(values) + 1))
+)
 batches = st.lists(st.lists(members, min_size=1, max_size=5), min_size=1, max_size=3)
 
 

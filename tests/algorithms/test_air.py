@@ -15,14 +15,34 @@ from lightningrl.config import AirConfig
 from lightningrl.errors import GraderError, UserError
 from lightningrl.types import Doubles, Span, Trajectory, Transition
 
-OK = Span(id="s", attempt_id="a", call_id="c1", kind="tool", name="search", input='{"q": 1}', output="[1]", started_at=1.0, ended_at=2.0)
+OK = Span(
+    id="s",
+    attempt_id="a",
+    call_id="c1",
+    kind="tool",
+    name="search",
+    input='{"q": 1}',
+    output="[1]",
+    started_at=1.0,
+    ended_at=2.0,
+)
 FAILED = replace(OK, status="error", error="no such table", call_id="c2")
 RAISED = replace(FAILED, attributes={"exception.type": "ValueError"})
 MALFORMED = replace(FAILED, attributes={"lightningrl.malformed": True})
 EMPTY = replace(OK, output=" [] ")
-LLM = Span(id="l", attempt_id="a", call_id="c1", kind="llm", name="m", ended_at=5.0, attributes={"gen_ai.usage.output_tokens": 30})
+LLM = Span(
+    id="l",
+    attempt_id="a",
+    call_id="c1",
+    kind="llm",
+    name="m",
+    ended_at=5.0,
+    attributes={"gen_ai.usage.output_tokens": 30},
+)
 FOUND_NONE = replace(OK, kind="retrieval", output="text", attributes={"lightningrl.documents": 0})
-GUARD = Span(id="g", attempt_id="a", call_id="c1", kind="guardrail", name="toxic", attributes={"lightningrl.triggered": True})
+GUARD = Span(
+    id="g", attempt_id="a", call_id="c1", kind="guardrail", name="toxic", attributes={"lightningrl.triggered": True}
+)
 EVERY = {
     "ok": OK,
     "failed": FAILED,
@@ -62,7 +82,11 @@ def test_a_reward_is_for_the_call_that_caused_the_span_and_named_after_its_rule(
     rules = [AirConfig(rule="tool_failed", value=-0.5), AirConfig(rule="tool_ok", value=0.25)]
     made = air_rewards([OK, FAILED, replace(OK, attempt_id="b", call_id=None)], rules, root=None)
     found = [(r.attempt_id, r.call_id, r.name, r.value, r.source) for r in made]
-    assert found == [("a", "c2", "tool_failed", -0.5, "air"), ("a", "c1", "tool_ok", 0.25, "air"), ("b", None, "tool_ok", 0.25, "air")]
+    assert found == [
+        ("a", "c2", "tool_failed", -0.5, "air"),
+        ("a", "c1", "tool_ok", 0.25, "air"),
+        ("b", None, "tool_ok", 0.25, "air"),
+    ]
 
 
 def test_a_call_repeats_another_if_it_means_the_same_in_the_same_attempt() -> None:
@@ -74,7 +98,11 @@ def test_a_call_repeats_another_if_it_means_the_same_in_the_same_attempt() -> No
 
 def test_it_does_not_pay_to_go_on_beyond_the_cap() -> None:
     spans = [replace(OK, call_id=f"c{n}", started_at=float(n)) for n in range(100)] + [replace(OK, attempt_id="b")]
-    made = air_rewards(spans, [AirConfig(rule="tool_ok", value=0.2, cap=0.5), AirConfig(rule="slow", value=-0.3, over=0, cap=0.3)], root=None)
+    made = air_rewards(
+        spans,
+        [AirConfig(rule="tool_ok", value=0.2, cap=0.5), AirConfig(rule="slow", value=-0.3, over=0, cap=0.3)],
+        root=None,
+    )
     by_rule: dict[tuple[str, str], list[float]] = {}
     for reward in made:
         by_rule.setdefault((reward.attempt_id, reward.name), []).append(reward.value)
@@ -170,7 +198,9 @@ def test_shaping_adds_up_to_nothing_and_moves_a_call_by_what_was_fixed_before_it
 History = tuple[str, ...]
 Policy = Mapping[History, str]
 STATES: tuple[History, ...] = ((), ("ok",), ("failed",))
-"""Where there is a choice: to use a tool (it works half of the time), or to answer. After two tools there is only the answer."""
+"""Where there is a choice: to use a tool (it works half of the time), or to answer. After two tools there is only the
+answer.
+"""
 FINAL = {0: 0.9, 1: 1.0, 2: 0.7}
 """One look is worth it, a second only costs."""
 TOOL = {"ok": 1.0, "failed": -0.2}
@@ -193,7 +223,9 @@ def worth(policy: Policy, make: Callable[[Trajectory, Mapping[str, float]], Traj
 
 
 @pytest.mark.parametrize("discount", [1.0, 0.95])
-def test_with_a_potential_the_best_policy_stays_the_best_where_plain_rewards_would_have_it_farm(discount: float) -> None:
+def test_with_a_potential_the_best_policy_stays_the_best_where_plain_rewards_would_have_it_farm(
+    discount: float,
+) -> None:
     policies = [dict(zip(STATES, choice, strict=True)) for choice in product(("tool", "answer"), repeat=len(STATES))]
 
     def additive(made: Trajectory, air: Mapping[str, float]) -> Trajectory:
@@ -201,7 +233,9 @@ def test_with_a_potential_the_best_policy_stays_the_best_where_plain_rewards_wou
 
     true = np.array([worth(policy, lambda made, _: made, discount) for policy in policies])
     farmed = np.array([worth(policy, additive, discount) for policy in policies])
-    kept = np.array([worth(policy, lambda made, air: shaped(made, air, discount=discount), discount) for policy in policies])
+    kept = np.array(
+        [worth(policy, lambda made, air: shaped(made, air, discount=discount), discount) for policy in policies]
+    )
     assert kept == pytest.approx(true, abs=1e-12)
     assert np.argmax(kept) == np.argmax(true) and policies[int(np.argmax(true))][("ok",)] == "answer"
     assert policies[int(np.argmax(farmed))] == dict.fromkeys(STATES, "tool")

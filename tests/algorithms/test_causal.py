@@ -9,14 +9,22 @@ from tests.algorithms.rollouts import call
 
 
 def test_what_began_after_an_end_is_a_consequence_and_what_overlaps_is_not() -> None:
-    planner, slow, quick, judge = (call(n, span=s) for n, s in {"p": (0, 1), "s1": (1, 4), "s2": (2, 3), "j": (4, 5)}.items())
+    planner, slow, quick, judge = (
+        call(n, span=s) for n, s in {"p": (0, 1), "s1": (1, 4), "s2": (2, 3), "j": (4, 5)}.items()
+    )
     after = consequences([planner, slow, quick, judge])
     assert after.astype(int).tolist() == [[0, 1, 1, 1], [0, 0, 0, 1], [0, 0, 0, 1], [0, 0, 0, 0]]
     assert distances(after).tolist() == [[0, 1, 1, 2], [-1, 0, -1, 1], [-1, -1, 0, 1], [-1, -1, -1, 0]]
 
 
 def test_distance_is_that_of_the_longest_chain() -> None:
-    calls = [call("a", span=(0, 1)), call("b", span=(1, 2)), call("c", span=(2, 3)), call("slow", span=(1, 3)), call("end", span=(3, 4))]
+    calls = [
+        call("a", span=(0, 1)),
+        call("b", span=(1, 2)),
+        call("c", span=(2, 3)),
+        call("slow", span=(1, 3)),
+        call("end", span=(3, 4)),
+    ]
     assert distances(consequences(calls))[0].tolist() == [0, 1, 2, 1, 3]
 
 

@@ -42,7 +42,9 @@ def test_generalised_advantages_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("discount", "trace_decay"), [(1.0, 0.95), (0.9, 0.5), (0.7, 0.0), (0.9, 1.0)])
-def test_generalised_advantages_of_a_chain_are_the_recursion_of_the_textbook(discount: float, trace_decay: float) -> None:
+def test_generalised_advantages_of_a_chain_are_the_recursion_of_the_textbook(
+    discount: float, trace_decay: float
+) -> None:
     rng = np.random.default_rng(0)
     V, r = rng.normal(size=6), rng.normal(size=6)
     chain = rollout("r", 0.7, *(call(f"c{i}", value=V[i], reward=r[i]) for i in range(6)))
@@ -71,14 +73,21 @@ def test_generalised_advantages_in_branches_are_the_returns_less_the_critic_wher
 
 def test_generalised_advantages_in_branches_expect_what_they_expect_on_average() -> None:
     branches = call("x", value=0.3, span=(1, 9)), call("y", value=0.5, span=(1, 2))
-    (credit,) = gae_calls([rollout("r", 1.0, call("plan", value=0.1, reward=0.2, span=(0, 1)), *branches)], trace_decay=0.5)
+    (credit,) = gae_calls(
+        [rollout("r", 1.0, call("plan", value=0.1, reward=0.2, span=(0, 1)), *branches)], trace_decay=0.5
+    )
     np.testing.assert_allclose(credit.values, [0.1 + (0.2 + 0.4 - 0.1) + 0.5 * (1.0 - 0.4), 1.0, 1.0])
 
 
 def test_baselines_lean_on_the_nearest_state_and_not_on_the_root() -> None:
     """Two go the same way for three calls, a third for two."""
     deep = [call("c1", prompt=(0,)), call("c2", prompt=(0, 1)), call("c3", prompt=(0, 1, 2))]
-    group = [rollout("r1", 1.0, *deep), rollout("r2", 0.0, *deep), rollout("r3", 0.6, *deep[:2]), rollout("r4", 0.0, deep[0])]
+    group = [
+        rollout("r1", 1.0, *deep),
+        rollout("r2", 0.0, *deep),
+        rollout("r3", 0.6, *deep[:2]),
+        rollout("r4", 0.0, deep[0]),
+    ]
     root, second = (0 + 0.6 + 0) / 3, ((0 + 0.6) + 0.2) / 3
     np.testing.assert_allclose(baselines(tree_loo(group))[0], [root, second, (0 + second) / 2], atol=1e-9)
 
@@ -121,7 +130,10 @@ def test_an_anchor_may_be_what_a_recipe_says(tmp_path) -> None:
 def tree(*returns: float) -> list[Trajectory]:
     """The first two rollouts part from the third in their first call."""
     prompts = [(0, 1, 2, 7), (0, 1, 2, 7), (0, 1, 2, 8)]
-    return [rollout(f"r{i}", R, call("c1"), call("c2", prompt=p)) for i, (R, p) in enumerate(zip(returns, prompts, strict=True))]
+    return [
+        rollout(f"r{i}", R, call("c1"), call("c2", prompt=p))
+        for i, (R, p) in enumerate(zip(returns, prompts, strict=True))
+    ]
 
 
 def test_baselines_of_the_prefix_tree_by_hand() -> None:
@@ -140,7 +152,9 @@ def test_without_shrinkage_a_baseline_is_the_mean_of_the_others_at_that_state() 
 def test_nothing_to_compare_is_exactly_nothing() -> None:
     alike = [rollout(f"r{i}", 0.1, call("c1"), call("c2", prompt=(0, 1, 2, i))) for i in range(3)]
     for group in (alike, tree(1.0, 0.0, 0.0)[:1]):
-        assert all(credit.baselines is not None and (credit.values == credit.baselines).all() for credit in tree_loo(group))
+        assert all(
+            credit.baselines is not None and (credit.values == credit.baselines).all() for credit in tree_loo(group)
+        )
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
@@ -169,7 +183,10 @@ def groups_of_rollouts(draw: st.DrawFn) -> list[Trajectory]:
 @given(groups_of_rollouts(), st.sampled_from([0.0, 1.0, 7.0]))
 def test_a_rollout_is_never_part_of_its_own_baseline(group: list[Trajectory], shrinkage: float) -> None:
     richer = [dataclasses.replace(group[0], reward=group[0].reward + 10.0), *group[1:]]
-    before, after = tree_loo(group, shrinkage=shrinkage)[0].baselines, tree_loo(richer, shrinkage=shrinkage)[0].baselines
+    before, after = (
+        tree_loo(group, shrinkage=shrinkage)[0].baselines,
+        tree_loo(richer, shrinkage=shrinkage)[0].baselines,
+    )
     assert before is not None and after is not None
     everything_was_equal = len({v for credit in tree_loo(group) for v in credit.values}) < 2
     if not everything_was_equal:
@@ -183,7 +200,9 @@ def test_with_all_shrinkage_only_the_root_is_left(group: list[Trajectory]) -> No
     for i, credit in enumerate(made):
         if len({*V}) > 1:
             assert credit.baselines is not None
-            np.testing.assert_allclose(credit.baselines, np.full(len(credit.values), np.mean(V[:i] + V[i + 1 :])), atol=1e-9)
+            np.testing.assert_allclose(
+                credit.baselines, np.full(len(credit.values), np.mean(V[:i] + V[i + 1 :])), atol=1e-9
+            )
 
 
 @given(groups_of_rollouts(), st.randoms(use_true_random=False))

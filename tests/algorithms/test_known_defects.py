@@ -20,7 +20,13 @@ ADVANTAGES = ["grpo", "rloo", "dr_grpo", "opo", "reinforce++", "reinforce++-base
 def rollout(name: str, *, group: str = "g", failed: bool = False) -> Rollout:
     """Its only attempt has its name."""
     task = Task(id=group, input={}, split="train")
-    return Rollout(id=name, group_id=group, task=task, status="failed" if failed else "succeeded", accepted_attempt_id=None if failed else name)
+    return Rollout(
+        id=name,
+        group_id=group,
+        task=task,
+        status="failed" if failed else "succeeded",
+        accepted_attempt_id=None if failed else name,
+    )
 
 
 def call(
@@ -56,10 +62,17 @@ def call(
 
 
 def learn(
-    rollouts: Sequence[Rollout], calls: Sequence[Call], rewards: Sequence[Reward], *, trains: str = "*", **algorithm: object
+    rollouts: Sequence[Rollout],
+    calls: Sequence[Call],
+    rewards: Sequence[Reward],
+    *,
+    trains: str = "*",
+    **algorithm: object,
 ) -> dict[str, Lesson]:
     """Call id → lesson."""
-    trajectories, _ = trajectories_of(rollouts, calls, rewards, policy="policy", trains=lambda agent: trains in ("*", agent))
+    trajectories, _ = trajectories_of(
+        rollouts, calls, rewards, policy="policy", trains=lambda agent: trains in ("*", agent)
+    )
     made, _ = lessons_of(trajectories, AlgorithmConfig.model_validate({"advantage": "rloo", **algorithm}))
     return {lesson.transition.call_id: lesson for lesson in made}
 
@@ -68,11 +81,17 @@ def advantages(made: dict[str, Lesson]) -> dict[str, float]:
     return {name: round(float(lesson.advantages[0]), 6) for name, lesson in made.items()}
 
 
-def two(*, rewards: Sequence[float] = (1.0, 0.0), calls: Sequence[int] = (2, 2)) -> tuple[list[Rollout], list[Call], list[Reward]]:
+def two(
+    *, rewards: Sequence[float] = (1.0, 0.0), calls: Sequence[int] = (2, 2)
+) -> tuple[list[Rollout], list[Call], list[Reward]]:
     """Rollouts a and b."""
     names = "ab"[: len(rewards)]
     made = [call(name, i) for name, n in zip(names, calls, strict=True) for i in range(n)]
-    return [rollout(name) for name in names], made, [Reward(attempt_id=n, value=r) for n, r in zip(names, rewards, strict=True)]
+    return (
+        [rollout(name) for name in names],
+        made,
+        [Reward(attempt_id=n, value=r) for n, r in zip(names, rewards, strict=True)],
+    )
 
 
 @pytest.mark.parametrize("credit", ["uniform", "discounted", "air", "tree_loo"])
@@ -84,7 +103,9 @@ def test_a_step_reward_never_takes_the_place_of_the_final_one(credit: str) -> No
     for given in ([*rewards, last], [last, *rewards]):
         found = advantages(learn(rollouts, calls, given, **options))
         moved = 0.0 if credit == "uniform" else -0.25
-        assert found["a/0"] == pytest.approx(without["a/0"] + moved) and found["a/1"] == pytest.approx(without["a/1"] + moved)
+        assert found["a/0"] == pytest.approx(without["a/0"] + moved) and found["a/1"] == pytest.approx(
+            without["a/1"] + moved
+        )
 
 
 @pytest.mark.parametrize("advantage", ["grpo", "rloo", "dr_grpo"])
@@ -97,7 +118,11 @@ def test_a_long_rollout_does_not_count_more_in_the_mean_of_its_group(advantage: 
 @pytest.mark.parametrize("credit", ["uniform", "air", "gigpo", "tree_loo"])
 def test_selecting_a_role_does_not_change_its_advantages(credit: str, advantage: str) -> None:
     rollouts = [rollout(name) for name in "abc"]
-    calls = [call(n, i, agent=agent) for n, agents in {"a": "pqq", "b": "pp", "c": "q"}.items() for i, agent in enumerate(agents)]
+    calls = [
+        call(n, i, agent=agent)
+        for n, agents in {"a": "pqq", "b": "pp", "c": "q"}.items()
+        for i, agent in enumerate(agents)
+    ]
     rewards = [Reward(attempt_id=name, value=value) for name, value in {"a": 1.0, "b": 0.0, "c": 0.4}.items()]
     everybody = learn(rollouts, calls, rewards, credit=credit, advantage=advantage)
     selected = learn(rollouts, calls, rewards, trains="p", credit=credit, advantage=advantage)
@@ -147,7 +172,9 @@ def interleaved() -> list[Call]:
 def test_interleaved_sub_agents_each_merge_with_their_own_history() -> None:
     made = learn([rollout("a")], interleaved(), [Reward(attempt_id="a", value=1.0)])
     forest = build_forest(list(made.values()))
-    assert sorted(forest.token_ids.tolist()) == [1, 2, 3, 5, 6, 7, 10, 11, 12, 13], "what two calls have read is there once"
+    assert sorted(forest.token_ids.tolist()) == [1, 2, 3, 5, 6, 7, 10, 11, 12, 13], (
+        "what two calls have read is there once"
+    )
     assert sorted(forest.targets.tolist()) == [10, 11, 12, 13, 14, 15], "what was sampled is learnt once"
 
 
@@ -155,7 +182,9 @@ def test_interleaved_sub_agents_are_credited_for_their_own_consequences() -> Non
     rollouts = [rollout("a"), rollout("b")]
     rewards = [Reward(attempt_id="a", value=0.0), Reward(attempt_id="b", value=0.0)]
     rewards.append(Reward(attempt_id="a", value=1.0, name="tool", source="air", call_id="a/2"))
-    made = learn(rollouts, [*interleaved(), call("b", 0)], rewards, credit="discounted", credit_options={"discount": 0.5})
+    made = learn(
+        rollouts, [*interleaved(), call("b", 0)], rewards, credit="discounted", credit_options={"discount": 0.5}
+    )
     assert advantages(made) == {"a/0": 0.5, "a/1": 0.0, "a/2": 1.0, "a/3": 0.0, "b/0": -0.375}
 
 
@@ -168,7 +197,9 @@ def test_rows_of_one_rollout_are_never_in_two_optimizer_steps() -> None:
     packs = [{le.rollout_id for le in part} for part in pack(made, max_tokens=8)]
     for parts in (steps, packs):
         assert sum(len(part) for part in parts) == len(set.union(*parts)) == len(rollouts)
-    assert sum(len(le.weights) for step in minibatches(made, 3, seed=0) for le in step) == sum(len(c.completion_ids) for c in calls)
+    assert sum(len(le.weights) for step in minibatches(made, 3, seed=0) for le in step) == sum(
+        len(c.completion_ids) for c in calls
+    )
 
 
 def test_a_reward_that_is_not_a_number_is_refused_before_it_can_spread() -> None:

@@ -50,7 +50,9 @@ def test_probabilities_sum_to_one_and_the_gradient_is_the_slope_of_the_expected_
         ("tree_loo κ=1", "opo", "fork"),
     ],
 )
-def test_measured_again_a_cell_keeps_its_bounds_and_is_the_published_one(published: list[Cell], method: str, advantage: str, world: str) -> None:
+def test_measured_again_a_cell_keeps_its_bounds_and_is_the_published_one(
+    published: list[Cell], method: str, advantage: str, world: str
+) -> None:
     cell = measure(METHOD[method], advantage, WORLD[world], draw=False)
     assert cell.broken() is None and cell.moved(published) is None
     assert "bias" in str(replace(cell, bias=cell.bias + 1e-3).moved(published))
@@ -59,14 +61,19 @@ def test_measured_again_a_cell_keeps_its_bounds_and_is_the_published_one(publish
 def test_shrinkage_moves_the_estimates_of_groups_and_not_their_mean() -> None:
     paths = WORLD["fork"].paths()
     groups, p = all_groups(paths, size=3)
-    found = [estimates(replace(METHOD["tree_loo κ=1"], options={"shrinkage": kappa}), "rloo", paths, groups) for kappa in (0.0, 0.3, 1.0, 50.0)]
+    found = [
+        estimates(replace(METHOD["tree_loo κ=1"], options={"shrinkage": kappa}), "rloo", paths, groups)
+        for kappa in (0.0, 0.3, 1.0, 50.0)
+    ]
     for g in found[1:]:
         assert np.abs(g - found[0]).max() > 1e-2
         np.testing.assert_allclose(p @ g, p @ found[0], atol=1e-7)
 
 
 def test_rollouts_of_different_lengths_bias_every_mean() -> None:
-    assert [measure_aggregation(name, WORLD["retry"]).broken() for name in ("rollout-mean", "call-mean", "token-mean")] == [None] * 3
+    assert [
+        measure_aggregation(name, WORLD["retry"]).broken() for name in ("rollout-mean", "call-mean", "token-mean")
+    ] == [None] * 3
 
 
 def test_a_broken_bound_is_found() -> None:

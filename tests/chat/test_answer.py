@@ -18,8 +18,16 @@ def template(model_folder: Path) -> ChatTemplate:
     ("text", "content", "calls"),
     [
         ("plain", "plain", []),
-        ('<tool_call>\n{"name": "f", "arguments": {"a":  1, "é": "ü"}}\n</tool_call>', "", [("f", '{"a":  1, "é": "ü"}')]),
-        ('so:\n<tool_call>{"arguments":{},"name":"f"}</tool_call>\n<tool_call>{"name":"g"}</tool_call>', "so:", [("f", "{}"), ("g", "{}")]),
+        (
+            '<tool_call>\n{"name": "f", "arguments": {"a":  1, "é": "ü"}}\n</tool_call>',
+            "",
+            [("f", '{"a":  1, "é": "ü"}')],
+        ),
+        (
+            'so:\n<tool_call>{"arguments":{},"name":"f"}</tool_call>\n<tool_call>{"name":"g"}</tool_call>',
+            "so:",
+            [("f", "{}"), ("g", "{}")],
+        ),
         ('<tool_call>{"name": "f", "arguments": "{\\"a\\": true}"}</tool_call>', "", [("f", '{"a": true}')]),
         ('<tool_call>{"name": "f", "arguments": {"q": "</b>"}}</tool_call>', "", [("f", '{"q": "</b>"}')]),
         ('<tool_call>{"name": "f", "arguments": {"a": 1}', None, []),
@@ -40,7 +48,11 @@ def test_tool_calls_are_read_or_left_as_text(text: str, content: str | None, cal
     [
         ("llama", '{"name": "f", "parameters": {"a":  1, "é": [true, null]}}', [("f", '{"a":  1, "é": [true, null]}')]),
         ("llama", '\n<|python_tag|>{"name": "f", "parameters": {}}', [("f", "{}")]),
-        ("llama", '{"name": "f", "parameters": {}}; {"name": "g", "arguments": {"q": "};"}}\n', [("f", "{}"), ("g", '{"q": "};"}')]),
+        (
+            "llama",
+            '{"name": "f", "parameters": {}}; {"name": "g", "arguments": {"q": "};"}}\n',
+            [("f", "{}"), ("g", '{"q": "};"}')],
+        ),
         ("llama", '{"type": "function", "name": "f", "parameters": {}}', [("f", "{}")]),
         ("llama", 'I call {"name": "f", "parameters": {}}', []),
         ("llama", '{"name": "f", "parameters": {}} and more', []),
@@ -54,7 +66,11 @@ def test_tool_calls_are_read_or_left_as_text(text: str, content: str | None, cal
         ("mistral", "[1, 2]", []),
         ("mistral", "[]", []),
         ("mistral", '[{"name": "f", "arguments": {}}] done', []),
-        ("hermes", '<tool_call>{"name": "f", "arguments": {"q": "</tool_call>"}}</tool_call>', [("f", '{"q": "</tool_call>"}')]),
+        (
+            "hermes",
+            '<tool_call>{"name": "f", "arguments": {"q": "</tool_call>"}}</tool_call>',
+            [("f", '{"q": "</tool_call>"}')],
+        ),
     ],
 )
 def test_each_model_has_its_own_spelling(spelling: Spelling, text: str, calls: list[tuple[str, str]]) -> None:

@@ -1,4 +1,6 @@
-"""Does the tree splice or fork exactly as the tables in docs/token-exact.md say, for every template of the zoo and everything a client may do?"""
+"""Does the tree splice or fork exactly as the tables in docs/token-exact.md say, for every template of the zoo and
+everything a client may do?
+"""
 
 import re
 from collections.abc import Callable, Sequence
@@ -18,7 +20,8 @@ SYSTEM = Message(role="system", content="be brief")
 USER = Message(role="user", content="say a word")
 MORE = Message(role="user", content="and another one")
 TOOLS: tuple[dict[str, Any], ...] = tuple(
-    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}} for name in ("look", "add")
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+    for name in ("look", "add")
 )
 
 
@@ -62,17 +65,30 @@ TEXT: dict[str, tuple[Callable[[Talk], Request], str]] = {
     "drops the thoughts": (lambda t: sent(t, reasoning=""), SPLICED),
     "puts the name of an agent to the answer": (lambda t: sent(t, name="writer"), SPLICED),
     "calls the system message `developer`": (system_moved, SPLICED),
-    "puts a system message after the answer": (lambda t: ([*t.before, t.answer, replace(SYSTEM, content="hurry"), *t.after], t.tools), SPLICED),
+    "puts a system message after the answer": (
+        lambda t: ([*t.before, t.answer, replace(SYSTEM, content="hurry"), *t.after], t.tools),
+        SPLICED,
+    ),
     "edits the last answer": (lambda t: sent(t, content="something else"), partly(reasons.ANSWER_REWRITTEN)),
-    "edits the thoughts of the last answer": (lambda t: sent(t, reasoning="I know better"), partly(reasons.ANSWER_REWRITTEN)),
+    "edits the thoughts of the last answer": (
+        lambda t: sent(t, reasoning="I know better"),
+        partly(reasons.ANSWER_REWRITTEN),
+    ),
     "adds a tool call to the last answer": (
         lambda t: (
-            [*t.before, replace(t.answer, tool_calls=(ToolCall(id="x", name="look", arguments="{}"),)), replace(MORE, role="tool", tool_call_id="x")],
+            [
+                *t.before,
+                replace(t.answer, tool_calls=(ToolCall(id="x", name="look", arguments="{}"),)),
+                replace(MORE, role="tool", tool_call_id="x"),
+            ],
             t.tools,
         ),
         partly(reasons.ANSWER_REWRITTEN),
     ),
-    "puts text behind the last answer": (lambda t: sent(t, content=f"{t.answer.content} (so I said)"), partly(reasons.ANSWER_EXTENDED)),
+    "puts text behind the last answer": (
+        lambda t: sent(t, content=f"{t.answer.content} (so I said)"),
+        partly(reasons.ANSWER_EXTENDED),
+    ),
     "leaves the last answer out": (lambda t: ([*t.before, *t.after], t.tools), EARLIER),
     "puts a system message before the last answer": (
         lambda t: ([*t.before, replace(SYSTEM, content="hurry"), t.answer, *t.after], t.tools),
@@ -83,7 +99,10 @@ TEXT: dict[str, tuple[Callable[[Talk], Request], str]] = {
         partly(reasons.HISTORY_REWRITTEN),
     ),
     "edits all answers": (
-        lambda t: ([*t.before[:2], replace(t.answer, content="x"), MORE, replace(t.answer, content="y"), *t.after], t.tools),
+        lambda t: (
+            [*t.before[:2], replace(t.answer, content="x"), MORE, replace(t.answer, content="y"), *t.after],
+            t.tools,
+        ),
         reasons.ANSWER_REWRITTEN,
     ),
     "edits the first answer": (
@@ -98,32 +117,60 @@ TEXT: dict[str, tuple[Callable[[Talk], Request], str]] = {
         lambda t: ([SYSTEM, replace(USER, content="say two"), *t.before[2:], t.answer, *t.after], t.tools),
         reasons.HISTORY_REWRITTEN,
     ),
-    "drops the oldest messages": (lambda t: ([SYSTEM, *t.before[3:], t.answer, *t.after], t.tools), reasons.HISTORY_DROPPED),
+    "drops the oldest messages": (
+        lambda t: ([SYSTEM, *t.before[3:], t.answer, *t.after], t.tools),
+        reasons.HISTORY_DROPPED,
+    ),
     "drops the system message": (lambda t: ([*t.before[1:], t.answer, *t.after], t.tools), reasons.HISTORY_DROPPED),
     "inserts messages before the first answer": (
-        lambda t: ([SYSTEM, replace(USER, content="hello"), Message(role="assistant", content="hi"), *t.before[1:], t.answer, *t.after], t.tools),
+        lambda t: (
+            [
+                SYSTEM,
+                replace(USER, content="hello"),
+                Message(role="assistant", content="hi"),
+                *t.before[1:],
+                t.answer,
+                *t.after,
+            ],
+            t.tools,
+        ),
         reasons.HISTORY_INSERTED,
     ),
-    "replaces the history by a summary": (lambda t: ([SYSTEM, replace(USER, content="so far: a word was said")], t.tools), RENDERED),
+    "replaces the history by a summary": (
+        lambda t: ([SYSTEM, replace(USER, content="so far: a word was said")], t.tools),
+        RENDERED,
+    ),
     "asks something else": (lambda t: ([SYSTEM, replace(USER, content="what is this")], t.tools), RENDERED),
 }
 """What a client may do to a conversation of texts."""
 
 CALLS: dict[str, tuple[Callable[[Talk], Request], str]] = {
-    "writes arguments with other spaces": (lambda t: arguments(t, '{"at":1,"deep":{"ok":true,"no":null},"x":"ü"}'), SPLICED),
-    "writes arguments in another order": (lambda t: arguments(t, '{"x": "ü", "deep": {"no": null, "ok": true}, "at": 1}'), SPLICED),
+    "writes arguments with other spaces": (
+        lambda t: arguments(t, '{"at":1,"deep":{"ok":true,"no":null},"x":"ü"}'),
+        SPLICED,
+    ),
+    "writes arguments in another order": (
+        lambda t: arguments(t, '{"x": "ü", "deep": {"no": null, "ok": true}, "at": 1}'),
+        SPLICED,
+    ),
     "writes arguments with other escapes and numbers": (
         lambda t: arguments(t, '{"at": 1.0, "deep": {"ok": true, "no": null}, "x": "\\u00fc"}'),
         SPLICED,
     ),
     "drops the text beside a tool call": (lambda t: sent(t, content=""), SPLICED),
-    "has no ids for tool calls": (lambda t: sent(t, tool_calls=tuple(replace(call, id="") for call in t.answer.tool_calls)), SPLICED),
+    "has no ids for tool calls": (
+        lambda t: sent(t, tool_calls=tuple(replace(call, id="") for call in t.answer.tool_calls)),
+        SPLICED,
+    ),
     "puts tool calls into the text": (lambda t: sent(t, content=t.raw, tool_calls=()), SPLICED),
     "edits the arguments of a tool call": (
         lambda t: arguments(t, '{"at": 2, "deep": {"ok": true, "no": null}, "x": "ü"}'),
         reasons.ANSWER_REWRITTEN,
     ),
-    "makes `true` of `1`": (lambda t: arguments(t, '{"at": true, "deep": {"ok": true, "no": null}, "x": "ü"}'), reasons.ANSWER_REWRITTEN),
+    "makes `true` of `1`": (
+        lambda t: arguments(t, '{"at": true, "deep": {"ok": true, "no": null}, "x": "ü"}'),
+        reasons.ANSWER_REWRITTEN,
+    ),
     "drops a tool call": (lambda t: sent(t, tool_calls=(), content="looking"), reasons.ANSWER_REWRITTEN),
     "edits the text beside a tool call": (lambda t: sent(t, content="else"), reasons.ANSWER_REWRITTEN),
     "renames tool call ids": (
@@ -139,8 +186,14 @@ STOPPED: dict[str, tuple[Callable[[Talk], Request], str]] = {
     "leaves the stop string out, as it came": (sent, SPLICED),
     "puts the stop string back behind the answer": (lambda t: sent(t, content=t.raw), SPLICED),
     "puts the stop string and more behind the answer": (lambda t: sent(t, content=f"{t.raw} it is blue\n"), SPLICED),
-    "puts only other text behind the answer": (lambda t: sent(t, content=f"{t.answer.content}\nResult: blue"), partly(reasons.ANSWER_EXTENDED)),
-    "edits the answer before the stop string": (lambda t: sent(t, content=f"No {t.raw} it is blue\n"), partly(reasons.ANSWER_REWRITTEN)),
+    "puts only other text behind the answer": (
+        lambda t: sent(t, content=f"{t.answer.content}\nResult: blue"),
+        partly(reasons.ANSWER_EXTENDED),
+    ),
+    "edits the answer before the stop string": (
+        lambda t: sent(t, content=f"No {t.raw} it is blue\n"),
+        partly(reasons.ANSWER_REWRITTEN),
+    ),
 }
 """What a client may do to an answer that a stop string has ended."""
 
@@ -165,7 +218,12 @@ TEMPLATES: dict[str, tuple[str, str]] = {
 def decided(attempt: Attempt, request: Request) -> str:
     prompt = attempt.prompt(request[0], tools=request[1])
     spliced = SPLICED if prompt.parent_call_id == f"c{len(attempt.calls)}" else EARLIER
-    return {"bridged": spliced, "partly": partly(str(prompt.reason)), "rendered": RENDERED, "forked": str(prompt.reason)}[prompt.capture]
+    return {
+        "bridged": spliced,
+        "partly": partly(str(prompt.reason)),
+        "rendered": RENDERED,
+        "forked": str(prompt.reason),
+    }[prompt.capture]
 
 
 def thought(attempt: Attempt) -> str:

@@ -1,4 +1,6 @@
-"""Whatever an engine may sample under a grammar is an answer that keeps what the request asked for, in the model's own spelling."""
+"""Whatever an engine may sample under a grammar is an answer that keeps what the request asked for, in the model's own
+spelling.
+"""
 
 import json
 import random
@@ -52,16 +54,26 @@ class Speaker:
     def __init__(self, chat_template: str, *, tags: Sequence[str] = MARKUP, control: Sequence[str] = ()) -> None:
         trained = build_tokenizer(TEXTS, vocab_size=330).backend_tokenizer
         pieces = json.loads(trained.to_str())
-        pieces["added_tokens"] = [t for t in pieces["added_tokens"] if t["content"] in tags or t["content"] not in MARKUP]
+        pieces["added_tokens"] = [
+            t for t in pieces["added_tokens"] if t["content"] in tags or t["content"] not in MARKUP
+        ]
         self.tokenizer = Tokenizer.from_str(json.dumps(pieces))
         self.tokenizer.add_tokens([t for t in tags if t not in MARKUP])
         self.tokenizer.add_special_tokens(list(control))
         self.template = ChatTemplate(self.tokenizer, chat_template, special={})
         self.size = max(self.tokenizer.get_vocab().values()) + 1
-        self._llguidance = llguidance.LLTokenizer(self.tokenizer.to_str(), n_vocab=self.size, eos_token=self.template.turn_end_id)
+        self._llguidance = llguidance.LLTokenizer(
+            self.tokenizer.to_str(), n_vocab=self.size, eos_token=self.template.turn_end_id
+        )
 
     def grammar(self, **asked: Any) -> str:
-        plain = {"tools": TOOLS, "tool_choice": "auto", "tool_name": None, "parallel_tool_calls": True, "json_schema": None}
+        plain = {
+            "tools": TOOLS,
+            "tool_choice": "auto",
+            "tool_name": None,
+            "parallel_tool_calls": True,
+            "json_schema": None,
+        }
         grammar = grammar_of(self.template, **{**plain, **asked})
         assert grammar is not None
         return grammar
@@ -81,7 +93,9 @@ class Speaker:
     def _walk(self, matcher: Any, rng: random.Random, limit: int) -> list[int] | None:
         ids: list[int] = []
         while len(ids) < limit:
-            bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), count=self.size, bitorder="little")
+            bits = np.unpackbits(
+                np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), count=self.size, bitorder="little"
+            )
             allowed = np.nonzero(bits)[0].tolist()
             end = self.template.turn_end_id
             ids.append(end if end in allowed and rng.random() < 0.2 else rng.choice(allowed))
@@ -107,8 +121,12 @@ SPEAKERS = {
     "hermes in letters": lambda: Speaker(CHAT_TEMPLATE, tags=()),
     "hermes that thinks": lambda: Speaker(thinking("{{- '<|im_start|>assistant\\n' -}}"), tags=(*MARKUP, *THINK)),
     "hermes that thinks in letters": lambda: Speaker(thinking("{{- '<|im_start|>assistant\\n' -}}"), tags=()),
-    "hermes that must think": lambda: Speaker(thinking("{{- '<|im_start|>assistant\\n<think>\\n' -}}"), tags=(*MARKUP, *THINK)),
-    "hermes that may not think": lambda: Speaker(thinking("{{- '<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n' -}}"), tags=(*MARKUP, *THINK)),
+    "hermes that must think": lambda: Speaker(
+        thinking("{{- '<|im_start|>assistant\\n<think>\\n' -}}"), tags=(*MARKUP, *THINK)
+    ),
+    "hermes that may not think": lambda: Speaker(
+        thinking("{{- '<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n' -}}"), tags=(*MARKUP, *THINK)
+    ),
     "llama": lambda: Speaker(LLAMA),
     "mistral": lambda: Speaker(MISTRAL, control=("[TOOL_CALLS]",)),
     "mistral in letters": lambda: Speaker(MISTRAL),
@@ -132,7 +150,12 @@ def keeps(name: str, arguments: str) -> bool:
     """Are these arguments what the tool's schema says?"""
     value = json.loads(arguments)
     if name == "add":
-        return list(value) == ["a", "b"] and isinstance(value["a"], int) and 0 <= value["a"] <= 99 and value["b"] in (1, 22)
+        return (
+            list(value) == ["a", "b"]
+            and isinstance(value["a"], int)
+            and 0 <= value["a"] <= 99
+            and value["b"] in (1, 22)
+        )
     if name == "add_all":
         return list(value) == ["of"] and 1 <= len(value["of"]) <= 3 and all(isinstance(x, bool) for x in value["of"])
     return name == "look" and list(value) == ["at"] and isinstance(value["at"], str) and len(value["at"]) <= 5
@@ -154,21 +177,32 @@ def test_a_required_tool_is_called_whatever_is_sampled(speakers: dict[str, Speak
 @pytest.mark.parametrize("name", SPEAKERS)
 def test_without_parallel_calls_there_is_exactly_one(speakers: dict[str, Speaker], name: str) -> None:
     speaker = speakers[name]
-    answers = [speaker.read(ids) for ids in speaker.says(speaker.grammar(tool_choice="required", parallel_tool_calls=False), count=30)]
+    answers = [
+        speaker.read(ids)
+        for ids in speaker.says(speaker.grammar(tool_choice="required", parallel_tool_calls=False), count=30)
+    ]
     assert len(answers) == 30 and {len(message.tool_calls) for message in answers} == {1}
 
 
 @pytest.mark.parametrize("name", SPEAKERS)
 def test_a_named_tool_is_called_once_and_no_other(speakers: dict[str, Speaker], name: str) -> None:
     speaker = speakers[name]
-    answers = [speaker.read(ids) for ids in speaker.says(speaker.grammar(tool_choice="required", tool_name="add_all"), count=30)]
+    answers = [
+        speaker.read(ids)
+        for ids in speaker.says(speaker.grammar(tool_choice="required", tool_name="add_all"), count=30)
+    ]
     assert len(answers) == 30
-    assert all([call.name for call in message.tool_calls] == ["add_all"] and keeps("add_all", message.tool_calls[0].arguments) for message in answers)
+    assert all(
+        [call.name for call in message.tool_calls] == ["add_all"] and keeps("add_all", message.tool_calls[0].arguments)
+        for message in answers
+    )
 
 
 @pytest.mark.parametrize("name", SPEAKERS)
 @pytest.mark.parametrize("several", [True, False])
-def test_with_strict_tools_an_answer_is_text_or_calls_that_keep_to_their_schema(speakers: dict[str, Speaker], name: str, several: bool) -> None:
+def test_with_strict_tools_an_answer_is_text_or_calls_that_keep_to_their_schema(
+    speakers: dict[str, Speaker], name: str, several: bool
+) -> None:
     speaker = speakers[name]
     grammar = speaker.grammar(parallel_tool_calls=several)
     answers = [speaker.read(ids) for ids in speaker.says(grammar, count=120, limit=200)]
@@ -180,9 +214,14 @@ def test_with_strict_tools_an_answer_is_text_or_calls_that_keep_to_their_schema(
 
 
 @pytest.mark.parametrize("name", SPEAKERS)
-def test_what_models_write_is_allowed_and_what_breaks_the_schema_is_not(speakers: dict[str, Speaker], name: str) -> None:
+def test_what_models_write_is_allowed_and_what_breaks_the_schema_is_not(
+    speakers: dict[str, Speaker], name: str
+) -> None:
     speaker = speakers[name]
-    written, end = speaker.template.traits.tool_format, "" if name == "llama" else "]" if name.startswith("mistral") else "\n</tool_call>"
+    written, end = (
+        speaker.template.traits.tool_format,
+        "" if name == "llama" else "]" if name.startswith("mistral") else "\n</tool_call>",
+    )
     begun = "hm.\n</think>\n\n" if name == "hermes that must think" else ""
 
     def call(arguments: str) -> str:
@@ -193,14 +232,18 @@ def test_what_models_write_is_allowed_and_what_breaks_the_schema_is_not(speakers
         assert speaker.may_say(auto, call(spelled)) and speaker.may_say(required, call(spelled)), spelled
     for wrong in ('{"a": 100, "b": 22}', '{"a": 7}', '{"a": 7, "b": 22, "c": 1}', '{"a": "7", "b": 22}', "7"):
         assert not speaker.may_say(auto, call(wrong)) and not speaker.may_say(required, call(wrong)), wrong
-    assert speaker.may_say(auto, f"{begun}There is <b>nothing</b> to add.") and not speaker.may_say(required, f"{begun}There is nothing to add.")
+    assert speaker.may_say(auto, f"{begun}There is <b>nothing</b> to add.") and not speaker.may_say(
+        required, f"{begun}There is nothing to add."
+    )
 
 
 def test_text_before_a_call_is_free_until_a_tag_opens(speakers: dict[str, Speaker]) -> None:
     for name in ("hermes", "hermes in letters"):
         speaker = speakers[name]
         grammar = speaker.grammar(tools=(ADD,))
-        good, bad = ('<tool_call>\n{"name": "add", "arguments": {"a": %s, "b": 1}}\n</tool_call>' % a for a in ("5", '"5"'))  # noqa: UP031
+        good, bad = (
+            '<tool_call>\n{"name": "add", "arguments": {"a": %s, "b": 1}}\n</tool_call>' % a for a in ("5", '"5"')
+        )
         assert speaker.may_say(grammar, f"I will <tool_cal add, {{then}}\n{good}\n{good}")
         assert not speaker.may_say(grammar, f"I will add\n{bad}")
         assert not speaker.may_say(grammar, f"I will add\n{good}\n{bad}")
@@ -240,17 +283,28 @@ def test_json_answers_keep_to_their_schema(speakers: dict[str, Speaker], name: s
     for ids in speaker.says(speaker.grammar(tools=(), json_schema=schema), count=30):
         value = json.loads(speaker.read(ids).content)
         assert isinstance(value["ok"], bool) and set(value) <= {"ok", "n"}
-    some = [json.loads(speaker.read(ids).content) for ids in speaker.says(speaker.grammar(tools=(), json_schema={"type": "object"}), count=20)]
+    some = [
+        json.loads(speaker.read(ids).content)
+        for ids in speaker.says(speaker.grammar(tools=(), json_schema={"type": "object"}), count=20)
+    ]
     assert len(some) == 20 and all(isinstance(value, dict) for value in some)
 
 
 def test_with_tools_and_a_schema_an_answer_is_a_call_or_json(speakers: dict[str, Speaker]) -> None:
     speaker = speakers["hermes"]
-    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
+        "additionalProperties": False,
+    }
     answers = [speaker.read(ids) for ids in speaker.says(speaker.grammar(tools=(LOOK,), json_schema=schema), count=40)]
     assert {bool(message.tool_calls) for message in answers} == {True, False}
     assert all(message.tool_calls or "ok" in json.loads(message.content) for message in answers)
-    no_calls = [speaker.read(ids) for ids in speaker.says(speaker.grammar(tools=TOOLS, tool_choice="none", json_schema=schema), count=20)]
+    no_calls = [
+        speaker.read(ids)
+        for ids in speaker.says(speaker.grammar(tools=TOOLS, tool_choice="none", json_schema=schema), count=20)
+    ]
     assert no_calls and all("ok" in json.loads(message.content) for message in no_calls)
 
 
@@ -283,20 +337,34 @@ def test_where_nothing_is_promised_nothing_is_constrained(speakers: dict[str, Sp
     ],
     ids=str,
 )
-def test_a_schema_that_cannot_be_compiled_is_found_out_before_sampling(speakers: dict[str, Speaker], schema: dict[str, Any]) -> None:
+def test_a_schema_that_cannot_be_compiled_is_found_out_before_sampling(
+    speakers: dict[str, Speaker], schema: dict[str, Any]
+) -> None:
     strict = {
         "type": "function",
-        "function": {"name": "f", "strict": True, "parameters": {"type": "object", "properties": {"x": schema}, "required": ["x"]}},
+        "function": {
+            "name": "f",
+            "strict": True,
+            "parameters": {"type": "object", "properties": {"x": schema}, "required": ["x"]},
+        },
     }
-    for asked in ({"tools": (), "json_schema": schema}, {"tools": (strict,)}, {"tools": (strict,), "tool_choice": "required"}):
+    for asked in (
+        {"tools": (), "json_schema": schema},
+        {"tools": (strict,)},
+        {"tools": (strict,), "tool_choice": "required"},
+    ):
         with pytest.raises(UserError, match=r"(?s)(cannot be constrained|no JSON schema).*hint:"):
             speakers["hermes"].grammar(**asked)
 
 
 @pytest.mark.parametrize(
-    "schema", [{"type": "string", "format": "nobody knows"}, {"$ref": "#/definitions/nowhere"}, {"not": {"type": "string"}}], ids=str
+    "schema",
+    [{"type": "string", "format": "nobody knows"}, {"$ref": "#/definitions/nowhere"}, {"not": {"type": "string"}}],
+    ids=str,
 )
-def test_a_tool_that_is_not_strict_may_have_a_schema_that_nobody_can_compile(speakers: dict[str, Speaker], schema: dict[str, Any]) -> None:
+def test_a_tool_that_is_not_strict_may_have_a_schema_that_nobody_can_compile(
+    speakers: dict[str, Speaker], schema: dict[str, Any]
+) -> None:
     speaker = speakers["hermes"]
     lax = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"x": schema}}}}
     grammar = speaker.grammar(tools=(lax,), tool_choice="required")
@@ -316,18 +384,24 @@ def test_a_tool_that_is_not_there_cannot_be_asked_for(speakers: dict[str, Speake
     with pytest.raises(UserError, match="no tool to call"):
         speakers["hermes"].grammar(tools=(), tool_choice="required")
     with pytest.raises(UserError, match="are no object"):
-        speakers["hermes"].grammar(tools=({"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "string"}}},))
+        speakers["hermes"].grammar(
+            tools=({"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "string"}}},)
+        )
 
 
 def test_white_space_does_not_go_on_for_ever(speakers: dict[str, Speaker]) -> None:
-    grammar = speakers["hermes"].grammar(tools=(), json_schema={"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
+    grammar = speakers["hermes"].grammar(
+        tools=(), json_schema={"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    )
     assert speakers["hermes"].may_say(grammar, '{\n    "a": 1\n}')
     assert not speakers["hermes"].may_say(grammar, '{\n\n"a": 1}')
     assert not speakers["hermes"].may_say(grammar, "{" + " " * 50 + '"a": 1}')
 
 
 def test_strings_have_no_escapes_that_are_half_a_character(speakers: dict[str, Speaker]) -> None:
-    grammar = speakers["hermes"].grammar(tools=(), json_schema={"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]})
+    grammar = speakers["hermes"].grammar(
+        tools=(), json_schema={"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    )
     assert speakers["hermes"].may_say(grammar, '{"a": "é \\n \\" \\\\ 😀"}')
     assert not speakers["hermes"].may_say(grammar, '{"a": "\\ud800"}')
 

@@ -1,4 +1,6 @@
-"""Whatever is sampled, and however it is sent back: does a bridged prompt begin with what was read and sampled, and is nothing else bridged?"""
+"""Whatever is sampled, and however it is sent back: does a bridged prompt begin with what was read and sampled, and is
+nothing else bridged?
+"""
 
 import json
 from collections.abc import Callable
@@ -26,7 +28,10 @@ CLIENTS: dict[str, Callable[[Message], Message]] = {
     "names agents": lambda m: replace(m, name="writer"),
 }
 
-TOOL: dict[str, Any] = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "look", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 def user(content: str) -> Message:
@@ -34,7 +39,9 @@ def user(content: str) -> Message:
 
 
 def follows(talk: Attempt, messages: list[Message], ids: list[int]) -> str:
-    """What the template renders after the answer, if `prompt` says so: its own rendering of everything has to end with that."""
+    """What the template renders after the answer, if `prompt` says so: its own rendering of everything has to end with
+    that.
+    """
     prompt = talk.prompt(messages, tools=[TOOL] if any(m.tool_calls for m in messages) else [])
     assert (prompt.capture, prompt.parent_call_id) == ("bridged", f"c{len(talk.calls)}")
     suffix = talk.suffix(prompt)
@@ -48,7 +55,9 @@ def follows(talk: Attempt, messages: list[Message], ids: list[int]) -> str:
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize("name", SPLICING)
 @given(answers=st.lists(st.tuples(SAMPLED, ENDED, WORDS), min_size=1, max_size=3))
-def test_what_was_sampled_stays_in_every_later_prompt(name: str, client: str, answers: list[tuple[list[int], bool, str]]) -> None:
+def test_what_was_sampled_stays_in_every_later_prompt(
+    name: str, client: str, answers: list[tuple[list[int], bool, str]]
+) -> None:
     talk = attempt(name)
     messages = [user("say a word")]
     for sampled, ended, question in answers:
@@ -63,7 +72,9 @@ def test_what_was_sampled_stays_in_every_later_prompt(name: str, client: str, an
 @pytest.mark.parametrize("name", NAMES)
 @given(sampled=SAMPLED, ended=ENDED, edit=WORDS.filter(str.strip))
 def test_an_edited_answer_is_never_bridged(name: str, sampled: list[int], ended: bool, edit: str) -> None:
-    """Except where its text goes on, behind all that was sampled, in a turn that had not ended: then just the edit is new."""
+    """Except where its text goes on, behind all that was sampled, in a turn that had not ended: then just the edit is
+    new.
+    """
     talk = attempt(name)
     asked = [user("say a word")]
     ids = [*sampled, talk.template.stop_token_ids[0]] if ended else sampled
@@ -92,7 +103,9 @@ def test_what_was_sampled_before_and_with_a_stop_string_stays_and_what_is_put_be
         ids = [*sampled, *draw.draw(st.sampled_from([spelled, talk.template.encode(stop)])), *beyond]
         _, answer, _ = talk.answer(messages, ids, stop=[stop])
         whole = talk.template.decode(ids)
-        if not answer.content.strip() or "think>" in whole + behind:  # nothing to go on with, or thoughts, which have a test of their own
+        if (
+            not answer.content.strip() or "think>" in whole + behind
+        ):  # nothing to go on with, or thoughts, which have a test of their own
             return
         messages += [replace(answer, content=whole + behind), user(question)]
         prompt = talk.prompt(messages)
@@ -115,7 +128,11 @@ def test_what_is_sampled_here_is_seldom_what_a_tokenizer_would_choose() -> None:
 
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**25), 10**25) | st.floats(allow_nan=False, allow_infinity=False) | WORDS,
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**25), 10**25)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | WORDS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3),
     max_leaves=8,
 )
@@ -160,7 +177,9 @@ REWRITES: dict[str, Callable[[str], str]] = {
 @pytest.mark.parametrize("rewrite", REWRITES)
 @pytest.mark.parametrize("name", CALLING)
 @given(draw=st.data(), arguments=OBJECTS)
-def test_arguments_come_out_byte_for_byte_and_may_be_written_anew(name: str, rewrite: str, draw: st.DataObject, arguments: dict[str, Any]) -> None:
+def test_arguments_come_out_byte_for_byte_and_may_be_written_anew(
+    name: str, rewrite: str, draw: st.DataObject, arguments: dict[str, Any]
+) -> None:
     talk = attempt(name)
     asked = [user("say a word")]
     text = spelled(arguments, draw)
@@ -181,7 +200,9 @@ def test_arguments_come_out_byte_for_byte_and_may_be_written_anew(name: str, rew
 def test_arguments_that_mean_something_else_are_never_bridged(arguments: dict[str, Any], other: dict[str, Any]) -> None:
     talk = attempt("chatml")
     asked = [user("say a word")]
-    said = Message(role="assistant", content="", tool_calls=(ToolCall(id="", name="look", arguments=json.dumps(arguments)),))
+    said = Message(
+        role="assistant", content="", tool_calls=(ToolCall(id="", name="look", arguments=json.dumps(arguments)),)
+    )
     _, answer, _ = talk.answer(asked, talk.template.answer_ids(said, messages=asked, tools=[TOOL]), tools=[TOOL])
     echoed = replace(answer, tool_calls=(replace(answer.tool_calls[0], arguments=json.dumps(other)),))
     prompt = talk.prompt([*asked, echoed, user("more")], tools=[TOOL])
@@ -191,7 +212,10 @@ def test_arguments_that_mean_something_else_are_never_bridged(arguments: dict[st
 
 @settings(max_examples=80, deadline=None)
 @pytest.mark.parametrize("name", NAMES)
-@given(content=WORDS.filter(lambda text: not text.startswith("\n") and "<" not in text), reasoning=WORDS.filter(lambda text: "<" not in text))
+@given(
+    content=WORDS.filter(lambda text: not text.startswith("\n") and "<" not in text),
+    reasoning=WORDS.filter(lambda text: "<" not in text),
+)
 def test_what_a_script_says_is_what_the_agent_gets(name: str, content: str, reasoning: str) -> None:
     template = chat_template(name)
     thinks = template.traits.think is not None
@@ -211,7 +235,20 @@ def test_what_a_script_says_is_what_the_agent_gets(name: str, content: str, reas
 @given(draw=st.data())
 def test_a_stream_says_what_the_whole_says(name: str, tools: bool, draw: st.DataObject) -> None:
     template = chat_template(name)
-    pieces = ["<think>", "</think>", "\n", " ", "STOP", "ST", "<tool_call>", '{"name": "look", "arguments": {"a": 1}}', "</tool_call>", "[", "]", ";"]
+    pieces = [
+        "<think>",
+        "</think>",
+        "\n",
+        " ",
+        "STOP",
+        "ST",
+        "<tool_call>",
+        '{"name": "look", "arguments": {"a": 1}}',
+        "</tool_call>",
+        "[",
+        "]",
+        ";",
+    ]
     text = "".join(draw.draw(st.lists(st.sampled_from(pieces) | WORDS, max_size=8)))
     ids = template.encode(text)
 
@@ -221,7 +258,10 @@ def test_a_stream_says_what_the_whole_says(name: str, tools: bool, draw: st.Data
     whole = stream()
     first, end = whole.feed(ids), whole.finish()
     message = end.message
-    assert (first.content + end.rest.content, first.reasoning + end.rest.reasoning) == (message.content, message.reasoning)
+    assert (first.content + end.rest.content, first.reasoning + end.rest.reasoning) == (
+        message.content,
+        message.reasoning,
+    )
     assert end.stopped_by == ("STOP" if "STOP" in template.decode(ids) else None)
     one = stream()
     shown = [one.feed([token]) for token in ids]

@@ -30,7 +30,10 @@ def test_a_prompt_that_begins_with_an_earlier_one_and_its_answer_is_bridged(tree
     assert prompt.ids.tolist() == [*exact, *TEMPLATE.encode("Q: another one\nA:")]
     tree.add_raw("c2", prompt_ids=prompt.ids, completion_ids=ids_of(" red"))
     after = tree.prompt_raw("Q: say a word\nA: blue\nQ: another one\nA: red.")
-    assert (after.parent_call_id, after.ids.tolist()) == ("c2", [*prompt.ids.tolist(), *ids_of(" red").tolist(), *TEMPLATE.encode(".")])
+    assert (after.parent_call_id, after.ids.tolist()) == (
+        "c2",
+        [*prompt.ids.tolist(), *ids_of(" red").tolist(), *TEMPLATE.encode(".")],
+    )
 
 
 def test_ids_are_taken_as_they_are(tree: ConversationTree) -> None:
@@ -42,7 +45,9 @@ def test_ids_are_taken_as_they_are(tree: ConversationTree) -> None:
     assert tree.prompt_raw(canonical).ids.tolist() == list(canonical)
 
 
-@pytest.mark.parametrize("text", ["Q: say a word\nA:", "Q: say a word\nA: red", "Q: say a word\nA: blue and", "Q: say", ""])
+@pytest.mark.parametrize(
+    "text", ["Q: say a word\nA:", "Q: say a word\nA: red", "Q: say a word\nA: blue and", "Q: say", ""]
+)
 def test_another_prompt_is_a_fresh_root(tree: ConversationTree, text: str) -> None:
     assert tree.prompt_raw(text).capture == "rendered"
 

@@ -18,8 +18,13 @@ from lightningrl.chat.template import BadConversation
 from lightningrl.errors import UserError
 from tests.chat.zookeeper import NAMES, chat_template, tokenizer
 
-TOOL = {"type": "function", "function": {"name": "add", "description": "größer & <more>", "parameters": {"b": 1, "a": 2}}}
-CALLED = Message(role="assistant", content="wait", tool_calls=(ToolCall(id="c1", name="add", arguments='{"x": [1, null, "ä"]}'),))
+TOOL = {
+    "type": "function",
+    "function": {"name": "add", "description": "größer & <more>", "parameters": {"b": 1, "a": 2}},
+}
+CALLED = Message(
+    role="assistant", content="wait", tool_calls=(ToolCall(id="c1", name="add", arguments='{"x": [1, null, "ä"]}'),)
+)
 TALK = [
     Message(role="system", content="be brief"),
     Message(role="user", content="1 + 1 ?"),
@@ -61,11 +66,16 @@ def text_of_transformers(folder: Path, messages: Sequence[Message], **options: o
 
 @pytest.mark.parametrize("tools", [[], [TOOL]])
 @pytest.mark.parametrize("open_turn", [False, True])
-def test_a_conversation_is_rendered_as_transformers_does(model_folder: Path, template: ChatTemplate, tools: list[dict], open_turn: bool) -> None:
+def test_a_conversation_is_rendered_as_transformers_does(
+    model_folder: Path, template: ChatTemplate, tools: list[dict], open_turn: bool
+) -> None:
     for length in range(1, len(TALK) + 1):
         theirs = text_of_transformers(model_folder, TALK[:length], tools=tools or None, add_generation_prompt=open_turn)
         assert template.text(TALK[:length], tools=tools, open_turn=open_turn) == theirs
-        assert template.encode(theirs) == AutoTokenizer.from_pretrained(model_folder)(theirs, add_special_tokens=False)["input_ids"]
+        assert (
+            template.encode(theirs)
+            == AutoTokenizer.from_pretrained(model_folder)(theirs, add_special_tokens=False)["input_ids"]
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -81,7 +91,11 @@ def test_the_zoo_is_rendered_as_transformers_does(name: str) -> None:
                 with contextlib.suppress(jinja2.TemplateError, TypeError):
                     turns = [for_template(message) for message in talk]
                     expected = theirs.apply_chat_template(
-                        turns, chat_template=template._source, tools=list(tools) or None, add_generation_prompt=open_turn, tokenize=False
+                        turns,
+                        chat_template=template._source,
+                        tools=list(tools) or None,
+                        add_generation_prompt=open_turn,
+                        tokenize=False,
                     )
                     assert template.text(talk, tools=tools, open_turn=open_turn) == expected
                     compared += 1
@@ -100,7 +114,10 @@ def test_template_dialect_of_the_hub_is_understood(model_folder: Path, tmp_path:
 def test_what_a_template_refuses_is_said_in_a_way_that_it_takes() -> None:
     late = [*TALK[:2], TALK[4], Message(role="developer", content="hurry"), TALK[5], TALK[5]]
     told = {"gemma": [*TALK[:4], *late[3:]], "mistral": late, "thinker": late, "phi": late}
-    told = {name: chat_template(name).text(talk, open_turn=False).replace(chat_template(name).turn_end, "|") for name, talk in told.items()}
+    told = {
+        name: chat_template(name).text(talk, open_turn=False).replace(chat_template(name).turn_end, "|")
+        for name, talk in told.items()
+    }
     assert told["gemma"] == (
         "<bos><start_of_turn>user\nbe brief\n\n1 + 1 ?|\n<start_of_turn>model\nwait\n<tool_call>\n"
         '{"name": "add", "arguments": {"x": [1, null, "ä"]}}\n</tool_call>|\n'
@@ -115,7 +132,9 @@ def test_what_a_template_refuses_is_said_in_a_way_that_it_takes() -> None:
 def test_the_beginning_of_a_prompt_is_remembered_only_where_that_changes_nothing(greedy: bool) -> None:
     """An end of turn that takes the white space before it cannot be cut off."""
     state = json.loads(tokenizer().to_str())
-    state["added_tokens"] = [{**token, "lstrip": greedy and token["content"] == "<|im_end|>"} for token in state["added_tokens"]]
+    state["added_tokens"] = [
+        {**token, "lstrip": greedy and token["content"] == "<|im_end|>"} for token in state["added_tokens"]
+    ]
     template = ChatTemplate(Tokenizer.from_str(json.dumps(state)), chat_template("chatml")._source, special={})
     talk = [Message(role="system", content="be brief " * 100 + "   "), *TALK[1:]]
     assert template._cuts != greedy
@@ -133,7 +152,9 @@ def test_content_comes_in_parts_where_a_template_wants_parts() -> None:
 def test_the_turn_end_is_found(template: ChatTemplate, model_folder: Path, tmp_path: Path) -> None:
     assert template.turn_end == "<|im_end|>"
     assert template.stop_token_ids == (template.turn_end_id,)
-    bare = ChatTemplate.load(folder_with(model_folder, tmp_path, "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"))
+    bare = ChatTemplate.load(
+        folder_with(model_folder, tmp_path, "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+    )
     assert bare.turn_end_id is None
     assert bare.stop_token_ids == template.stop_token_ids  # the tokenizer's own end
 
@@ -153,13 +174,17 @@ def test_a_folder_that_cannot_chat_is_refused_with_a_hint(model_folder: Path, tm
 
 
 def _sentencepiece_like() -> Tokenizer:
-    """A tokenizer whose decoder drops the first space and spells unknown characters as bytes, as Llama 2 and Mistral do."""
+    """A tokenizer whose decoder drops the first space and spells unknown characters as bytes, as Llama 2 and Mistral
+    do.
+    """
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])  # type: ignore[assignment]
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     tokenizer.decoder = decoders.Sequence(steps)  # type: ignore[assignment]
     special = ["<unk>", "<|im_end|>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    tokenizer.train_from_iterator(["the quick brown fox"] * 3, trainers.BpeTrainer(vocab_size=400, special_tokens=special, show_progress=False))
+    tokenizer.train_from_iterator(
+        ["the quick brown fox"] * 3, trainers.BpeTrainer(vocab_size=400, special_tokens=special, show_progress=False)
+    )
     state = json.loads(tokenizer.to_str())
     state["added_tokens"] = [token for token in state["added_tokens"] if not token["content"].startswith("<0x")]
     return Tokenizer.from_str(json.dumps(state))
@@ -168,7 +193,10 @@ def _sentencepiece_like() -> Tokenizer:
 def test_pieces_of_a_stream_join_to_the_whole_and_hold_no_half_character(template: ChatTemplate) -> None:
     turns = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
     chance = random.Random(0)
-    for kind, lowest in ((template, 0), (ChatTemplate(_sentencepiece_like(), turns, special={}), 258)):  # 2–257 are single bytes
+    for kind, lowest in (
+        (template, 0),
+        (ChatTemplate(_sentencepiece_like(), turns, special={}), 258),
+    ):  # 2–257 are single bytes
         for _ in range(300):
             text = kind.encode("the 🦊 fox — naïve €") if chance.random() < 0.5 else []
             ids = [*text, *(chance.randrange(lowest, 290) for _ in range(chance.randrange(12)))]
@@ -185,7 +213,14 @@ def test_a_stream_waits_only_for_the_character_at_hand(template: ChatTemplate) -
     fox = template.encode("🦊")
     assert len(fox) == 4
     stream = template.detokenizer()
-    assert [stream.feed([token]) for token in [*template.encode("a"), *fox, *template.encode("b")]] == ["a", "", "", "", "🦊", "b"]
+    assert [stream.feed([token]) for token in [*template.encode("a"), *fox, *template.encode("b")]] == [
+        "a",
+        "",
+        "",
+        "",
+        "🦊",
+        "b",
+    ]
 
 
 def test_chat_needs_no_torch() -> None:

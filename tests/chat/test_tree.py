@@ -14,7 +14,10 @@ from tests.chat.zookeeper import NAMES, Attempt, attempt, chat_template, tokeniz
 
 USER = Message(role="user", content="say a word")
 MORE = Message(role="user", content="another one")
-TOOL: dict[str, Any] = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "look", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 @pytest.fixture
@@ -36,7 +39,9 @@ def test_the_longest_conversation_is_continued(talk: Attempt) -> None:
     _, two, _ = talk.says([USER, one, MORE], "blue")
     assert talk.prompt([USER, one, MORE, two, MORE]).parent_call_id == "c2"
     assert talk.prompt([USER, one, USER]).parent_call_id == "c1"
-    assert talk.prompt([USER, one, MORE, assistant("green"), MORE]).parent_call_id == "c1"  # what follows is rendered as it came
+    assert (
+        talk.prompt([USER, one, MORE, assistant("green"), MORE]).parent_call_id == "c1"
+    )  # what follows is rendered as it came
 
 
 def test_a_conversation_of_its_own_is_a_fresh_root(talk: Attempt) -> None:
@@ -58,7 +63,11 @@ def test_sub_agents_that_take_turns_keep_their_histories_apart(talk: Attempt) ->
 
 @pytest.mark.parametrize("named", ["c1", "c2", "c3"])
 def test_of_equal_answers_the_one_that_the_client_names_is_continued(talk: Attempt, named: str) -> None:
-    spellings = [talk.template.encode("word"), letters(talk.template, "word"), [*talk.template.encode("wor"), *letters(talk.template, "d")]]
+    spellings = [
+        talk.template.encode("word"),
+        letters(talk.template, "word"),
+        [*talk.template.encode("wor"), *letters(talk.template, "d")],
+    ]
     message = [talk.answer([USER], ids)[1] for ids in spellings][-1]
     assert talk.prompt([USER, replace(message, reply_id=named), MORE]).parent_call_id == named
 
@@ -91,12 +100,18 @@ def test_equal_answers_with_different_ids_are_told_apart_the_same_way_every_time
 @pytest.mark.parametrize("name", ["chatml", "qwen3", "glm", "mistral"])
 def test_results_of_parallel_calls_may_come_in_any_order(name: str) -> None:
     talk = attempt(name)
-    message = Message(role="assistant", content="", tool_calls=tuple(ToolCall(id="", name="look", arguments=f'{{"at": {i}}}') for i in range(3)))
+    message = Message(
+        role="assistant",
+        content="",
+        tool_calls=tuple(ToolCall(id="", name="look", arguments=f'{{"at": {i}}}') for i in range(3)),
+    )
     ids = talk.template.answer_ids(message, messages=[USER], tools=[TOOL])
     if name == "glm":
         ids = [*ids[:-1], *talk.template.encode("<|observation|>")]  # what a model of this kind samples before results
     _, asked, _ = talk.answer([USER], ids, tools=[TOOL])
-    results = [Message(role="tool", content=f"result {call.arguments}", tool_call_id=call.id) for call in asked.tool_calls]
+    results = [
+        Message(role="tool", content=f"result {call.arguments}", tool_call_id=call.id) for call in asked.tool_calls
+    ]
     assert len(results) == 3
     shuffled = [results[1], results[2], results[0]]
     prompt, answer, _ = talk.says([USER, asked, *shuffled], "done", tools=[TOOL])
@@ -199,7 +214,9 @@ def test_one_answer_may_be_gone_on_with_many_times_and_what_was_sampled_stays(ta
     said = ""
     for turn in range(4):
         messages = [USER, assistant(said)] if said else [USER]
-        prompt, answer, _ = talk.answer(messages, letters(talk.template, f"Action: {turn}\nObservation:"), stop=["\nObservation:"])
+        prompt, answer, _ = talk.answer(
+            messages, letters(talk.template, f"Action: {turn}\nObservation:"), stop=["\nObservation:"]
+        )
         assert (prompt.capture, prompt.parent_call_id) == (("bridged", f"c{turn}") if turn else ("rendered", None))
         said += f"{answer.content}\nObservation: word {turn}\n"
     assert talk.prompt([USER, assistant(said), MORE]).parent_call_id == "c4"
@@ -207,16 +224,23 @@ def test_one_answer_may_be_gone_on_with_many_times_and_what_was_sampled_stays(ta
     assert talk.prompt([USER, begun, assistant(said), MORE]).parent_call_id == "c1"  # the beginning stands there twice
 
 
-def test_an_answer_with_the_stop_string_and_more_behind_it_stays_as_it_was_sampled_when_others_follow(talk: Attempt) -> None:
+def test_an_answer_with_the_stop_string_and_more_behind_it_stays_as_it_was_sampled_when_others_follow(
+    talk: Attempt,
+) -> None:
     """As code agents and text-ReAct agents do."""
     messages, turns = [USER], 4
     for turn in range(turns):
-        prompt, answer, _ = talk.answer(messages, letters(talk.template, f"<code>\nlook({turn})\n</code>"), stop=["</code>"])
+        prompt, answer, _ = talk.answer(
+            messages, letters(talk.template, f"<code>\nlook({turn})\n</code>"), stop=["</code>"]
+        )
         assert (prompt.capture, prompt.parent_call_id) == (("bridged", f"c{turn}") if turn else ("rendered", None))
         result = replace(MORE, content=f"Observation: {turn}")
         messages += [assistant(f"{answer.content}</code>\nCalling tools:\n[{turn}]"), result]
     suffix = talk.suffix(talk.prompt(messages))
-    assert suffix == f"\nCalling tools:\n[3]<|im_end|>\n<|im_start|>user\nObservation: {turns - 1}<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        suffix
+        == f"\nCalling tools:\n[3]<|im_end|>\n<|im_start|>user\nObservation: {turns - 1}<|im_end|>\n<|im_start|>assistant\n"
+    )
     cleared = [*messages[:2], replace(MORE, content="[cleared]"), *messages[3:]]
     prompt = talk.prompt(cleared)
     assert (prompt.capture, prompt.parent_call_id, prompt.reason) == ("partly", "c1", reasons.HISTORY_REWRITTEN)
@@ -238,7 +262,9 @@ def test_thoughts_before_an_answer_that_a_client_goes_on_with_stay(name: str) ->
 
 
 @pytest.mark.parametrize(("text", "stop"), [("b", "Ob:"), ("a b", " b b b:")])
-def test_where_the_answer_repeats_the_stop_string_nothing_else_is_taken_for_it(talk: Attempt, text: str, stop: str) -> None:
+def test_where_the_answer_repeats_the_stop_string_nothing_else_is_taken_for_it(
+    talk: Attempt, text: str, stop: str
+) -> None:
     talk.answer([USER], talk.template.encode(text + stop), stop=[stop])
     assert talk.prompt([USER, assistant(f"{text}{stop} red"), MORE]).capture == "bridged"
     assert talk.prompt([USER, assistant("b: red"), MORE]).capture == "forked"
@@ -250,7 +276,9 @@ def test_tool_results_that_are_cleared_leave_what_came_before_them_spliced_and_s
         _, asked, _ = talk.says(messages, '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>', tools=[TOOL])
         messages += [asked, Message(role="tool", content=f"{turn}" * 40, tool_call_id=asked.tool_calls[0].id)]
     assert talk.prompt(messages, tools=[TOOL]).capture == "bridged"
-    cleared = [replace(message, content="[cleared]") if place in (2, 4) else message for place, message in enumerate(messages)]
+    cleared = [
+        replace(message, content="[cleared]") if place in (2, 4) else message for place, message in enumerate(messages)
+    ]
     prompt, answer, _ = talk.says(cleared, "done", tools=[TOOL])
     assert (prompt.capture, prompt.parent_call_id, prompt.reason) == ("partly", "c1", reasons.HISTORY_REWRITTEN)
     after = talk.prompt([*cleared, answer, MORE], tools=[TOOL])
@@ -277,7 +305,9 @@ def test_what_another_agent_has_said_is_not_gone_on_with(talk: Attempt) -> None:
     named = replace(assistant("the word is red"), name="someone")
     for last in (answer, named):
         prompt = talk.prompt([Message(role="system", content="you are B"), USER, last])
-        assert talk.template.decode(prompt.ids.tolist(), control=True).endswith(f"{last.content}<|im_end|>\n<|im_start|>assistant\n")
+        assert talk.template.decode(prompt.ids.tolist(), control=True).endswith(
+            f"{last.content}<|im_end|>\n<|im_start|>assistant\n"
+        )
 
 
 def test_a_turn_begun_after_an_answer_of_ours_is_spliced(talk: Attempt) -> None:
@@ -311,7 +341,9 @@ def test_a_token_of_text_that_closes_a_tool_call_is_not_taken_for_the_end_of_its
 
 def test_the_history_of_a_request_that_goes_on_is_not_rendered() -> None:
     """This template refuses long conversations, and never notices."""
-    source = (chat_template("chatml")._source) + "{% if messages | length > 20 %}{{ raise_exception('too long') }}{% endif %}"
+    source = (
+        chat_template("chatml")._source
+    ) + "{% if messages | length > 20 %}{{ raise_exception('too long') }}{% endif %}"
     template = ChatTemplate(tokenizer(), source, special={})
     talk = Attempt(template, ConversationTree(template))
     messages = [USER]

@@ -1,4 +1,6 @@
-"""The chat templates in `zoo/`, each with a tokenizer that has all their control tokens, and an attempt to talk to them."""
+"""The chat templates in `zoo/`, each with a tokenizer that has all their control tokens, and an attempt to talk to
+them.
+"""
 
 import re
 from collections.abc import Sequence
@@ -38,7 +40,12 @@ CONTROL = re.findall(
     <|start|> <|message|> <|user|> <|assistant|> <|observation|> <|system|> [gMASK]""",
 )
 MARKUP = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
-TEXTS = ["say a word and another one", "the word is blue", "red green blue yellow", '{"name": "look", "arguments": {"at": 1, "ok": true}}']
+TEXTS = [
+    "say a word and another one",
+    "the word is blue",
+    "red green blue yellow",
+    '{"name": "look", "arguments": {"at": 1, "ok": true}}',
+]
 
 
 @cache
@@ -48,7 +55,9 @@ def tokenizer() -> Tokenizer:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     made.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(TEXTS * 3, trainers.BpeTrainer(vocab_size=340, show_progress=False, initial_alphabet=alphabet))
+    made.train_from_iterator(
+        TEXTS * 3, trainers.BpeTrainer(vocab_size=340, show_progress=False, initial_alphabet=alphabet)
+    )
     made.add_special_tokens([AddedToken(text, special=True) for text in CONTROL])
     made.add_tokens([AddedToken(text, special=False, normalized=False) for text in MARKUP])
     return made
@@ -59,7 +68,10 @@ def chat_template(name: str) -> ChatTemplate:
     found = tokenizer()
     vocabulary = found.get_vocab()
     ends = [vocabulary[text] for text in ENDS[name]]
-    special = {"bos_token": "<s>" if name == "mistral" else "<bos>" if name == "gemma" else "<|begin_of_text|>", "eos_token": ENDS[name][0]}
+    special = {
+        "bos_token": "<s>" if name == "mistral" else "<bos>" if name == "gemma" else "<|begin_of_text|>",
+        "eos_token": ENDS[name][0],
+    }
     if name == "phi":
         special["eos_token"] = "<|endoftext|>"
     return ChatTemplate(found, (ZOO / f"{name}.jinja").read_text(), special=special, eos_ids=ends)
@@ -97,11 +109,18 @@ class Attempt:
         return self.template.decode(prompt.ids[prompt.shared :].tolist(), control=True)
 
     def answer(
-        self, messages: Sequence[Message], ids: Sequence[int], *, tools: Sequence[dict[str, Any]] = (), stop: Sequence[str] = ()
+        self,
+        messages: Sequence[Message],
+        ids: Sequence[int],
+        *,
+        tools: Sequence[dict[str, Any]] = (),
+        stop: Sequence[str] = (),
     ) -> tuple[Prompt, Message, str]:
         prompt = self.prompt(messages, tools=tools)
         call_id = f"c{len(self.calls) + 1}"
-        stream = AnswerStream(self.template, stop=stop, tools=bool(tools), reasoning=prompt.reasoning, seed=call_id.encode())
+        stream = AnswerStream(
+            self.template, stop=stop, tools=bool(tools), reasoning=prompt.reasoning, seed=call_id.encode()
+        )
         stream.feed(ids)
         message = stream.finish().message
         self.calls[call_id] = (prompt, list(ids), message)
@@ -109,7 +128,9 @@ class Attempt:
         self.tree.add(call_id, key=prompt.key, prompt_ids=prompt.ids, completion_ids=completion, answer=message)
         return prompt, message, call_id
 
-    def says(self, messages: Sequence[Message], text: str, *, tools: Sequence[dict[str, Any]] = ()) -> tuple[Prompt, Message, str]:
+    def says(
+        self, messages: Sequence[Message], text: str, *, tools: Sequence[dict[str, Any]] = ()
+    ) -> tuple[Prompt, Message, str]:
         """An answer tokenised as a tokenizer would, its turn ended."""
         return self.answer(messages, [*self.template.encode(text), self.template.stop_token_ids[0]], tools=tools)
 

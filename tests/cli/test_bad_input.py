@@ -34,12 +34,16 @@ def test_the_folder_of_a_recipe_is_as_good_as_its_file(small_recipe: SmallRecipe
 
 
 def test_tasks_that_cannot_be_made_are_refused_before_anything_runs(small_recipe: SmallRecipe) -> None:
-    small_recipe.rewrite_agent(lambda text: text.replace("    return [{", "    raise OSError('no data here')\n    return [{"))
+    small_recipe.rewrite_agent(
+        lambda text: text.replace("    return [{", "    raise OSError('no data here')\n    return [{")
+    )
     assert "`agent:tasks` failed on split `heldout`: OSError: no data here" in refused(small_recipe)
 
 
 def test_a_run_in_which_nobody_learns_is_refused(small_recipe: SmallRecipe) -> None:
-    assert "no call may be trained: `agent` 16 times" in refused(small_recipe, "routes=[{train=false}]", "tasks.heldout=2")
+    assert "no call may be trained: `agent` 16 times" in refused(
+        small_recipe, "routes=[{train=false}]", "tasks.heldout=2"
+    )
 
 
 def test_a_missing_model_folder_is_refused(small_recipe: SmallRecipe) -> None:
@@ -69,51 +73,81 @@ def test_a_port_in_use_is_refused(small_recipe: SmallRecipe) -> None:
     ("old", "new", "said"),
     [
         ("    return answer\n", "    raise ValueError('no luck today')\n", "AgentError: ValueError: no luck today"),
-        ("    return answer\n", "    import time; time.sleep(60)\n    return answer\n", "AgentError: timed out, no answer within 3 s"),
+        (
+            "    return answer\n",
+            "    import time; time.sleep(60)\n    return answer\n",
+            "AgentError: timed out, no answer within 3 s",
+        ),
         ("len(answer) % 5 / 4", "float('nan')", "GraderError"),
         ("len(answer) % 5 / 4", "1 / 0", "GraderError: ZeroDivisionError"),
     ],
     ids=["agent raises", "agent hangs", "reward is NaN", "reward raises"],
 )
-def test_failing_user_code_ends_the_run_and_says_whose_it_was(small_recipe: SmallRecipe, old: str, new: str, said: str) -> None:
+def test_failing_user_code_ends_the_run_and_says_whose_it_was(
+    small_recipe: SmallRecipe, old: str, new: str, said: str
+) -> None:
     small_recipe.rewrite_agent(lambda text: text.replace(old, new))
     message = refused(small_recipe, "agent.timeout_s=3.0", "agent.max_attempts=1", "tasks.heldout=2")
     assert said in message and "all 2 rollouts" in message
     with sqlite3.connect(small_recipe.folder / "run" / "store.sqlite") as records:
-        assert records.execute("select count(*) from attempts where error is not null").fetchone() == (3,), "the failures are on record"
+        assert records.execute("select count(*) from attempts where error is not null").fetchone() == (3,), (
+            "the failures are on record"
+        )
 
 
-def test_rewards_outside_of_their_declared_range_teach_nothing_and_are_no_reward_of_0(small_recipe: SmallRecipe) -> None:
+def test_rewards_outside_of_their_declared_range_teach_nothing_and_are_no_reward_of_0(
+    small_recipe: SmallRecipe,
+) -> None:
     small_recipe.rewrite_agent(lambda text: text.replace("len(answer) % 5 / 4", "[0.25, 7][len(answer) % 2]"))
-    small_recipe.train("--run-dir", "run", "agent.reward_range=[0, 1]", "agent.max_attempts=1", "tasks.heldout=8", "loop.steps=1")
+    small_recipe.train(
+        "--run-dir", "run", "agent.reward_range=[0, 1]", "agent.max_attempts=1", "tasks.heldout=8", "loop.steps=1"
+    )
     with sqlite3.connect(small_recipe.folder / "run" / "store.sqlite") as records:
         assert records.execute("select distinct value from rewards").fetchall() == [(0.25,)]
-        errors = {error.splitlines()[0] for (error,) in records.execute("select error from attempts where status = 'failed'")}
+        errors = {
+            error.splitlines()[0] for (error,) in records.execute("select error from attempts where status = 'failed'")
+        }
     assert errors == {"GraderError: reward `final` is `7.0`, outside of its range `[0, 1]`"}
 
 
 def test_an_agent_that_never_calls_the_model_is_named(small_recipe: SmallRecipe) -> None:
-    small_recipe.rewrite_agent(lambda text: text.replace("    global client\n", "    return 'blue'\n    global client\n"))
+    small_recipe.rewrite_agent(
+        lambda text: text.replace("    global client\n", "    return 'blue'\n    global client\n")
+    )
     message = refused(small_recipe, "tasks.heldout=9")
     assert "the agent never called the model: it answered `'blue'`" in message and "OPENAI_BASE_URL" in message
     with sqlite3.connect(small_recipe.folder / "run" / "store.sqlite") as records:
-        assert records.execute("select count(*) from attempts").fetchone() == (3,), "told after three tasks, before any exam"
+        assert records.execute("select count(*) from attempts").fetchone() == (3,), (
+            "told after three tasks, before any exam"
+        )
 
 
 def test_an_agent_with_an_address_built_in_is_told_so_in_two_lines(small_recipe: SmallRecipe) -> None:
-    small_recipe.rewrite_agent(lambda text: text.replace("OpenAI(", "OpenAI(base_url='http://127.0.0.1:9/v1', max_retries=0, "))
+    small_recipe.rewrite_agent(
+        lambda text: text.replace("OpenAI(", "OpenAI(base_url='http://127.0.0.1:9/v1', max_retries=0, ")
+    )
     message = refused(small_recipe, "tasks.heldout=9")
-    assert "the agent never called the model: AgentError: APIConnectionError" in message and "OPENAI_BASE_URL" in message
+    assert (
+        "the agent never called the model: AgentError: APIConnectionError" in message and "OPENAI_BASE_URL" in message
+    )
     assert "Traceback" not in message
 
 
-def test_a_program_that_prints_logs_and_gets_nothing_for_it_is_told_where_its_answer_goes(small_recipe: SmallRecipe) -> None:
-    (small_recipe.folder / "program.py").write_text("import agent, json, sys\nprint('thinking')\nprint(agent.run(json.load(sys.stdin)))\n")
+def test_a_program_that_prints_logs_and_gets_nothing_for_it_is_told_where_its_answer_goes(
+    small_recipe: SmallRecipe,
+) -> None:
+    (small_recipe.folder / "program.py").write_text(
+        "import agent, json, sys\nprint('thinking')\nprint(agent.run(json.load(sys.stdin)))\n"
+    )
     (small_recipe.folder / "grader.py").write_text("def reward(task, answer):\n    return float(answer == 'blue')\n")
     recipe = small_recipe.path.read_text()
-    program = recipe.replace('entry = "agent:run"', 'command = ["python", "program.py"]').replace('"agent:reward"', '"grader:reward"')
+    program = recipe.replace('entry = "agent:run"', 'command = ["python", "program.py"]').replace(
+        '"agent:reward"', '"grader:reward"'
+    )
     small_recipe.path.write_text(program)
-    done = small_recipe.cli("train", str(small_recipe.path), "--run-dir", "run", "loop.steps=1", "tasks.heldout=1", "loop.group_size=2")
+    done = small_recipe.cli(
+        "train", str(small_recipe.path), "--run-dir", "run", "loop.steps=1", "tasks.heldout=1", "loop.group_size=2"
+    )
     assert done.returncode == 0, done.stderr
     assert "`LIGHTNINGRL_OUTPUT`" in " ".join((done.stdout + done.stderr).split())
 

@@ -55,10 +55,20 @@ def test_the_card_has_what_the_hub_reads_and_the_figures_of_the_run(tmp_path: Pa
     found = card(tmp_path, "trainer.learning_rate=3e-5")
     data = found.data.to_dict()
     assert data["base_model"] == "Qwen/Qwen3-0.6B" and data["base_model_relation"] == "finetune"
-    assert data["library_name"] == "transformers" and {"lightningrl", "reinforcement-learning", "agent"} <= set(data["tags"])
+    assert data["library_name"] == "transformers" and {"lightningrl", "reinforcement-learning", "agent"} <= set(
+        data["tags"]
+    )
     assert "| sampled, temperature 1 | 0.251 | 0.748 | +0.497 [+0.402, +0.591] |" in found.text
-    assert "200 held-out tasks" in found.text and "60 steps, 11,520 rollouts" in found.text and "learning_rate = 3e-05" in found.text
-    for command in ("vllm serve . --served-model-name city-trips", "ollama create city-trips", "hf upload YOUR-NAME/city-trips . ."):
+    assert (
+        "200 held-out tasks" in found.text
+        and "60 steps, 11,520 rollouts" in found.text
+        and "learning_rate = 3e-05" in found.text
+    )
+    for command in (
+        "vllm serve . --served-model-name city-trips",
+        "ollama create city-trips",
+        "hf upload YOUR-NAME/city-trips . .",
+    ):
         assert command in found.text
 
 
@@ -80,7 +90,11 @@ def test_nothing_private_is_in_a_card(tmp_path: Path, overrides: list[str]) -> N
 
 
 def test_each_of_several_policies_has_a_card_with_its_own_settings(tmp_path: Path) -> None:
-    overrides = ["policies.solver.trainer.learning_rate=1e-6", "policies.critic.trainer.learning_rate=2e-6", "routes=[{policy='solver'}]"]
+    overrides = [
+        "policies.solver.trainer.learning_rate=1e-6",
+        "policies.critic.trainer.learning_rate=2e-6",
+        "routes=[{policy='solver'}]",
+    ]
     for policy, rate in (("solver", "1e-06"), ("critic", "2e-06")):
         found = card(tmp_path, *overrides, name=policy)
         assert f"# City trips: {policy}" in found.text and f"learning_rate = {rate}" in found.text

@@ -25,7 +25,9 @@ def test_square_brackets_are_no_markup(capsys) -> None:
     console.print("routes=[bold]")
     say(console, "agent [/] said: [red]")
     shown = capsys.readouterr().out
-    assert all(text in shown for text in ("pip [title]", '"lightningrl[train]"', "routes=[bold]", "agent [/] said: [red]"))
+    assert all(
+        text in shown for text in ("pip [title]", '"lightningrl[train]"', "routes=[bold]", "agent [/] said: [red]")
+    )
 
 
 def test_what_a_terminal_would_obey_is_shown_as_symbols(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,9 +17,25 @@ def lightningrl(folder: Path, *arguments: str) -> str:
 
 
 def test_the_demo_ends_with_one_json_object_on_stdout(tmp_path: Path) -> None:
-    small = ["loop.steps=1", "loop.tasks_per_step=3", "loop.group_size=4", "tasks.heldout=8", "agent.concurrency=12", "engine.slots=16"]
+    small = [
+        "loop.steps=1",
+        "loop.tasks_per_step=3",
+        "loop.group_size=4",
+        "tasks.heldout=8",
+        "agent.concurrency=12",
+        "engine.slots=16",
+    ]
     result = json.loads(lightningrl(tmp_path, "demo", *small, "--json").splitlines()[-1])
-    figures = {"heldout_before", "heldout_after", "heldout_greedy_before", "heldout_greedy_after", "seconds", "steps", "rollouts", "run_dir"}
+    figures = {
+        "heldout_before",
+        "heldout_after",
+        "heldout_greedy_before",
+        "heldout_greedy_after",
+        "seconds",
+        "steps",
+        "rollouts",
+        "run_dir",
+    }
     assert figures <= result.keys()
     assert (result["steps"], result["rollouts"], result["heldout_failed"]) == (1, 3 * 4 + 4 * 8, 0)
     assert (tmp_path / result["run_dir"] / "curve.png").stat().st_size > 10_000

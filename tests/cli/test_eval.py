@@ -50,7 +50,9 @@ def foreign() -> Iterator[Foreign]:
     server.server_close()
 
 
-def test_a_model_and_a_server_are_measured_on_the_same_tasks(small_recipe: SmallRecipe, foreign: Foreign, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_and_a_server_are_measured_on_the_same_tasks(
+    small_recipe: SmallRecipe, foreign: Foreign, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FOREIGN_KEY", "secret")
     against = ("--against", f"{foreign.url}#big", "--key-env", "FOREIGN_KEY", "--against", "model")
     done = small_recipe.cli("eval", str(small_recipe.path), *against, "--json", "tasks.heldout=4")
@@ -62,7 +64,13 @@ def test_a_model_and_a_server_are_measured_on_the_same_tasks(small_recipe: Small
     difference = other["difference"]["sampled"]
     assert difference["mean"] == pytest.approx(other["heldout"] - own["heldout"]) and difference["tasks"] == 4
     assert difference["low"] <= difference["mean"] <= difference["high"] and 0 < difference["p"] <= 1
-    assert same["heldout"] == own["heldout"] and same["difference"]["greedy"] == {"mean": 0, "low": 0, "high": 0, "p": 1, "tasks": 4}
+    assert same["heldout"] == own["heldout"] and same["difference"]["greedy"] == {
+        "mean": 0,
+        "low": 0,
+        "high": 0,
+        "p": 1,
+        "tasks": 4,
+    }
     low, high = own["heldout_interval"]
     assert low <= own["heldout"] <= high
     assert "as it answers" in done.stderr and f"{foreign.url}#big" in done.stderr
@@ -70,13 +78,17 @@ def test_a_model_and_a_server_are_measured_on_the_same_tasks(small_recipe: Small
 
 def test_a_server_needs_no_model_of_ours(small_recipe: SmallRecipe, foreign: Foreign) -> None:
     (small_recipe.folder / "model").unlink()
-    done = small_recipe.cli("eval", str(small_recipe.path), "--checkpoint", f"{foreign.url}#big", "--key-env", "", "--json")
+    done = small_recipe.cli(
+        "eval", str(small_recipe.path), "--checkpoint", f"{foreign.url}#big", "--key-env", "", "--json"
+    )
     assert done.returncode == 0, done.stderr
     score = json.loads(done.stdout.splitlines()[-1])
     assert score["heldout"] == 1.0 and "against" not in score
 
 
-def test_a_key_that_is_not_there_is_said(small_recipe: SmallRecipe, foreign: Foreign, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_is_not_there_is_said(
+    small_recipe: SmallRecipe, foreign: Foreign, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("FOREIGN_KEY", raising=False)
     done = small_recipe.cli("eval", str(small_recipe.path), "--checkpoint", foreign.url, "--key-env", "FOREIGN_KEY")
     assert done.returncode == 2 and "FOREIGN_KEY" in done.stderr and not foreign.asked

@@ -27,7 +27,11 @@ def without(tmp_path: Path):
         for folder in [*sys.path, *site.getsitepackages()]:
             for entry in Path(folder).glob("*") if folder.endswith("site-packages") else ():
                 link = packages_folder / entry.name
-                if entry.name.split("-")[0].split(".")[0] not in modules and entry.suffix != ".pth" and not link.exists():
+                if (
+                    entry.name.split("-")[0].split(".")[0] not in modules
+                    and entry.suffix != ".pth"
+                    and not link.exists()
+                ):
                     link.symlink_to(entry)
         command = [sys.executable, "-S", "-m", "lightningrl", *arguments]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (SRC, packages_folder)))}
@@ -38,7 +42,11 @@ def without(tmp_path: Path):
 
 def test_an_extra_is_what_the_package_says() -> None:
     assert set(packages("train")) >= TRAIN and set(packages("recipes")) == RECIPES
-    assert (extra_of("torch.nn"), extra_of("huggingface_hub"), extra_of("langchain_openai")) == ("train", "train", "recipes")
+    assert (extra_of("torch.nn"), extra_of("huggingface_hub"), extra_of("langchain_openai")) == (
+        "train",
+        "train",
+        "recipes",
+    )
     assert extra_of("json") is None
 
 

@@ -23,13 +23,22 @@ def run(tmp_path: Path) -> Path:
     (tmp_path / "recipe.toml").write_text(RECIPE)
     (tmp_path / "config.toml").write_text(dump_config(load_config(tmp_path / "recipe.toml")))
     rows = [{"kind": "exam", "step": 0, "mode": "sampled", "reward/mean": 0.3, "tasks": 4}]
-    rows += [{"kind": "step", "step": t, **HEALTHY, "reward/final": 0.3 + t / 100, "optim/skipped": float(t > 20)} for t in range(24)]
+    rows += [
+        {"kind": "step", "step": t, **HEALTHY, "reward/final": 0.3 + t / 100, "optim/skipped": float(t > 20)}
+        for t in range(24)
+    ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return tmp_path
 
 
 def health(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "lightningrl", "health", *arguments], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "lightningrl", "health", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 def test_the_health_of_a_run_is_told_in_figures_and_in_words(run: Path) -> None:
@@ -56,7 +65,9 @@ def test_the_health_of_a_run_is_told_in_figures_and_in_words(run: Path) -> None:
     ],
 )
 def test_of_a_short_run_it_is_said_that_it_cannot_be_told(run: Path, steps: int, said: str) -> None:
-    found = checkup([{"kind": "step", "step": step, **HEALTHY} for step in range(steps)], load_config(run / "config.toml"))
+    found = checkup(
+        [{"kind": "step", "step": step, **HEALTHY} for step in range(steps)], load_config(run / "config.toml")
+    )
     console = Console(record=True, width=100, file=io.StringIO())
     show(found, console)
     shown = " ".join(console.export_text().split())
@@ -95,9 +106,13 @@ def test_a_watcher_warns_when_it_happens_and_not_again_after_a_restart(run: Path
 
 def test_a_run_warns_while_it_goes_on_and_shows_its_health_in_the_end(small_recipe: SmallRecipe) -> None:
     """Its agent asks for six tokens, which cuts off nearly every answer of a model that has learnt nothing."""
-    done = small_recipe.cli("train", str(small_recipe.path), "--run-dir", "run", "loop.steps=6", "tasks.heldout=1", "algorithm.audit=exact")
+    done = small_recipe.cli(
+        "train", str(small_recipe.path), "--run-dir", "run", "loop.steps=6", "tasks.heldout=1", "algorithm.audit=exact"
+    )
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
     assert "step 1: warning: nobody gives the reward `exact`" in said
     assert "step 5: warning: `" in said and "of the calls ran into their token limit" in said
-    assert "Signal health, 6 steps" in said and said.count("ran into their token limit") == 2, "once when it happens, once in the end"
+    assert "Signal health, 6 steps" in said and said.count("ran into their token limit") == 2, (
+        "once when it happens, once in the end"
+    )

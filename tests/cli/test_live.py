@@ -33,7 +33,9 @@ def test_exams_stand_where_their_step_stands() -> None:
 
 def watched(*, terminal: bool, width: int = 100, steps: int | None = 3) -> str:
     out = io.StringIO()
-    progress = Progress(Console(file=out, force_terminal=terminal, width=width), name="small [1]", steps=steps, where="runs/small")
+    progress = Progress(
+        Console(file=out, force_terminal=terminal, width=width), name="small [1]", steps=steps, where="runs/small"
+    )
     with progress:
         progress.starting("loading the model `small`")
         progress.examined(Exam(version=0, mode="sampled", rollouts=(), rewards=np.array([0.0, 1.0])))
@@ -74,7 +76,9 @@ def test_the_panel_is_as_wide_as_the_terminal(width: int) -> None:
 def test_what_a_terminal_echoes_lands_below_the_panel() -> None:
     """`^C` behind the last line of the panel would push it up by a line, out of reach of what wipes it away."""
     for frame in frames(watched(terminal=True)):
-        assert re.fullmatch(r"\n[\r\n]*", frame.rpartition("╯")[2]), "the cursor waits at the beginning of an empty line"
+        assert re.fullmatch(r"\n[\r\n]*", frame.rpartition("╯")[2]), (
+            "the cursor waits at the beginning of an empty line"
+        )
 
 
 def test_an_evaluation_has_no_steps() -> None:

@@ -26,15 +26,31 @@ def recipe(tmp_path: Path) -> Path:
     ("override", "message", "hint"),
     [
         ("algorithm.credit=unifrm", "unknown credit `unifrm` in `algorithm.credit`", "did you mean `uniform`? known: "),
-        ("algorithm.advantage=grppo", "unknown advantage `grppo` in `algorithm.advantage`", "did you mean `grpo`? known: "),
+        (
+            "algorithm.advantage=grppo",
+            "unknown advantage `grppo` in `algorithm.advantage`",
+            "did you mean `grpo`? known: ",
+        ),
         ("trainer.name=remote", "unknown trainer `remote` in `trainer.name`", "known: `local`; or `pkg.module:attr`"),
         ("engine.name=vlm", "unknown engine `vlm` in `engine.name`", "did you mean `vllm`?"),
         ("air=[{rule='tool_ok'}, {rule='slw'}]", "unknown air `slw` in `air.1.rule`", "did you mean `slow`?"),
         ("algorithm.credit=nowhere:credit", "`algorithm.credit`: no module `nowhere`", "beside the recipe"),
         ("algorithm.credit_options={discount=1.0}", "credit `uniform` has no option `discount`", "no options"),
-        ("policies.solver.algorithm.credit=tree", "unknown credit `tree` in `policies.solver.algorithm.credit`", "`tree_loo`"),
-        ("policies.critic.algorithm={credit='gigpo', credit_options={discont=1}}", "`policies.critic.algorithm.credit_options`: ", "`discount`"),
-        ("policies.critic.algorithm.credit=discounted", "`policies.critic.algorithm.credit_options`: credit `discounted` needs `discount`", "set it"),
+        (
+            "policies.solver.algorithm.credit=tree",
+            "unknown credit `tree` in `policies.solver.algorithm.credit`",
+            "`tree_loo`",
+        ),
+        (
+            "policies.critic.algorithm={credit='gigpo', credit_options={discont=1}}",
+            "`policies.critic.algorithm.credit_options`: ",
+            "`discount`",
+        ),
+        (
+            "policies.critic.algorithm.credit=discounted",
+            "`policies.critic.algorithm.credit_options`: credit `discounted` needs `discount`",
+            "set it",
+        ),
         (
             "algorithm={credit='gigpo', credit_options={anchor='nowhere:state'}}",
             "algorithm.credit_options`: no module `nowhere` for anchor",
@@ -45,10 +61,16 @@ def recipe(tmp_path: Path) -> Path:
             "algorithm.credit_options`: `shaping` is `potential`",
             "`discount = 1`",
         ),
-        ("policies.critic.trainer.name=remote", "unknown trainer `remote` in `policies.critic.trainer.name`", "known: `local`"),
+        (
+            "policies.critic.trainer.name=remote",
+            "unknown trainer `remote` in `policies.critic.trainer.name`",
+            "known: `local`",
+        ),
     ],
 )
-def test_an_unknown_name_is_refused_with_those_that_are_known(recipe: Path, override: str, message: str, hint: str) -> None:
+def test_an_unknown_name_is_refused_with_those_that_are_known(
+    recipe: Path, override: str, message: str, hint: str
+) -> None:
     with pytest.raises(UserError) as caught:
         check_names(load_config(recipe, [override]))
     assert message in caught.value.message

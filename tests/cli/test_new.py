@@ -27,16 +27,27 @@ def test_what_is_laid_out_trains_at_once_under_its_own_name(tmp_path: Path) -> N
     made = lightningrl(tmp_path, "new", "my-agent")
     assert made.returncode == 0, made.stderr
     assert "cd my-agent && lightningrl train recipe.toml" in made.stdout
-    assert all(file in made.stdout for file in ("agent.py", "tasks.py", "teacher.py", "lightningrl warmstart recipe.toml"))
+    assert all(
+        file in made.stdout for file in ("agent.py", "tasks.py", "teacher.py", "lightningrl warmstart recipe.toml")
+    )
     assert {path.name for path in (tmp_path / "my-agent").iterdir()} == set(PARTS)
-    small = ["loop.steps=1", "loop.tasks_per_step=6", "loop.group_size=4", "tasks.heldout=6", "agent.concurrency=12", "engine.slots=24"]
+    small = [
+        "loop.steps=1",
+        "loop.tasks_per_step=6",
+        "loop.group_size=4",
+        "tasks.heldout=6",
+        "agent.concurrency=12",
+        "engine.slots=24",
+    ]
     done = lightningrl(tmp_path / "my-agent", "train", "recipe.toml", *small, "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert (result["steps"], result["rollouts"], result["heldout_failed"]) == (1, 6 * 4 + 4 * 6, 0)
     assert result["run_dir"].startswith("runs/my-agent-")
     run = tmp_path / "my-agent" / result["run_dir"]
-    (step,) = [row for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if row["kind"] == "step"]
+    (step,) = [
+        row for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if row["kind"] == "step"
+    ]
     assert step["calls/forked"] == 0 < step["calls/bridged"]
     assert step["policy/logprob_gap"] < 1e-4
     assert 0 < step["reward/mean"] < 1
@@ -62,7 +73,9 @@ def test_json_has_one_object_on_stdout(tmp_path: Path, monkeypatch: pytest.Monke
     assert "see it learn" in done.stderr
 
 
-def test_an_empty_folder_is_as_good_as_a_new_one_and_here_is_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_folder_is_as_good_as_a_new_one_and_here_is_a_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     made = lay_out(Path("."))
@@ -73,7 +86,10 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     done = lightningrl(tmp_path.parent, "new", tmp_path.name)
     assert done.returncode == 2
-    assert f"`{tmp_path.name}` is there already, and is not empty" in done.stderr and "hint: give another name" in done.stderr
+    assert (
+        f"`{tmp_path.name}` is there already, and is not empty" in done.stderr
+        and "hint: give another name" in done.stderr
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
@@ -94,7 +110,9 @@ def test_a_place_where_no_folder_can_be_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_the_command_line_takes_from_the_recipes_is_in_a_wheel() -> None:
-    included = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    included = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"][
+        "force-include"
+    ]
     for recipe in (TEMPLATE, "sql_langgraph"):
         assert shipped(recipe) == ROOT / "recipes" / recipe
         assert included[f"recipes/{recipe}"] == f"lightningrl/recipes/{recipe}"

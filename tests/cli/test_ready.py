@@ -33,7 +33,9 @@ def said(config: Config, *splits: str) -> list[str]:
 
 def test_a_few_broken_lines_are_named_and_of_the_others_there_is_a_count(small_recipe: SmallRecipe) -> None:
     lines = said(config(small_recipe, *GOOD, *(['{"inp'] * 1_207)), "heldout", "train")
-    assert [line.partition(" is left out: ")[0].partition("` ")[2] for line in lines[:5]] == [f"line {number}" for number in range(3, 8)]
+    assert [line.partition(" is left out: ")[0].partition("` ")[2] for line in lines[:5]] == [
+        f"line {number}" for number in range(3, 8)
+    ]
     assert lines[5] == "warning: … and 1,202 more of this kind"
     assert lines[6].startswith("hint: a row is a line such as") and len(lines) == 7
 
@@ -44,14 +46,17 @@ def test_a_whole_file_is_nothing_to_talk_about(small_recipe: SmallRecipe) -> Non
 
 def test_why_no_task_is_left_is_said_before_that(small_recipe: SmallRecipe) -> None:
     first, hint, error = said(config(small_recipe, GOOD[0], '{"input": {}, "split": "held-out"}'), "heldout", "train")
-    assert first.endswith("line 2 is left out: there is no split `held-out`: did you mean `heldout`? known: `train`, `heldout`")
+    assert first.endswith(
+        "line 2 is left out: there is no split `held-out`: did you mean `heldout`? known: `train`, `heldout`"
+    )
     assert hint.startswith("hint:") and error.startswith("error: no task of split `heldout` in `")
 
 
 def test_a_function_of_the_recipe_warns_in_the_same_way(small_recipe: SmallRecipe) -> None:
     small_recipe.rewrite_agent(
         lambda text: text.replace(
-            "    return [{", '    import warnings; warnings.warn(f"row 7 of {split} is left out\\nhint: mend it", stacklevel=1)\n    return [{'
+            "    return [{",
+            '    import warnings; warnings.warn(f"row 7 of {split} is left out\\nhint: mend it", stacklevel=1)\n    return [{',
         )
     )
     with warnings.catch_warnings():

@@ -23,7 +23,9 @@ WRITER = [{"role": "system", "content": "You write\n  SQL."}]
 TOOL = {"type": "function", "function": {"name": "query", "parameters": {}}}
 
 
-def call(attempt: Attempt, index: int, *, prompt: list[int], said: list[int], system: bool = True, **fields: Any) -> Call:
+def call(
+    attempt: Attempt, index: int, *, prompt: list[int], said: list[int], system: bool = True, **fields: Any
+) -> Call:
     message = {"role": "assistant", "content": "x"}
     body = {"model": "m", "messages": [*(WRITER if system else []), {"role": "user", "content": "hi"}], "tools": [TOOL]}
     given = {
@@ -52,20 +54,42 @@ async def records(folder: Path) -> AsyncIterator[SQLiteStore]:
     """Three rollouts: one went well after a bad start, one failed, one is running; a fourth is queued."""
     store = await SQLiteStore.open(folder / "store.sqlite")
     task = Task(id="t7", input={"question": "?"}, split="train")
-    await store.enqueue([Rollout(id=f"step-0/t7/{n}", group_id="g", task=task, max_attempts=2 if n == 0 else 1) for n in range(3)])
+    await store.enqueue(
+        [Rollout(id=f"step-0/t7/{n}", group_id="g", task=task, max_attempts=2 if n == 0 else 1) for n in range(3)]
+    )
     claimed = {rollout.id: attempt for rollout, attempt in await store.claim("w", limit=3, lease_s=60)}
     first, failed, running = claimed.values()
     await store.append(
-        call(first, 0, prompt=[1, 2], said=[3], capture="incomplete", capture_reason="the client went away", finish_reason="cancelled")
+        call(
+            first,
+            0,
+            prompt=[1, 2],
+            said=[3],
+            capture="incomplete",
+            capture_reason="the client went away",
+            finish_reason="cancelled",
+        )
     )
     await store.finish(first.id, "failed", error="AgentError: ValueError: bad\nTraceback …")
     [(_, second)] = await store.claim("w", limit=1, lease_s=60)
     root = call(second, 0, prompt=[1, 2], said=[3, 4])
     bridged = call(second, 1, prompt=[1, 2, 3, 4, 5], said=[6], parent_call_id=root.id, capture="bridged")
-    forked = call(second, 2, prompt=[1, 9, 9, 9], said=[6, 7], parent_call_id=bridged.id, capture="forked", capture_reason="the tools have changed")
+    forked = call(
+        second,
+        2,
+        prompt=[1, 9, 9, 9],
+        said=[6, 7],
+        parent_call_id=bridged.id,
+        capture="forked",
+        capture_reason="the tools have changed",
+    )
     judge = {"agent": "judge", "capture": "upstream", "policy": "upstreams.judge", "system": False}
     await store.append(root, bridged, forked, call(second, 3, prompt=[], said=[], **judge))
-    await store.finish(second.id, "succeeded", rewards=[Reward(attempt_id=second.id, value=0.5), Reward(attempt_id=second.id, name="style", value=9)])
+    await store.finish(
+        second.id,
+        "succeeded",
+        rewards=[Reward(attempt_id=second.id, value=0.5), Reward(attempt_id=second.id, name="style", value=9)],
+    )
     await store.finish(failed.id, "timeout", error="AgentError: timed out, no answer within 60 s")
     await store.append(call(running, 0, prompt=[1, 2], said=[3]))
     await store.enqueue([Rollout(id="step-0/t7/3", group_id="g", task=task)])
@@ -127,13 +151,22 @@ async def test_the_tables_fit_the_terminal(tmp_path: Path, width: int) -> None:
 
 async def test_rollouts_are_found_by_reward_failure_task_step_and_split(tmp_path: Path) -> None:
     store = await SQLiteStore.open(tmp_path / "store.sqlite")
-    for split, name in (("train", "train-00000-000-00"), ("train", "train-00001-retry1-000-00"), ("heldout", "exam-00000-greedy-0000")):
+    for split, name in (
+        ("train", "train-00000-000-00"),
+        ("train", "train-00001-retry1-000-00"),
+        ("heldout", "exam-00000-greedy-0000"),
+    ):
         task = Task(id="t", input={"question": f"what is {name[-2:]}?"}, split=split)
         await store.enqueue([Rollout(id=name, group_id=name, task=task)])
         [(_, attempt)] = await store.claim("w", limit=1, lease_s=60)
         reward = Reward(attempt_id=attempt.id, value=0.25 if split == "heldout" else 0.0)
         failed = "retry" in name
-        await store.finish(attempt.id, "failed" if failed else "succeeded", rewards=[] if failed else [reward], error="AgentError: no" * failed)
+        await store.finish(
+            attempt.id,
+            "failed" if failed else "succeeded",
+            rewards=[] if failed else [reward],
+            error="AgentError: no" * failed,
+        )
     await store.close()
 
     def found(**asked: Any) -> list[str]:
@@ -141,13 +174,24 @@ async def test_rollouts_are_found_by_reward_failure_task_step_and_split(tmp_path
         return [line.id[:11] for line in read(tmp_path, where=where_of(**{**nothing, **asked})).lines]
 
     def look() -> None:
-        assert found(reward="0") == ["train-00000"] and found(reward="0..1") == ["train-00000", "exam-00000-"] and found(reward="..-1") == []
+        assert (
+            found(reward="0") == ["train-00000"]
+            and found(reward="0..1") == ["train-00000", "exam-00000-"]
+            and found(reward="..-1") == []
+        )
         assert found(failed=True) == found(step=2) == ["train-00001"]
-        assert found(split="heldout") == ["exam-00000-"] and found(task="IS 00") == ["train-00000", "train-00001", "exam-00000-"]
+        assert found(split="heldout") == ["exam-00000-"] and found(task="IS 00") == [
+            "train-00000",
+            "train-00001",
+            "exam-00000-",
+        ]
         with pytest.raises(UserError, match=r"`0..0.5`"):
             found(reward="little")
         listing = read(tmp_path, limit=1)
-        assert (listing.counts, listing.errors) == ({"succeeded": 2, "failed": 1}, {"AgentError: no": (1, "train-00001-retry1-000-00")})
+        assert (listing.counts, listing.errors) == (
+            {"succeeded": 2, "failed": 1},
+            {"AgentError: no": (1, "train-00001-retry1-000-00")},
+        )
         assert [line.id[:11] for line in read(tmp_path, limit=1, before=listing.lines[0].id).lines] == ["train-00001"]
 
     await asyncio.to_thread(look)

@@ -14,7 +14,9 @@ TWO_ROLES = 'for follow_up, model in (("again : pick another one", "policy"), (N
 
 def with_a_checker(recipe: SmallRecipe) -> None:
     recipe.rewrite_agent(
-        lambda text: text.replace('for follow_up in ("again : pick another one", None):', TWO_ROLES).replace('model="policy"', "model=model")
+        lambda text: text.replace('for follow_up in ("again : pick another one", None):', TWO_ROLES).replace(
+            'model="policy"', "model=model"
+        )
     )
 
 
@@ -47,7 +49,9 @@ def test_another_runs_checkpoint_answers_and_does_not_change(small_recipe: Small
 
 
 def test_weights_that_are_not_there_are_named(small_recipe: SmallRecipe) -> None:
-    done = small_recipe.cli("train", str(small_recipe.path), "--run-dir", "run", 'routes=[{policy="frozen", weights="./nothing"}]')
+    done = small_recipe.cli(
+        "train", str(small_recipe.path), "--run-dir", "run", 'routes=[{policy="frozen", weights="./nothing"}]'
+    )
     assert done.returncode == 2
     assert "nothing" in done.stderr and "hint:" in done.stderr
 

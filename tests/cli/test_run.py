@@ -1,4 +1,6 @@
-"""A whole run from the command line, on real parts: what it leaves behind, and that it is the same twice and after a kill."""
+"""A whole run from the command line, on real parts: what it leaves behind, and that it is the same twice and after a
+kill.
+"""
 
 import json
 import signal
@@ -32,8 +34,18 @@ def test_a_run_leaves_everything_behind_and_eval_reproduces_its_figures(small_re
         "model/README.md",
     ):
         assert (run / name).exists(), name
-    assert result["rollouts"] == 2 * 2 * 4 + 2 * 2 * 8 + 8  # steps · tasks · group + (before, after) · modes · held-out + one exam on the way
-    assert {"heldout_before", "heldout_after", "heldout_greedy_before", "heldout_greedy_after", "seconds", "steps", "run_dir"} <= result.keys()
+    assert (
+        result["rollouts"] == 2 * 2 * 4 + 2 * 2 * 8 + 8
+    )  # steps · tasks · group + (before, after) · modes · held-out + one exam on the way
+    assert {
+        "heldout_before",
+        "heldout_after",
+        "heldout_greedy_before",
+        "heldout_greedy_after",
+        "seconds",
+        "steps",
+        "run_dir",
+    } <= result.keys()
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if row["kind"] == "step"] == [0, 1]
     assert all(row["policy/logprob_gap"] < 1e-4 for row in rows if row["kind"] == "step")
@@ -94,7 +106,11 @@ def test_an_agent_that_is_a_program_is_trained_too(small_recipe: SmallRecipe) ->
 
 
 def test_an_agent_that_narrows_its_sampling_is_trained_all_the_same(small_recipe: SmallRecipe) -> None:
-    small_recipe.rewrite_agent(lambda text: text.replace("max_tokens=6", "max_tokens=6, temperature=0, top_p=0.5, seed=1, extra_body={'top_k': 2}"))
+    small_recipe.rewrite_agent(
+        lambda text: text.replace(
+            "max_tokens=6", "max_tokens=6, temperature=0, top_p=0.5, seed=1, extra_body={'top_k': 2}"
+        )
+    )
     small_recipe.train("--run-dir", "run", "loop.steps=1", "tasks.heldout=1")
     rows = [json.loads(line) for line in (small_recipe.folder / "run" / "metrics.jsonl").read_text().splitlines()]
     (step,) = [row for row in rows if row["kind"] == "step"]

@@ -73,7 +73,15 @@ class Place:
         return [sys.executable, "-m", "lightningrl", "run", *arguments]
 
     def run(self, *arguments: str, timeout_s: float = 60, **options: Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(self.command(*arguments), cwd=self.folder, capture_output=True, text=True, timeout=timeout_s, check=False, **options)
+        return subprocess.run(
+            self.command(*arguments),
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            **options,
+        )
 
     def captured(self, *command: str, engine: str = "scripts:script", options: tuple[str, ...] = ()) -> dict[str, Any]:
         done = self.run("--engine", engine, "--json", *options, "--", *command)
@@ -128,7 +136,11 @@ def test_an_agent_is_captured_token_by_token(place: Place) -> None:
     assert Path(found["store"]).is_file() and Path(found["store"]).is_relative_to(place.folder / "runs")
     assert "captured" in done.stderr and "1 bridged · 1 rendered" in done.stderr
     listed = subprocess.run(
-        [sys.executable, "-m", "lightningrl", "rollouts", found["store"], "--json"], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-m", "lightningrl", "rollouts", found["store"], "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     (rollout,) = json.loads(listed.stdout.splitlines()[-1])["rollouts"]
     assert (rollout["status"], rollout["calls"], rollout["sampled_tokens"]) == ("succeeded", 2, found["sampled_tokens"])
@@ -155,7 +167,9 @@ assert said["choices"][0]["text"] == "hello", said
 
 
 def test_what_the_agent_rewrites_is_reported_with_the_reason(place: Place) -> None:
-    found = place.ask('chat("hi", **key); chat("hi", "hello", "go on", **key); chat("hi", "something else", "go on", **key)')
+    found = place.ask(
+        'chat("hi", **key); chat("hi", "hello", "go on", **key); chat("hi", "something else", "go on", **key)'
+    )
     assert (found["rendered"], found["bridged"], found["forked"]) == (1, 1, 1)
     ((why, times),) = found["fork_reasons"].items()
     assert why and times == 1
@@ -167,14 +181,19 @@ def test_answers_that_are_rendered_anew_behind_a_bridge_are_reported_with_the_re
     assert [found[capture] for capture in ("rendered", "bridged", "partly", "forked")] == [1, 2, 1, 0]
     assert found["partly_reasons"] == {HISTORY_REWRITTEN: 1}
     report = subprocess.run(
-        [sys.executable, "-m", "lightningrl", "rollouts", found["store"], "--report"], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-m", "lightningrl", "rollouts", found["store"], "--report"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     assert "partly" in report.stdout and "later answers" in report.stdout
 
 
 def test_refusals_and_broken_answers_are_counted(place: Place) -> None:
     found = place.ask(
-        'assert chat("hi", **key) == 500; assert ask(os.environ["OPENAI_BASE_URL"] + "/chat/completions", {}) == 400', engine="scripts:broken"
+        'assert chat("hi", **key) == 500; assert ask(os.environ["OPENAI_BASE_URL"] + "/chat/completions", {}) == 400',
+        engine="scripts:broken",
     )
     assert found["exit_code"] == 0 and sum(found["errors"].values()) == 2, found["errors"]
     assert {said.split()[0] for said in found["errors"]} == {"400", "500"}
@@ -196,16 +215,22 @@ chat("hi", **{"x-session-id": "two"})
 
 
 def test_streams_belong_to_the_command(place: Place) -> None:
-    done = place.run("--engine", "scripts:script", "--", "sh", "-c", "cat; echo to stderr >&2; exit 7", input="in and out ü")
+    done = place.run(
+        "--engine", "scripts:script", "--", "sh", "-c", "cat; echo to stderr >&2; exit 7", input="in and out ü"
+    )
     assert done.returncode == 7 and done.stdout == "in and out ü" and "to stderr" in done.stderr
     assert "it never called the model" in done.stderr
 
 
 def test_settings_may_come_from_a_recipe(place: Place, small_recipe: SmallRecipe) -> None:
     small_recipe.path.write_text(
-        small_recipe.path.read_text().replace("[tasks]", 'env = {FLAVOUR = "mint"}\n[tasks]') + '\n[[routes]]\nagent = "writer"\n'
+        small_recipe.path.read_text().replace("[tasks]", 'env = {FLAVOUR = "mint"}\n[tasks]')
+        + '\n[[routes]]\nagent = "writer"\n'
     )
-    found = place.ask('assert os.environ["FLAVOUR"] == "mint" and chat("say", **key) == "hello"', options=("--recipe", str(small_recipe.folder)))
+    found = place.ask(
+        'assert os.environ["FLAVOUR"] == "mint" and chat("say", **key) == "hello"',
+        options=("--recipe", str(small_recipe.folder)),
+    )
     assert found["exit_code"] == 0 and found["agents"] == {"writer": 1}
 
 
@@ -216,22 +241,37 @@ def test_options_of_the_command_are_the_commands(place: Place) -> None:
 
 def test_the_environment_leads_to_the_gateway_alone(place: Place) -> None:
     program = "import json, os; print(json.dumps(dict(os.environ)))"
-    env = {**os.environ, "OPENAI_BASE_URL": "https://elsewhere", "ANTHROPIC_AUTH_TOKEN": "mine", "JUDGE_KEY": "sk-judge", "DATABASE_URL": "db"}
+    env = {
+        **os.environ,
+        "OPENAI_BASE_URL": "https://elsewhere",
+        "ANTHROPIC_AUTH_TOKEN": "mine",
+        "JUDGE_KEY": "sk-judge",
+        "DATABASE_URL": "db",
+    }
     judge = "upstreams.judge={url='http://127.0.0.1:9/v1', key_env='JUDGE_KEY'}"
     done = place.run("--engine", "scripts:script", "--set", judge, "--", sys.executable, "-c", program, env=env)
     found = json.loads(done.stdout)
     gateway = found["ANTHROPIC_BASE_URL"]
-    assert gateway.startswith("http://127.0.0.1:") and found["OPENAI_BASE_URL"] == found["OPENAI_API_BASE"] == f"{gateway}/v1"
+    assert (
+        gateway.startswith("http://127.0.0.1:")
+        and found["OPENAI_BASE_URL"] == found["OPENAI_API_BASE"] == f"{gateway}/v1"
+    )
     assert found["OPENAI_API_KEY"] == found["GEMINI_API_KEY"] and "ANTHROPIC_AUTH_TOKEN" not in found
     assert gateway in (Path(found["CODEX_HOME"]) / "config.toml").read_text()
     assert found["PATH"] == env["PATH"], "`python` stays what it was"
-    assert found["DATABASE_URL"] == "db" and "sk-judge" not in found.values(), "all of the shell's environment but for the key of an upstream"
+    assert found["DATABASE_URL"] == "db" and "sk-judge" not in found.values(), (
+        "all of the shell's environment but for the key of an upstream"
+    )
 
 
 def test_a_signal_reaches_the_command_and_its_exit_code_is_ours(place: Place) -> None:
     for number, code in ((signal.SIGTERM, 33), (signal.SIGINT, 32)):
         polite = "trap 'exit 33' TERM; trap 'exit 32' INT; echo ready; while :; do sleep 0.05; done"
-        running = subprocess.Popen(place.command("--engine", "scripts:script", "--", "sh", "-c", polite), cwd=place.folder, stdout=subprocess.PIPE)
+        running = subprocess.Popen(
+            place.command("--engine", "scripts:script", "--", "sh", "-c", polite),
+            cwd=place.folder,
+            stdout=subprocess.PIPE,
+        )
         assert running.stdout is not None and running.stdout.readline() == b"ready\n"
         running.send_signal(number)
         running.communicate(timeout=20)
@@ -288,12 +328,28 @@ signal.pause()
 
 def test_at_a_terminal_the_command_is_in_the_foreground(place: Place) -> None:
     command = place.command("--engine", "scripts:script", "--", sys.executable, "-c", TALK)
-    done = subprocess.run([sys.executable, "-c", TERMINAL, *command], cwd=place.folder, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", TERMINAL, *command],
+        cwd=place.folder,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
     assert done.stdout == "9\n", done.stderr
 
 
 def test_an_engine_that_is_a_model_answers_too(place: Place, model_folder: Path) -> None:
-    options = ("--model", str(model_folder), "--set", "engine.max_length=64", "--route", "model=other,policy=frozen,agent=judge", "--run-dir", "mine")
+    options = (
+        "--model",
+        str(model_folder),
+        "--set",
+        "engine.max_length=64",
+        "--route",
+        "model=other,policy=frozen,agent=judge",
+        "--run-dir",
+        "mine",
+    )
     found = place.ask('chat("say", **key); chat("say", model="other", **key)', engine="embedded", options=options)
     assert found["calls"] == 2 and 0 < found["sampled_tokens"] <= 40 and found["agents"] == {"m": 1, "judge": 1}
     assert found["store"] == str(place.folder / "mine" / "store.sqlite")

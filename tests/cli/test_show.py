@@ -31,7 +31,13 @@ from tests.conftest import SmallRecipe
 
 def printed(view: RolloutView, *, tokens: Tokens = "none", width: int = 80, full: bool = False) -> str:
     file = StringIO()
-    show(view, Console(file=file, width=width, markup=False, highlight=False), run_dir=Path("runs/r"), tokens=tokens, full=full)
+    show(
+        view,
+        Console(file=file, width=width, markup=False, highlight=False),
+        run_dir=Path("runs/r"),
+        tokens=tokens,
+        full=full,
+    )
     return file.getvalue()
 
 
@@ -65,8 +71,12 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-async def test_the_advantages_that_are_shown_are_those_that_training_used(small_recipe: SmallRecipe, settings: str) -> None:
-    small_recipe.rewrite_agent(lambda text: text.replace("len(answer) % 5 / 4", "len(answer) % 5 / 4 if 'word' in task['question'] else 1"))
+async def test_the_advantages_that_are_shown_are_those_that_training_used(
+    small_recipe: SmallRecipe, settings: str
+) -> None:
+    small_recipe.rewrite_agent(
+        lambda text: text.replace("len(answer) % 5 / 4", "len(answer) % 5 / 4 if 'word' in task['question'] else 1")
+    )
     small_recipe.path.write_text(small_recipe.path.read_text() + SETTINGS[settings])
     run, used = small_recipe.folder / "run", list[Lesson]()
     run.mkdir()
@@ -82,7 +92,9 @@ async def test_the_advantages_that_are_shown_are_those_that_training_used(small_
             teaching = await teaching_of(looked, rollout)
             assert teaching.learnt and (teaching.lessons or teaching.why_not)
             shown |= teaching.lessons
-    assert set(shown) == {lesson.transition.call_id for lesson in used} and any(lesson.advantages.any() for lesson in used)
+    assert set(shown) == {lesson.transition.call_id for lesson in used} and any(
+        lesson.advantages.any() for lesson in used
+    )
     for lesson in used:
         again = shown[lesson.transition.call_id]
         assert np.array_equal(again.advantages, lesson.advantages) and np.array_equal(again.weights, lesson.weights)
@@ -94,7 +106,11 @@ def test_a_real_run_is_shown_from_its_folder(small_recipe: SmallRecipe) -> None:
     done = small_recipe.cli("show", "run", "--json", "--tokens", "advantage")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["reward"] < found["group"]["mean"] and found["step"] == 1 and found["teaching"] == {"learnt": True, "why_not": None}
+    assert (
+        found["reward"] < found["group"]["mean"]
+        and found["step"] == 1
+        and found["teaching"] == {"learnt": True, "why_not": None}
+    )
     first, second = found["calls"]
     assert [message["role"] for message in first["messages"]] == ["user"] and second["earlier_messages"] == 2
     assert [message["content"] for message in second["messages"]] == ["again : pick another one"]
@@ -130,7 +146,9 @@ async def written(folder: Path) -> None:
         capture_reason="message 1 was rewritten",
         request={"model": "m", "messages": [user, said, result]},
     )
-    await store.append(first, second, Reward(attempt_id=bad.id, name="style", value=0.5, source="agent", call_id=first.id))
+    await store.append(
+        first, second, Reward(attempt_id=bad.id, name="style", value=0.5, source="agent", call_id=first.id)
+    )
     await store.finish(bad.id, "succeeded", rewards=[Reward(attempt_id=bad.id, value=0.0)], output="a line\n" * 40)
     await store.finish(good.id, "succeeded", rewards=[Reward(attempt_id=good.id, value=1.0)], output="eva")
     await store.finish(broken.id, "failed", error="AgentError: ValueError: [red]no[/]\nTraceback of it")

@@ -1,4 +1,6 @@
-"""Real signals to a real process: it ends in order, says how to go on, leaves nothing behind, and its exit code says which signal it was."""
+"""Real signals to a real process: it ends in order, says how to go on, leaves nothing behind, and its exit code says
+which signal it was.
+"""
 
 import signal
 import subprocess
@@ -11,7 +13,9 @@ import pytest
 
 from tests.conftest import SmallRecipe
 
-pytestmark = pytest.mark.timeout(240)  # on a machine with other work a fresh interpreter takes half a minute to import torch
+pytestmark = pytest.mark.timeout(
+    240
+)  # on a machine with other work a fresh interpreter takes half a minute to import torch
 
 ENDLESS = """
 import time
@@ -65,8 +69,12 @@ def stopped(running: subprocess.Popen[str], number: signal.Signals) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_a_run_that_is_stopped_says_how_to_go_on_and_leaves_no_process_behind(small_recipe: SmallRecipe, number: signal.Signals) -> None:
-    running = start(small_recipe, "train", str(small_recipe.path), "--run-dir", "run", "loop.steps=200", "tasks.heldout=1")
+def test_a_run_that_is_stopped_says_how_to_go_on_and_leaves_no_process_behind(
+    small_recipe: SmallRecipe, number: signal.Signals
+) -> None:
+    running = start(
+        small_recipe, "train", str(small_recipe.path), "--run-dir", "run", "loop.steps=200", "tasks.heldout=1"
+    )
     metrics = small_recipe.folder / "run" / "metrics.jsonl"
     wait_until(running, lambda: metrics.exists() and '"step": 0' in metrics.read_text())
     workers = children(running)
@@ -101,7 +109,9 @@ def test_a_second_signal_ends_a_run_at_once(small_recipe: SmallRecipe) -> None:
 
 
 def test_an_evaluation_that_is_stopped_says_so(small_recipe: SmallRecipe) -> None:
-    small_recipe.rewrite_agent(lambda text: text.replace("    global client", "    global client\n    open('asked', 'w').close()"))
+    small_recipe.rewrite_agent(
+        lambda text: text.replace("    global client", "    global client\n    open('asked', 'w').close()")
+    )
     running = start(small_recipe, "eval", str(small_recipe.path), "tasks.heldout=5000")
     wait_until(running, (small_recipe.folder / "asked").exists)
     assert "stopped by SIGTERM; nothing of an evaluation is kept" in stopped(running, signal.SIGTERM)
@@ -125,6 +135,11 @@ def test_signals_that_are_to_be_ignored_are_ignored(small_recipe: SmallRecipe) -
         "main(lambda: (os.kill(os.getpid(), signal.SIGHUP), print('lives on', flush=True), os.kill(os.getpid(), signal.SIGTERM)))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script, "-c", code], cwd=small_recipe.folder, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", script, "-c", code],
+        cwd=small_recipe.folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGTERM, "lives on\n", "stopped\n")

@@ -1,4 +1,6 @@
-"""`lightningrl run` under strain: one caller asks for more than its share, and the others, and the machine, do not notice."""
+"""`lightningrl run` under strain: one caller asks for more than its share, and the others, and the machine, do not
+notice.
+"""
 
 import json
 import signal
@@ -93,13 +95,20 @@ def command(folder: Path, code: str, *arguments: str, max_length: int) -> list[s
 
 def told(folder: Path, code: str, *arguments: str, max_length: int = 1_000_000) -> dict[str, Any]:
     done = subprocess.run(
-        command(folder, code, *arguments, max_length=max_length), cwd=folder, capture_output=True, text=True, timeout=120, check=False
+        command(folder, code, *arguments, max_length=max_length),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[0])
 
 
-@pytest.mark.parametrize(("size", "max_length", "status"), [(4_000_000, 32_768, 400), (500_000, 1_000_000, 200)], ids=["refused", "fits"])
+@pytest.mark.parametrize(
+    ("size", "max_length", "status"), [(4_000_000, 32_768, 400), (500_000, 1_000_000, 200)], ids=["refused", "fits"]
+)
 def test_nobody_waits_for_a_long_prompt_of_another(tmp_path: Path, size: int, max_length: int, status: int) -> None:
     found = told(tmp_path, LONG_PROMPT, str(size), max_length=max_length)
     assert found["status"] == status
@@ -113,7 +122,9 @@ def test_strangers_cannot_fill_the_memory(tmp_path: Path) -> None:
 
 
 def test_a_long_prompt_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    with subprocess.Popen(command(tmp_path, ENDLESS, max_length=10_000_000), cwd=tmp_path, stdout=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(
+        command(tmp_path, ENDLESS, max_length=10_000_000), cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as running:
         assert running.stdout is not None
         assert json.loads(running.stdout.readline()) == {"began": True}
         began = time.monotonic()

@@ -25,13 +25,21 @@ def exam(share: float, *, mode: Mode, version: int) -> Exam:
 def summary(before: float, after: float, *, greedy: float, steps: int = 40) -> Summary:
     return Summary(
         before={"sampled": exam(before, mode="sampled", version=0), "greedy": exam(before, mode="greedy", version=0)},
-        after={"sampled": exam(after, mode="sampled", version=steps), "greedy": exam(greedy, mode="greedy", version=steps)},
+        after={
+            "sampled": exam(after, mode="sampled", version=steps),
+            "greedy": exam(greedy, mode="greedy", version=steps),
+        },
         rollouts=0,
     )
 
 
 def config() -> Config:
-    tree = {"name": "small", "agent": {"entry": "a:b", "reward": "a:c"}, "tasks": {"source": "a:d"}, "model": {"path": "model"}}
+    tree = {
+        "name": "small",
+        "agent": {"entry": "a:b", "reward": "a:c"},
+        "tasks": {"source": "a:d"},
+        "model": {"path": "model"},
+    }
     return Config.model_validate(tree)
 
 

@@ -36,14 +36,22 @@ def check(forest: Forest, made_from: list[Lesson]) -> None:
         assert forest.call_ids[forest.calls[m]] == call.call_id
         assert forest.proximal[m] == (call.logprobs if le.proximal is None else le.proximal)[t]
     rollout_of = [le.rollout_id for le, _ in terms]
-    assert [rollout_of.index(name) for name in rollout_of] == [forest.rollouts.tolist().index(r) for r in forest.rollouts.tolist()]
+    assert [rollout_of.index(name) for name in rollout_of] == [
+        forest.rollouts.tolist().index(r) for r in forest.rollouts.tolist()
+    ]
     kept = [le for le in made_from if le.weights.any()]
     assert [path(forest, int(state)) for state in forest.states] == [le.transition.prompt_ids.tolist() for le in kept]
     assert forest.call_ids == tuple(le.transition.call_id for le in kept)
     if forest.returns is not None:
         assert forest.returns.tolist() == [le.returns for le in kept]
     paths = {tuple(path(forest, n)) for n in range(len(forest.token_ids))}
-    wanted = {tuple(ids[: n + 1]) for le in made_from if le.weights.any() for ids in [read_ids(le.transition).tolist()] for n in range(len(ids))}
+    wanted = {
+        tuple(ids[: n + 1])
+        for le in made_from
+        if le.weights.any()
+        for ids in [read_ids(le.transition).tolist()]
+        for n in range(len(ids))
+    }
     assert paths == wanted
     assert len(forest.token_ids) == len(wanted)  # once each
     assert [len(path(forest, n)) - 1 for n in range(len(forest.token_ids))] == forest.positions.tolist()
@@ -66,7 +74,11 @@ def test_the_example_of_the_docstring() -> None:
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.lists(st.integers(0, 2), min_size=1, max_size=4)), min_size=1, max_size=9
+        st.tuples(
+            st.lists(st.integers(0, 2), min_size=1, max_size=6), st.lists(st.integers(0, 2), min_size=1, max_size=4)
+        ),
+        min_size=1,
+        max_size=9,
     )
 )
 def test_any_calls_make_a_forest_of_exactly_their_prefixes(calls: list[tuple[list[int], list[int]]]) -> None:
@@ -75,7 +87,9 @@ def test_any_calls_make_a_forest_of_exactly_their_prefixes(calls: list[tuple[lis
 
 
 def test_large_token_ids_are_told_apart() -> None:
-    made_from = [lesson("g", f"c{i}", [token], [1, 2], rng=RNG) for i, token in enumerate([256, 1, 65536, 257, 200_000, 1])]
+    made_from = [
+        lesson("g", f"c{i}", [token], [1, 2], rng=RNG) for i, token in enumerate([256, 1, 65536, 257, 200_000, 1])
+    ]
     check(build_forest(made_from), made_from)
 
 
@@ -96,7 +110,11 @@ def test_whole_forest_also_holds_what_has_no_weight() -> None:
     assert len(forest.targets) == sum(len(le.weights) for le in made_from)
     assert len(forest.states) == len(forest.call_ids) == len(made_from)
     assert not forest.weights.any()
-    silent = unweighted(dataclasses.replace(made_from[0].transition, completion_ids=np.zeros(0, np.int32), logprobs=np.zeros(0, np.float32)))
+    silent = unweighted(
+        dataclasses.replace(
+            made_from[0].transition, completion_ids=np.zeros(0, np.int32), logprobs=np.zeros(0, np.float32)
+        )
+    )
     assert path(build_forest([silent], whole=True), 0) == silent.transition.prompt_ids.tolist()[:1]
     assert build_forest([silent], whole=True).states.tolist() == [len(silent.transition.prompt_ids) - 1]
 
@@ -153,7 +171,10 @@ def test_minibatches_follow_from_the_seed_alone() -> None:
 
 
 def test_every_minibatch_has_something_to_teach() -> None:
-    made_from = [le if le.group_id in ("g1", "g4") else dataclasses.replace(le, advantages=0 * le.advantages) for le in lessons(2, groups=7)]
+    made_from = [
+        le if le.group_id in ("g1", "g4") else dataclasses.replace(le, advantages=0 * le.advantages)
+        for le in lessons(2, groups=7)
+    ]
     steps = minibatches(made_from, 4, seed=0)
     assert len(steps) == 2
     assert all(any(map(teaches, s)) for s in steps)

@@ -22,7 +22,9 @@ def test_a_difference_is_taken_task_by_task() -> None:
     assert (found.mean, found.p, found.tasks) == (pytest.approx(1 / 3), 1.0, 3)
     harder = np.linspace(0, 1, 40)
     found = paired_difference(harder + 0.01, harder)
-    assert found.low == pytest.approx(found.high) == pytest.approx(0.01) and found.p < 1e-3, "far smaller than what tells tasks apart"
+    assert found.low == pytest.approx(found.high) == pytest.approx(0.01) and found.p < 1e-3, (
+        "far smaller than what tells tasks apart"
+    )
     assert paired_difference(harder, harder).p == 1.0
 
 

@@ -34,7 +34,9 @@ def test_rollout_is_never_split_over_forests(max_tokens: int) -> None:
 
 
 def test_rollout_is_never_split_over_optimizer_steps() -> None:
-    """A defect of the field: rows are shuffled over minibatches, so that a rollout meets several versions of the weights."""
+    """A defect of the field: rows are shuffled over minibatches, so that a rollout meets several versions of the
+    weights.
+    """
     for count in (2, 3, 7):
         steps = minibatches(interleaved(lessons(2, groups=7)), count, seed=1)
         assert len(steps) == count
@@ -43,7 +45,9 @@ def test_rollout_is_never_split_over_optimizer_steps() -> None:
 
 def test_rollout_that_is_too_large_has_a_forest_of_its_own() -> None:
     made = lessons(2, groups=1, group_size=5, turns=4)
-    sizes = {le.rollout_id: len(build_forest([x for x in made if x.rollout_id == le.rollout_id]).token_ids) for le in made}
+    sizes = {
+        le.rollout_id: len(build_forest([x for x in made if x.rollout_id == le.rollout_id]).token_ids) for le in made
+    }
     limit = sorted(sizes.values())[2]
     for piece in pack(made, max_tokens=limit):
         rollouts = {le.rollout_id for le in piece}

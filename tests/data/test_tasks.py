@@ -23,7 +23,10 @@ def test_a_file_gives_the_rows_of_a_split_again_and_again_in_an_order_that_follo
     first = [task.input["n"] for task in load_tasks(config, "train", seed=1, count=7, root=tmp_path)]
     assert sorted(first[:5]) == [0, 1, 2, 3, 4] and first[5:] == first[:2]
     assert first == [task.input["n"] for task in load_tasks(config, "train", seed=1, count=7, root=tmp_path)]
-    orders = {tuple(task.input["n"] for task in load_tasks(config, "train", seed=seed, count=5, root=tmp_path)) for seed in range(8)}
+    orders = {
+        tuple(task.input["n"] for task in load_tasks(config, "train", seed=seed, count=5, root=tmp_path))
+        for seed in range(8)
+    }
     assert len(orders) > 1
     assert [task.input["n"] for task in load_tasks(config, "heldout", seed=0, count=7, root=tmp_path)] == [9]
 
@@ -38,21 +41,28 @@ def test_a_file_gives_the_rows_of_a_split_again_and_again_in_an_order_that_follo
         (b"[1]", "a `list`, not an object"),
         (b'{"question": 1}', "`input` is missing"),
         (b'{"input": "who?"}', "`input` is a `str`, not an object"),
-        (b'{"input": {}, "split": "held-out"}', "there is no split `held-out`: did you mean `heldout`? known: `train`, `heldout`"),
+        (
+            b'{"input": {}, "split": "held-out"}',
+            "there is no split `held-out`: did you mean `heldout`? known: `train`, `heldout`",
+        ),
         (b'{"input": {}, "split": ["train"]}', "there is no split `['train']`"),
         (b"[" * 100_000, "too many brackets within brackets"),
     ],
 )
 def test_a_broken_line_is_named_once_and_the_rest_is_not_lost(tmp_path: Path, broken: bytes, reason: str) -> None:
     file = tmp_path / "tasks.jsonl"
-    file.write_bytes(b"\r\n".join([row(0, "train").encode(), b" ", broken, row(1, "train").encode(), row(2, "heldout").encode()]))
+    file.write_bytes(
+        b"\r\n".join([row(0, "train").encode(), b" ", broken, row(1, "train").encode(), row(2, "heldout").encode()])
+    )
     config = TasksConfig(source="tasks.jsonl")
     with pytest.warns(UserWarning) as caught:
         tasks = load_tasks(config, "train", seed=0, count=2, root=tmp_path)
     (said,) = [str(warning.message) for warning in caught]
     assert said.startswith(f"`{file}` line 3 is left out: {reason}") and "\nhint: a row is a line such as" in said
     assert sorted(task.input["n"] for task in tasks) == [0, 1]
-    assert [task.input["n"] for task in load_tasks(config, "heldout", seed=0, count=2, root=tmp_path)] == [2], "and not a word more"
+    assert [task.input["n"] for task in load_tasks(config, "heldout", seed=0, count=2, root=tmp_path)] == [2], (
+        "and not a word more"
+    )
 
 
 def test_a_line_ends_where_json_says_so(tmp_path: Path) -> None:
@@ -78,7 +88,10 @@ def test_a_file_that_gives_nothing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no task of split `train`"):
         load_tasks(write(tmp_path / "blank.jsonl", "", " "), "train", seed=0, count=1, root=tmp_path)
     (tmp_path / "utf16.jsonl").write_text(row(0, "train"), encoding="utf-16")
-    with pytest.warns(UserWarning, match="line 1 is left out: byte 1 of it is not UTF-8"), pytest.raises(UserError, match="no task of split `train`"):
+    with (
+        pytest.warns(UserWarning, match="line 1 is left out: byte 1 of it is not UTF-8"),
+        pytest.raises(UserError, match="no task of split `train`"),
+    ):
         load_tasks(TasksConfig(source="utf16.jsonl"), "train", seed=0, count=1, root=tmp_path)
 
 

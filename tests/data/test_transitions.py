@@ -12,7 +12,13 @@ from lightningrl.types import Call, Reward, Rollout, Sampling, Task
 
 
 def rollout(name: str, *, group: str = "g", **changes: Any) -> Rollout:
-    made = Rollout(id=name, group_id=group, task=Task(id="t", input={}, split="train"), status="succeeded", accepted_attempt_id=f"{name}/1")
+    made = Rollout(
+        id=name,
+        group_id=group,
+        task=Task(id="t", input={}, split="train"),
+        status="succeeded",
+        accepted_attempt_id=f"{name}/1",
+    )
     return dataclasses.replace(made, **changes)
 
 
@@ -59,7 +65,9 @@ REASONS: dict[str, dict[str, Any]] = {
 def test_call_that_must_not_teach_is_kept_and_counted_with_its_reason(reason: str) -> None:
     calls = [call("r/1", 0, tokens=5, policy_version=3), call("r/1", 1, **{"policy_version": 3, **REASONS[reason]})]
     trains = "writer".__eq__
-    [made], report = trajectories_of([rollout("r")], calls, [final("r")], policy="policy", trains=trains, oldest_version=3)
+    [made], report = trajectories_of(
+        [rollout("r")], calls, [final("r")], policy="policy", trains=trains, oldest_version=3
+    )
     assert [t.left_out for t in made.transitions] == [None, reason]
     assert (report.trained_calls, report.trained_tokens) == (1, 5)
     assert (report.left_out_calls, report.left_out_tokens) == ({reason: 1}, {reason: 4})
@@ -75,7 +83,12 @@ def test_every_sampled_token_of_an_accepted_attempt_is_counted_once() -> None:
     rng = np.random.default_rng(0)
     rollouts = [rollout(f"r{i}") for i in range(40)]
     calls = [
-        call(f"r{i}/{attempt}", index, tokens=4, **{"policy_version": 3, **(REASONS[rng.choice(list(REASONS))] if rng.random() < 0.5 else {})})
+        call(
+            f"r{i}/{attempt}",
+            index,
+            tokens=4,
+            **{"policy_version": 3, **(REASONS[rng.choice(list(REASONS))] if rng.random() < 0.5 else {})},
+        )
         for i in range(40)
         for attempt in (1, 2)  # of two attempts the first is accepted
         for index in range(rng.integers(0, 4))
@@ -84,7 +97,11 @@ def test_every_sampled_token_of_an_accepted_attempt_is_counted_once() -> None:
     made, report = trajectories_of(rollouts, calls, rewards, policy="policy", trains="writer".__eq__, oldest_version=3)
     accepted = sum(len(c.completion_ids) for c in calls if c.attempt_id.endswith("/1"))
     assert report.trained_tokens + sum(report.left_out_tokens.values()) == accepted
-    assert report.trained_tokens == sum(len(t.completion_ids) for m in made for t in m.transitions if t.left_out is None) > 0
+    assert (
+        report.trained_tokens
+        == sum(len(t.completion_ids) for m in made for t in m.transitions if t.left_out is None)
+        > 0
+    )
     seen = [t.call_id for m in made for t in m.transitions]
     assert len(seen) == len(set(seen))
     assert sum(v for k, v in report.metrics().items() if k.startswith("tokens/")) == accepted
@@ -92,13 +109,17 @@ def test_every_sampled_token_of_an_accepted_attempt_is_counted_once() -> None:
 
 def test_failed_rollout_is_excluded_and_not_worth_zero() -> None:
     rollouts = [rollout("a"), rollout("b", status="failed", accepted_attempt_id=None)]
-    made, report = trajectories_of(rollouts, [call("a/1", 0), call("b/1", 0)], [final("a"), final("b", 0.0)], policy="policy")
+    made, report = trajectories_of(
+        rollouts, [call("a/1", 0), call("b/1", 0)], [final("a"), final("b", 0.0)], policy="policy"
+    )
     assert [m.rollout_id for m in made] == ["a"]
     assert (report.succeeded, report.excluded, report.trained_tokens) == (1, 1, 4)
 
 
 def test_rollout_whose_calls_are_all_left_out_is_still_a_member_of_its_group() -> None:
-    [made], report = trajectories_of([rollout("r")], [call("r/1", 0)], [final("r", 0.25)], policy="policy", trains=lambda agent: False)
+    [made], report = trajectories_of(
+        [rollout("r")], [call("r/1", 0)], [final("r", 0.25)], policy="policy", trains=lambda agent: False
+    )
     assert made.reward == 0.25
     assert report.trained_tokens == 0
 
@@ -130,7 +151,9 @@ def test_of_several_final_rewards_the_graders_counts() -> None:
     assert made.reward == 0.75
 
 
-@pytest.mark.parametrize("rewards", [[], [final("r"), final("r")], [final("r", source="agent"), final("r", source="agent")]])
+@pytest.mark.parametrize(
+    "rewards", [[], [final("r"), final("r")], [final("r", source="agent"), final("r", source="agent")]]
+)
 def test_no_final_reward_or_an_ambiguous_one_is_an_error(rewards: list[Reward]) -> None:
     with pytest.raises(GraderError, match="needs one `final` reward"):
         trajectories_of([rollout("r")], [], rewards, policy="policy")

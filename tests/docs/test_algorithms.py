@@ -24,7 +24,12 @@ NAMES = {
 
 
 def recipe() -> dict[str, Any]:
-    return {"name": "page", "agent": {"entry": "a:b", "reward": "a:c"}, "tasks": {"source": "a:d"}, "model": {"path": "model"}}
+    return {
+        "name": "page",
+        "agent": {"entry": "a:b", "reward": "a:c"},
+        "tasks": {"source": "a:d"},
+        "model": {"path": "model"},
+    }
 
 
 @pytest.mark.parametrize("kind", NAMES)
@@ -36,7 +41,11 @@ def test_every_name_has_a_page_and_every_row_a_name(kind: str) -> None:
 
 
 def test_the_table_of_presets_says_what_they_fill_in() -> None:
-    rows = re.findall(r"^\| \[`([^`]+)`\]\(\S+\) \| (\S+) \| (\S+) \| (\S+) \| (\w+), (\S+) and (\S+) \|", OVERVIEW.read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| \[`([^`]+)`\]\(\S+\) \| (\S+) \| (\S+) \| (\S+) \| (\w+), (\S+) and (\S+) \|",
+        OVERVIEW.read_text(),
+        re.MULTILINE,
+    )
     for name, credit, advantage, aggregation, loss, low, high in rows:
         config = make_config(recipe() | {"preset": name}, [], folder=DOCS, where=name)
         found = (config.algorithm.credit, config.algorithm.advantage, config.algorithm.aggregation, config.loss.name)
@@ -67,4 +76,8 @@ def test_a_page_has_an_equation_a_source_code_a_curve_and_settings_that_load(pag
 def test_functions_that_a_page_links_are_in_the_file_that_it_links(page: Path) -> None:
     for names, path in re.findall(r"\[((?:`\w+`(?:, )?)+)\]\((\S+\.py)\)", page.read_text()):
         code = (page.parent / path).read_text()
-        assert [name for name in re.findall(r"`(\w+)`", names) if not re.search(rf"^ *(?:async )?def {name}\b", code, re.MULTILINE)] == []
+        assert [
+            name
+            for name in re.findall(r"`(\w+)`", names)
+            if not re.search(rf"^ *(?:async )?def {name}\b", code, re.MULTILINE)
+        ] == []

@@ -1,4 +1,6 @@
-"""The tutorial's own agent, tasks and teacher work, and the settings it shows are those of the recipe that `lightningrl new` lays out."""
+"""The tutorial's own agent, tasks and teacher work, and the settings it shows are those of the recipe that `lightningrl
+new` lays out.
+"""
 
 import json
 import re

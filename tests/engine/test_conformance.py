@@ -32,7 +32,12 @@ async def served(model_folder: Path, tmp_path: Path) -> AsyncIterator[tuple[Engi
     )
     engine: Engine = plugins.load("embedded", kind="engine")(setup)
     weights = two_versions(model_folder, tmp_path)
-    yield engine, Conformance(policy="policy", vocab_size=270, decode=template.decode, turn_end_id=template.turn_end_id, weights=weights)
+    yield (
+        engine,
+        Conformance(
+            policy="policy", vocab_size=270, decode=template.decode, turn_end_id=template.turn_end_id, weights=weights
+        ),
+    )
     await engine.close()
 
 
@@ -42,7 +47,10 @@ def two_versions(model_folder: Path, folder: Path) -> tuple[Weights, Weights]:
     for parameter in model.hf.parameters():
         parameter.data *= 1.5
     export_folder(model, folder / "other", tokenizer=load_tokenizer(str(model_folder)))
-    one, other = (Weights(policy="policy", version=version, uri=str(uri)) for version, uri in enumerate((model_folder, folder / "other"), start=1))
+    one, other = (
+        Weights(policy="policy", version=version, uri=str(uri))
+        for version, uri in enumerate((model_folder, folder / "other"), start=1)
+    )
     return one, other
 
 

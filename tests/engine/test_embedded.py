@@ -33,7 +33,9 @@ async def test_prompts_that_arrive_together_are_computed_once() -> None:
     await engine.resume()
     answers = await asyncio.gather(*asking)
     assert len({a.token_ids for a in answers}) > 1
-    assert engine.statistics.prompt_tokens_computed == 40 + 7  # the last token of each is computed again, to sample from
+    assert (
+        engine.statistics.prompt_tokens_computed == 40 + 7
+    )  # the last token of each is computed again, to sample from
     assert engine.statistics.prompt_tokens_reused == 7 * 39
     await engine.close()
 

@@ -51,13 +51,16 @@ async def served(model_folder: Path) -> AsyncIterator[Served]:
 
 
 @pytest.mark.parametrize("shaping", [{}, {"temperature": 0.6}, {"temperature": 0.0}], ids=str)
-async def test_logprobs_are_those_of_what_the_grammar_leaves_renormalised(served: Served, shaping: dict[str, Any]) -> None:
+async def test_logprobs_are_those_of_what_the_grammar_leaves_renormalised(
+    served: Served, shaping: dict[str, Any]
+) -> None:
     sampling = Sampling(max_tokens=20, seed=3, grammar=DIGITS, **shaping)
     answer = await served.ask(sampling)
     matcher = served.grammars.matcher(DIGITS)
     for place, (token, logprob) in enumerate(zip(answer.token_ids, answer.logprobs, strict=True)):
         free = await served.ask(
-            Sampling(max_tokens=1, seed=0, top_logprobs=served.model.vocab_size, **shaping), prompt=[*PROMPT, *answer.token_ids[:place]]
+            Sampling(max_tokens=1, seed=0, top_logprobs=served.model.vocab_size, **shaping),
+            prompt=[*PROMPT, *answer.token_ids[:place]],
         )
         assert free.top is not None
         share = {t: math.exp(p) for t, p in free.top[0] if matcher.allowed[t]}
@@ -79,15 +82,24 @@ async def test_top_p_and_top_k_look_at_what_the_grammar_left(served: Served) -> 
 async def test_tokens_that_end_an_answer_elsewhere_are_ruled_out(served: Served) -> None:
     two = served.tokenizer.encode("2")
     for seed in range(10):
-        answer = await served.ask(Sampling(max_tokens=40, seed=seed, grammar="start: /[12]{4}/", stop_token_ids=(*two, served.end_id)))
+        answer = await served.ask(
+            Sampling(max_tokens=40, seed=seed, grammar="start: /[12]{4}/", stop_token_ids=(*two, served.end_id))
+        )
         assert served.text(answer) == "1111" and answer.token_ids[-1] == served.end_id
     with pytest.raises(EngineError, match="no token may follow"):
         await served.ask(Sampling(grammar='start: "."', stop_token_ids=tuple(served.tokenizer.encode("."))))
 
 
 @pytest.mark.parametrize("fresh_slots", [1, 8])
-async def test_answers_do_not_depend_on_what_else_is_served(served: Served, model_folder: Path, fresh_slots: int) -> None:
-    shapes = [Sampling(), Sampling(temperature=0.5, top_k=9), Sampling(temperature=0.0), Sampling(top_p=0.8, top_logprobs=3)]
+async def test_answers_do_not_depend_on_what_else_is_served(
+    served: Served, model_folder: Path, fresh_slots: int
+) -> None:
+    shapes = [
+        Sampling(),
+        Sampling(temperature=0.5, top_k=9),
+        Sampling(temperature=0.0),
+        Sampling(top_p=0.8, top_logprobs=3),
+    ]
     grammars = [None, DIGITS, WORDS, ADDRESS]
     jobs = [replace(shapes[i % 4], grammar=grammars[i // 4 % 4], max_tokens=5 + i % 30, seed=i) for i in range(48)]
     together = await asyncio.gather(*(served.ask(job) for job in jobs))
@@ -121,7 +133,12 @@ async def test_a_client_that_reads_slowly_misses_none_of_the_likeliest_tokens(se
 async def test_the_end_of_the_turn_ends_an_answer_also_where_the_model_has_another_end(served: Served) -> None:
     other = build_model(served.model.vocab_size, layers=1, eos_token_id=0)
     engine = EmbeddedEngine(other, slots=1, max_length=64, grammars=served.grammars)
-    (answer,) = [d async for d in engine.generate(PROMPT, sampling=Sampling(max_tokens=40, seed=1, grammar=DIGITS), policy="policy")]
+    (answer,) = [
+        d
+        async for d in engine.generate(
+            PROMPT, sampling=Sampling(max_tokens=40, seed=1, grammar=DIGITS), policy="policy"
+        )
+    ]
     assert answer.finish_reason == "stop" and answer.token_ids[-1] == served.end_id != 0
     await engine.close()
 
@@ -141,7 +158,12 @@ async def test_a_grammar_that_becomes_too_complex_fails_its_own_request_only(ser
     assert (await served.ask(Sampling(max_tokens=20, seed=1, grammar=DIGITS))).token_ids
 
 
-TOO_COMPLEX = "start: (" + " | ".join(f"r{i}" for i in range(300)) + ")\n" + "\n".join(f'r{i}: "a" r{i} | r{i} "a" | "a" "a"' for i in range(300))
+TOO_COMPLEX = (
+    "start: ("
+    + " | ".join(f"r{i}" for i in range(300))
+    + ")\n"
+    + "\n".join(f'r{i}: "a" r{i} | r{i} "a" | "a" "a"' for i in range(300))
+)
 
 
 async def test_a_model_that_has_learnt_nothing_calls_the_tool_it_is_told_to(served: Served, model_folder: Path) -> None:
@@ -149,8 +171,12 @@ async def test_a_model_that_has_learnt_nothing_calls_the_tool_it_is_told_to(serv
     properties = {"town": {"enum": ["Oslo", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}}
     schema = {"type": "object", "properties": properties, "required": ["town", "days"], "additionalProperties": False}
     tool = {"type": "function", "function": {"name": "book", "parameters": schema}}
-    grammar = grammar_of(template, tools=[tool], tool_choice="required", tool_name="book", parallel_tool_calls=True, json_schema=None)
-    answers = await asyncio.gather(*(served.ask(Sampling(max_tokens=120, seed=seed, grammar=grammar)) for seed in range(20)))
+    grammar = grammar_of(
+        template, tools=[tool], tool_choice="required", tool_name="book", parallel_tool_calls=True, json_schema=None
+    )
+    answers = await asyncio.gather(
+        *(served.ask(Sampling(max_tokens=120, seed=seed, grammar=grammar)) for seed in range(20))
+    )
     seen = set()
     for answer in (a for a in answers if a.finish_reason == "stop"):
         stream = AnswerStream(template, stop=(), tools=True, seed=b"")
@@ -165,7 +191,9 @@ async def test_a_model_that_has_learnt_nothing_calls_the_tool_it_is_told_to(serv
 async def test_an_engine_without_a_tokenizer_refuses_grammars(model_folder: Path, tmp_path: Path) -> None:
     model = load_model(str(model_folder))
     bare = EmbeddedEngine(model, slots=1, max_length=64)
-    lost = EmbeddedEngine(model, slots=1, max_length=64, grammars=Grammars(tmp_path, vocab_size=model.vocab_size, end_id=2))
+    lost = EmbeddedEngine(
+        model, slots=1, max_length=64, grammars=Grammars(tmp_path, vocab_size=model.vocab_size, end_id=2)
+    )
     for engine in (bare, lost):
         with pytest.raises(LightningError, match="grammars need"):
             [_ async for _ in engine.generate(PROMPT, sampling=Sampling(grammar=DIGITS), policy="policy")]

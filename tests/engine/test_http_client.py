@@ -1,4 +1,6 @@
-"""The client brings back what a server says, to the byte, however it says it; and whatever else happens is an error that names the server."""
+"""The client brings back what a server says, to the byte, however it says it; and whatever else happens is an error
+that names the server.
+"""
 
 import asyncio
 import contextlib
@@ -78,7 +80,9 @@ class Server:
 
 
 @contextlib.asynccontextmanager
-async def talking(talk: Callable[["Server", asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], **settings: Any) -> AsyncIterator[Any]:
+async def talking(
+    talk: Callable[["Server", asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], **settings: Any
+) -> AsyncIterator[Any]:
     """A server that talks like this, and a client of it."""
     listening = await asyncio.start_server(lambda reader, writer: server.serve(reader, writer), "127.0.0.1", 0)
     server = Server(lambda reader, writer: talk(server, reader, writer))
@@ -128,13 +132,23 @@ WHOLE = {
     "with a length": (GOOD, 200, b"hello", True),
     "nothing": (OK + b"Content-Length: 0\r\n\r\n", 200, b"", True),
     "in chunks": (CHUNKED + b"5\r\nhello\r\n1\r\n!\r\n0\r\n\r\n", 200, b"hello!", True),
-    "in chunks with extensions and trailers": (CHUNKED + b'5;a=b;c="d"\r\nhello\r\n0;e\r\nX-Trailer: f\r\n\r\n', 200, b"hello", True),
+    "in chunks with extensions and trailers": (
+        CHUNKED + b'5;a=b;c="d"\r\nhello\r\n0;e\r\nX-Trailer: f\r\n\r\n',
+        200,
+        b"hello",
+        True,
+    ),
     "a chunk that looks like the end": (CHUNKED + b"a\r\n...0\r\n\r\n..\r\n0\r\n\r\n", 200, b"...0\r\n\r\n..", True),
     "up to the end of the connection": (OK + b"\r\nhello", 200, b"hello", False),
     "by an old server": (b"HTTP/1.0 200 OK\r\nContent-Length: 5\r\n\r\nhello", 200, b"hello", False),
     "and good-bye": (OK + b"Connection: close\r\nContent-Length: 5\r\n\r\nhello", 200, b"hello", False),
     "after 100 Continue": (b"HTTP/1.1 100 Continue\r\n\r\n" + GOOD, 200, b"hello", True),
-    "after early hints": (b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\nContent-Length: 3\r\n\r\n" + GOOD, 200, b"hello", True),
+    "after early hints": (
+        b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\nContent-Length: 3\r\n\r\n" + GOOD,
+        200,
+        b"hello",
+        True,
+    ),
     "without a body": (b"HTTP/1.1 204 No Content\r\n\r\n", 204, b"", True),
     "a refusal": (b"HTTP/1.1 429 Too Many\r\nretry-AFTER: 7\r\nContent-Length: 4\r\n\r\nbusy", 429, b"busy", True),
 }
@@ -143,7 +157,9 @@ WHOLE = {
 @pytest.mark.parametrize("pace", [0, 1], ids=["at once", "byte by byte"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(("said", "status", "body", "kept"), WHOLE.values(), ids=WHOLE.keys())
-def test_an_answer_is_what_was_said_however_it_is_said(run: Run, said: bytes, status: int, body: bytes, kept: bool, stream: bool, pace: int) -> None:
+def test_an_answer_is_what_was_said_however_it_is_said(
+    run: Run, said: bytes, status: int, body: bytes, kept: bool, stream: bool, pace: int
+) -> None:
     async def main() -> None:
         async with talking(saying(said, GOOD, pace=pace)) as (server, client):
             if stream:
@@ -171,13 +187,18 @@ BROKEN = {
     "before the last chunk": (CHUNKED + b"5\r\nhello\r\n", "in the middle"),
     "by what is no HTTP": (b"SSH-2.0-OpenSSH_9.6\r\n", "is no HTTP"),
     "by a wrong chunk": (CHUNKED + b"xyz\r\nhello\r\n", "is no HTTP"),
-    "by another protocol": (b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n", "is no HTTP"),
+    "by another protocol": (
+        b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n",
+        "is no HTTP",
+    ),
 }
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(("said", "why"), BROKEN.values(), ids=BROKEN.keys())
-def test_an_answer_that_breaks_off_is_an_error_and_nobody_asks_again(run: Run, said: bytes, why: str, stream: bool) -> None:
+def test_an_answer_that_breaks_off_is_an_error_and_nobody_asks_again(
+    run: Run, said: bytes, why: str, stream: bool
+) -> None:
     async def talk(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await server.request(reader)
         writer.write(said)
@@ -248,7 +269,10 @@ def test_a_kept_connection_that_the_server_closes_costs_nothing(run: Run, meets:
 def test_nothing_of_an_answer_is_left_for_the_next_one(run: Run) -> None:
     async def main() -> None:
         told = OK + b"Retry-After: 5\r\ncontent-length: 5\r\n\r\nhello"
-        async with talking(saying(told, OK + b"content-length: 9\r\n\r\n.........", OK + b"\r\nhello")) as (server, client):
+        async with talking(saying(told, OK + b"content-length: 9\r\n\r\n.........", OK + b"\r\nhello")) as (
+            server,
+            client,
+        ):
             assert (await client.ask("POST", "/x", b"")).header("Retry-After") == "5"
             unread = await client.stream("/x", b"")  # it has come to its end by then
             assert unread.status == 200
@@ -401,7 +425,12 @@ def test_an_older_stream_rests_for_longer_but_never_for_long(run: Run, monkeypat
                 times.append(time.monotonic())
             answer.close()
             gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
-            assert statistics.median(gaps[:2]) < LONGEST_REST_S <= statistics.median(gaps[-5:]) < 2 * LONGEST_REST_S + REST_S
+            assert (
+                statistics.median(gaps[:2])
+                < LONGEST_REST_S
+                <= statistics.median(gaps[-5:])
+                < 2 * LONGEST_REST_S + REST_S
+            )
 
     run(main())
 
@@ -495,7 +524,12 @@ def test_an_answer_without_measure_is_an_error(run: Run, monkeypatch: pytest.Mon
 
     async def main() -> None:
         async with talking(talk) as (_, client):
-            for start in (OK + b"\r\nbody", CHUNKED + b"fffffff\r\nbody", OK + b"X-Header: long", b"HTTP/1.1 500 No\r\n\r\nbody"):
+            for start in (
+                OK + b"\r\nbody",
+                CHUNKED + b"fffffff\r\nbody",
+                OK + b"X-Header: long",
+                b"HTTP/1.1 500 No\r\n\r\nbody",
+            ):
                 with pytest.raises(EngineError, match="more than `65536` bytes"):
                     await client.ask("POST", "/x", start)
                 if b"body" not in start or b" 500 " in start:  # otherwise it is a stream, which has none
@@ -533,7 +567,11 @@ def test_a_server_that_cannot_be_reached_is_named(run: Run) -> None:
                 waits.setblocking(False)
                 waits.connect_ex(address)
             silent = f"http://127.0.0.1:{address[1]}"
-            for url, why in (("http://127.0.0.1:1", "efused|failed"), ("http://nowhere.invalid", ""), (silent, r"no connection within `0.3` s")):
+            for url, why in (
+                ("http://127.0.0.1:1", "efused|failed"),
+                ("http://nowhere.invalid", ""),
+                (silent, r"no connection within `0.3` s"),
+            ):
                 client = Client(url, connect_s=0.3)
                 with pytest.raises(EngineError, match=f"cannot reach `{url}`: .*({why})"):
                     await client.ask("GET", "/x", b"")
@@ -542,7 +580,10 @@ def test_a_server_that_cannot_be_reached_is_named(run: Run) -> None:
     run(main())
 
 
-@pytest.mark.parametrize("url", ["", "host:8000", "ftp://host", "http://", "http://host:99999", "http://host:x", "http://a..b", "http://host/?a=b"])
+@pytest.mark.parametrize(
+    "url",
+    ["", "host:8000", "ftp://host", "http://", "http://host:99999", "http://host:x", "http://a..b", "http://host/?a=b"],
+)
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(ValueError):
         Client(url)
@@ -599,16 +640,24 @@ def certificate(tmp_path: Path) -> Path:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
     now = datetime.datetime.now(datetime.UTC)
-    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now, now + datetime.timedelta(days=1))
-    builder = builder.add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+    builder = x509.CertificateBuilder(
+        name, name, key.public_key(), x509.random_serial_number(), now, now + datetime.timedelta(days=1)
+    )
+    builder = builder.add_extension(
+        x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
+    )
     signed = builder.sign(key, hashes.SHA256())
-    plain = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    plain = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
     (tmp_path / "certificate.pem").write_bytes(signed.public_bytes(serialization.Encoding.PEM) + plain)
     return tmp_path / "certificate.pem"
 
 
 @pytest.mark.parametrize("trusted", [True, False])
-def test_https_is_spoken_with_servers_that_are_trusted(run: Run, trusted: bool, certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_https_is_spoken_with_servers_that_are_trusted(
+    run: Run, trusted: bool, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if trusted:
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
 

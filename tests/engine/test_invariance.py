@@ -1,4 +1,6 @@
-"""The same prompt, settings, seed and weights give the same tokens and logprobs bit for bit, whatever else is being served."""
+"""The same prompt, settings, seed and weights give the same tokens and logprobs bit for bit, whatever else is being
+served.
+"""
 
 import asyncio
 import random
@@ -44,7 +46,16 @@ def conversations(rng: random.Random, *, count: int) -> list[Job]:
     for index in range(count):
         root = rng.choice(roots)
         prompt = root[: rng.randint(1, len(root))] + [rng.randrange(VOCAB) for _ in range(rng.choice([0, 0, 1, 2, 17]))]
-        shaping = rng.choice([Sampling(), Sampling(), Sampling(temperature=0.7), Sampling(temperature=0.0), Sampling(top_p=0.9), Sampling(top_k=7)])
+        shaping = rng.choice(
+            [
+                Sampling(),
+                Sampling(),
+                Sampling(temperature=0.7),
+                Sampling(temperature=0.0),
+                Sampling(top_p=0.9),
+                Sampling(top_k=7),
+            ]
+        )
         jobs.append((prompt, replace(shaping, max_tokens=rng.randint(1, 24), seed=index)))
         if rng.random() < 0.5:
             jobs.append((prompt, replace(jobs[-1][1], seed=index + 1000)))
@@ -57,17 +68,25 @@ async def serve_in_chaos(engine: EmbeddedEngine, jobs: list[Job], rng: random.Ra
 
     async def one(index: int, *, give_up_after: int | None) -> None:
         await asyncio.sleep(rng.random() * 0.05)
-        exact = await answer(engine, jobs[index], stream=give_up_after is not None or rng.random() < 0.3, give_up_after=give_up_after)
+        exact = await answer(
+            engine, jobs[index], stream=give_up_after is not None or rng.random() < 0.3, give_up_after=give_up_after
+        )
         if give_up_after is None:
             answers[index] = exact
 
-    order = [*((i, None) for i in range(len(jobs))), *((rng.randrange(len(jobs)), rng.randint(1, 5)) for _ in range(len(jobs) // 2))]
+    order = [
+        *((i, None) for i in range(len(jobs))),
+        *((rng.randrange(len(jobs)), rng.randint(1, 5)) for _ in range(len(jobs) // 2)),
+    ]
     rng.shuffle(order)
     await asyncio.gather(*(one(index, give_up_after=after) for index, after in order))
     return answers
 
 
-@pytest.mark.parametrize("shape", [{}, {"heads": 4, "kv_heads": 4, "head_size": 16}, {"hidden": 64, "heads": 4, "kv_heads": 1, "head_size": 64}])
+@pytest.mark.parametrize(
+    "shape",
+    [{}, {"heads": 4, "kv_heads": 4, "head_size": 16}, {"hidden": 64, "heads": 4, "kv_heads": 1, "head_size": 64}],
+)
 @pytest.mark.parametrize("seed", [0, 1])
 async def test_an_answer_depends_on_nothing_but_its_own_request(seed: int, shape: dict[str, int]) -> None:
     rng = random.Random(seed)
@@ -76,7 +95,10 @@ async def test_an_answer_depends_on_nothing_but_its_own_request(seed: int, shape
     busy = EmbeddedEngine(model, slots=11, max_length=352)
     first = await serve_in_chaos(busy, jobs, rng)
     # multi-turn: what was sampled becomes part of the next prompt, and its keys and values are reused
-    jobs += [(jobs[i][0] + first[i][0] + [7, 8], replace(jobs[i][1], seed=i + 5000, max_tokens=9)) for i in range(0, len(jobs), 3)]
+    jobs += [
+        (jobs[i][0] + first[i][0] + [7, 8], replace(jobs[i][1], seed=i + 5000, max_tokens=9))
+        for i in range(0, len(jobs), 3)
+    ]
     second = await serve_in_chaos(busy, jobs, rng)
     assert {i: second[i] for i in first} == first
     reused = busy.statistics.prompt_tokens_reused
@@ -100,7 +122,9 @@ def test_a_row_of_a_linear_layer_does_not_depend_on_the_other_rows(hidden: int, 
 
 
 @pytest.mark.parametrize("heads,kv_heads,size", [(4, 2, 24), (4, 4, 16), (2, 1, 64), (8, 2, 128)])
-def test_attention_of_a_token_is_the_same_decoded_or_prefilled_and_padded_to_any_length(heads: int, kv_heads: int, size: int) -> None:
+def test_attention_of_a_token_is_the_same_decoded_or_prefilled_and_padded_to_any_length(
+    heads: int, kv_heads: int, size: int
+) -> None:
     torch.manual_seed(0)
     length = 6 * SUM_BLOCK - 10
     T = rounded(length)
@@ -112,7 +136,9 @@ def test_attention_of_a_token_is_the_same_decoded_or_prefilled_and_padded_to_any
     for position in [0, 1, 30, 31, 32, 33, 127, 128, 129, 255, 256, 257, 300, 511, 512, 513, length - 1]:
         for reach in (rounded(position + 1), rounded(position + 1) + BLOCK, T + 4 * BLOCK):
             positions = torch.tensor([reach - 1, 5, position])
-            row_mask = causal_mask(positions, reach, dtype=torch.float32).expand(3, kv_heads, reach).reshape(-1, 1, reach)
+            row_mask = (
+                causal_mask(positions, reach, dtype=torch.float32).expand(3, kv_heads, reach).reshape(-1, 1, reach)
+            )
             out = torch.empty(3, heads, size)
             attend_rows(q[[0, 0, position]], keys[:3, :, :reach], values[:3, :, :reach], row_mask, out)
             assert torch.equal(out[2], whole[position]), (position, reach)
@@ -133,7 +159,10 @@ async def test_logprobs_are_those_of_a_plain_forward_pass() -> None:
     engine = EmbeddedEngine(model, slots=8, max_length=352)
     answers = await asyncio.gather(*(answer(engine, job) for job in jobs))
     await engine.close()
-    worst = max(_distance(model, prompt, tokens, logprobs) for (prompt, _), (tokens, logprobs, _) in zip(jobs, answers, strict=True))
+    worst = max(
+        _distance(model, prompt, tokens, logprobs)
+        for (prompt, _), (tokens, logprobs, _) in zip(jobs, answers, strict=True)
+    )
     assert worst < 1e-4
 
 

@@ -73,7 +73,9 @@ async def test_policies_over_one_base_answer_at_once_as_each_would_alone_while_o
     base = build_model(48)
     before = digest(base)
     models = {name: adapted(base, seed=seed) for seed, name in enumerate(NAMES)}
-    engines = {name: EmbeddedEngine(model, policy=name, slots=4, max_length=64, shared=True) for name, model in models.items()}
+    engines = {
+        name: EmbeddedEngine(model, policy=name, slots=4, max_length=64, shared=True) for name, model in models.items()
+    }
     trained = with_adapter(base, rank=4, seed=9)
     trainer = trainer_of(trained)
     untrained = {name: digest(model) for name, model in models.items()}
@@ -91,7 +93,9 @@ async def test_policies_over_one_base_answer_at_once_as_each_would_alone_while_o
     assert {name: digest(model) for name, model in models.items()} == untrained
     assert all(torch.equal(a, b) for a, b in zip(base.hf.parameters(), build_model(48).hf.parameters(), strict=True))
     trainers = {name: trainer_of(model) for name, model in models.items()}
-    assert max(gap(trainers[name], prompt, answer) for (name, prompt), answer in zip(asked, together, strict=True)) < 1e-4
+    assert (
+        max(gap(trainers[name], prompt, answer) for (name, prompt), answer in zip(asked, together, strict=True)) < 1e-4
+    )
     assert len({answer.token_ids for answer in together[-3:]}) == 3
     for (name, prompt), answer in list(zip(asked, together, strict=True))[::4]:
         alone = EmbeddedEngine(models[name], policy=name, slots=1, max_length=64)

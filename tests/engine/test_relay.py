@@ -22,7 +22,9 @@ ABOUT = Conformance(policy="policy", vocab_size=60)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    Tokenizer(models.WordLevel({word: i for i, word in WORDS.items()}, unk_token="word0")).save(str(tmp_path / "tokenizer.json"))
+    Tokenizer(models.WordLevel({word: i for i, word in WORDS.items()}, unk_token="word0")).save(
+        str(tmp_path / "tokenizer.json")
+    )
     return tmp_path
 
 
@@ -30,7 +32,9 @@ def folder(tmp_path: Path) -> Path:
 async def relaying(upstream: Upstream, folder: Path) -> AsyncIterator[RelayEngine]:
     async with running(upstream):
         config = EngineConfig(name="relay", urls=[f"{upstream.url}/v1"], max_length=64)
-        engine = RelayEngine(EngineSetup(policy="policy", config=config, folder=folder, dtype="float32", decode=str, turn_end_id=2))
+        engine = RelayEngine(
+            EngineSetup(policy="policy", config=config, folder=folder, dtype="float32", decode=str, turn_end_id=2)
+        )
         try:
             yield engine
         finally:
@@ -45,7 +49,10 @@ async def test_the_relay_engine_conforms(check: Any, pieces: bool, folder: Path)
 
 
 async def test_texts_that_could_be_several_tokens_are_an_error_and_no_guess(folder: Path) -> None:
-    for texts, says in (({i: f"other{i}" for i in WORDS}, "is no token of this vocabulary"), (dict.fromkeys(WORDS, ""), "could be several tokens")):
+    for texts, says in (
+        ({i: f"other{i}" for i in WORDS}, "is no token of this vocabulary"),
+        (dict.fromkeys(WORDS, ""), "could be several tokens"),
+    ):
         async with relaying(Upstream(texts=texts, token_ids=False), folder) as engine:
             with pytest.raises(EngineError, match=says):
                 await ask(engine, ABOUT.prompt(20), sampling=Sampling(max_tokens=4, seed=1), about=ABOUT)
@@ -72,7 +79,17 @@ def test_every_way_of_writing_a_token_leads_to_its_id_unless_it_leads_to_two(tmp
     sentencepiece.add_special_tokens([AddedToken("<|end|>", special=True)])
     sentencepiece.save(str(tmp_path / "tokenizer.json"))
     vocabulary = Vocabulary(tmp_path)
-    assert [vocabulary.id(text) for text in ("▁the", " the", "▁cat", " cat", "cat", "<0xE2>", "é", "s", "<|end|>")] == [1, 1, 3, 3, 3, 4, 5, 6, 7]
+    assert [vocabulary.id(text) for text in ("▁the", " the", "▁cat", " cat", "cat", "<0xE2>", "é", "s", "<|end|>")] == [
+        1,
+        1,
+        3,
+        3,
+        3,
+        4,
+        5,
+        6,
+        7,
+    ]
     for text in ("the", "\N{REPLACEMENT CHARACTER}", ""):  # `▁the` at the beginning, or `the`; some byte; anything
         with pytest.raises(EngineError, match="could be several tokens"):
             vocabulary.id(text)

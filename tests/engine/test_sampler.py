@@ -61,7 +61,11 @@ def test_greedy_takes_the_likeliest_and_reports_the_unscaled_distribution() -> N
 
 
 def test_the_likeliest_tokens_are_those_of_the_distribution_that_is_sampled_from() -> None:
-    plain, shaped, greedy = Sampling(top_logprobs=9), Sampling(temperature=0.5, top_k=2, top_logprobs=9), Sampling(temperature=0.0, top_logprobs=2)
+    plain, shaped, greedy = (
+        Sampling(top_logprobs=9),
+        Sampling(temperature=0.5, top_k=2, top_logprobs=9),
+        Sampling(temperature=0.0, top_logprobs=2),
+    )
     allowed = torch.tensor([False, True, False, True, False, True])
     some = [plain, Sampling(), shaped, greedy, Sampling(grammar="…", top_logprobs=9)]
     drawn = sample(LOGITS.repeat(5, 1), prepare(some), np.full(5, 0.5), allowed={4: allowed})
@@ -75,7 +79,9 @@ def test_the_likeliest_tokens_are_those_of_the_distribution_that_is_sampled_from
     assert drawn.top.keys() == expected.keys()
     for row, places in expected.items():
         assert [t for t, _ in drawn.top[row]] == list(places)
-        np.testing.assert_allclose([np.exp(q) for _, q in drawn.top[row]], [float(q) for q in places.values()], rtol=1e-5)
+        np.testing.assert_allclose(
+            [np.exp(q) for _, q in drawn.top[row]], [float(q) for q in places.values()], rtol=1e-5
+        )
         assert dict(drawn.top[row])[drawn.token_ids[row]] == drawn.logprobs[row]
 
 
@@ -88,7 +94,12 @@ def test_a_token_of_probability_zero_is_never_drawn() -> None:
 def test_each_row_is_its_own_whatever_stands_beside_it() -> None:
     torch.manual_seed(0)
     logits = torch.randn(40, 257)
-    samplings = [Sampling(temperature=t, top_p=p, top_k=k) for t in (0.0, 0.7, 1.0, 1.3) for p in (1.0, 0.9) for k in (0, 5, 20, 0, 0)]
+    samplings = [
+        Sampling(temperature=t, top_p=p, top_k=k)
+        for t in (0.0, 0.7, 1.0, 1.3)
+        for p in (1.0, 0.9)
+        for k in (0, 5, 20, 0, 0)
+    ]
     uniforms = uniform(np.arange(40, dtype=np.uint64), np.arange(40, dtype=np.uint64))
     drawn = sample(logits, prepare(samplings), uniforms)
     for start, stop in [(0, 1), (3, 20), (39, 40), (7, 33), (5, 21)]:

@@ -46,7 +46,10 @@ async def serving(*upstreams: Upstream, **setup: Any) -> AsyncIterator[VLLMEngin
 
 async def ask(engine: Engine, prompt: list[int] | None = None, *, stream: bool = False, **sampling: Any) -> list[Delta]:
     wanted = Sampling(**{"max_tokens": 8, "seed": 1, **sampling})
-    return [delta async for delta in engine.generate(prompt or ABOUT.prompt(20), sampling=wanted, policy="policy", stream=stream)]
+    return [
+        delta
+        async for delta in engine.generate(prompt or ABOUT.prompt(20), sampling=wanted, policy="policy", stream=stream)
+    ]
 
 
 async def until(condition: Callable[[], bool], *, timeout_s: float = 1.0) -> None:
@@ -75,7 +78,10 @@ def two_versions(tmp_path: Path) -> tuple[Weights, Weights]:
         (tmp_path / name).mkdir()
         save_file({"model.norm.weight": np.full(4, len(name), np.float32)}, tmp_path / name / "model.safetensors")
         (tmp_path / name / "config.json").write_text("{}")
-    one, other = (Weights(policy="policy", version=version, uri=str(tmp_path / name)) for version, name in enumerate(("one", "other"), start=1))
+    one, other = (
+        Weights(policy="policy", version=version, uri=str(tmp_path / name))
+        for version, name in enumerate(("one", "other"), start=1)
+    )
     return one, other
 
 
@@ -95,7 +101,17 @@ async def test_events_that_arrive_together_are_one_delta() -> None:
 async def test_a_server_is_told_everything_that_its_own_defaults_could_change() -> None:
     upstream = Upstream(texts=TEXTS)
     async with serving(upstream) as engine:
-        await ask(engine, temperature=0.5, top_p=0.9, top_k=7, seed=2**64 - 1, stop=("no",), stop_token_ids=(5, 6), top_logprobs=3, max_tokens=1000)
+        await ask(
+            engine,
+            temperature=0.5,
+            top_p=0.9,
+            top_k=7,
+            seed=2**64 - 1,
+            stop=("no",),
+            stop_token_ids=(5, 6),
+            top_logprobs=3,
+            max_tokens=1000,
+        )
         sent = upstream.asked[-1]
         assert sent == {
             "model": "served",
@@ -154,9 +170,17 @@ async def test_connections_are_not_capped() -> None:
         ((307, {"Location": "http://other:8000/v1"}, b""), EngineError, "it sends to `http://other:8000/v1`"),
         ((200, {}, b"<html>"), EngineError, "cannot be read"),
         ((200, {}, b'{"choices": []}'), EngineError, "no whole answer"),
-        ((200, {}, b'{"choices": [{"token_ids": [1], "logprobs": {"token_logprobs": [null]}}]}'), EngineError, "cannot be read"),
+        (
+            (200, {}, b'{"choices": [{"token_ids": [1], "logprobs": {"token_logprobs": [null]}}]}'),
+            EngineError,
+            "cannot be read",
+        ),
         ((200, {}, b'{"choices": [{"text": "x", "logprobs": {"token_logprobs": [-1]}}]}'), EngineError, "no token ids"),
-        ((200, {}, b'{"choices": [{"token_ids": [1, 2], "logprobs": {"token_logprobs": [-1]}}]}'), EngineError, "`2` tokens and `1` logprobs"),
+        (
+            (200, {}, b'{"choices": [{"token_ids": [1, 2], "logprobs": {"token_logprobs": [-1]}}]}'),
+            EngineError,
+            "`2` tokens and `1` logprobs",
+        ),
     ],
 )
 async def test_what_a_server_refuses_is_said_in_its_own_words(refuse: Any, kind: type[EngineError], says: str) -> None:
@@ -376,7 +400,9 @@ def lora(folder: Path, *, version: int = 1, policy: str = "policy") -> Weights:
 
 
 async def answer_of(engine: Engine, policy: str) -> Delta:
-    (delta,) = [d async for d in engine.generate(ABOUT.prompt(20), sampling=Sampling(max_tokens=8, seed=1), policy=policy)]
+    (delta,) = [
+        d async for d in engine.generate(ABOUT.prompt(20), sampling=Sampling(max_tokens=8, seed=1), policy=policy)
+    ]
     return delta
 
 
@@ -397,11 +423,16 @@ async def test_one_server_holds_an_adapter_for_each_policy_and_no_old_ones(tmp_p
         assert len(base) == 1, "before the first publication everybody speaks as the base"
         for version in (1, 2):
             for name, engine in engines.items():
-                await take(engine, lora(adapter_of(tmp_path / f"{name}-{version}", f"{name} {version}"), version=version, policy=name))
+                await take(
+                    engine,
+                    lora(adapter_of(tmp_path / f"{name}-{version}", f"{name} {version}"), version=version, policy=name),
+                )
             answers = [await answer_of(engines[name], name) for name in names]
             assert len({*base, *(a.token_ids for a in answers)}) == 4
             assert {a.policy_version for a in answers} == {version}
-            assert sorted(held.partition("-")[0] for held in upstream.adapters) == sorted(f"{name}@{version}" for name in names)
+            assert sorted(held.partition("-")[0] for held in upstream.adapters) == sorted(
+                f"{name}@{version}" for name in names
+            )
         assert upstream.loaded == [], "the base is left alone"
 
 

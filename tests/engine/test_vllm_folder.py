@@ -30,14 +30,19 @@ async def test_a_folder_in_several_files_gets_its_index_extended(tmp_path: Path)
         save_file({"other": torch.zeros(3), name: tensor}, folder / files[name])
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
     async with with_output_head(folder) as whole:
-        assert torch.equal(load_file(whole / "lm_head.safetensors")["lm_head.weight"], tensors["model.embed_tokens.weight"])
+        assert torch.equal(
+            load_file(whole / "lm_head.safetensors")["lm_head.weight"], tensors["model.embed_tokens.weight"]
+        )
         index = json.loads((whole / "model.safetensors.index.json").read_text())
         assert index["weight_map"] == {**files, "lm_head.weight": "lm_head.safetensors"}
     assert json.loads((folder / "model.safetensors.index.json").read_text()) == {"weight_map": files}
 
 
 async def test_a_folder_that_has_both_is_given_as_it_is(tmp_path: Path) -> None:
-    for name, tied, tensors in (("untied", False, ["model.embed_tokens.weight"]), ("both", True, ["model.embed_tokens.weight", "lm_head.weight"])):
+    for name, tied, tensors in (
+        ("untied", False, ["model.embed_tokens.weight"]),
+        ("both", True, ["model.embed_tokens.weight", "lm_head.weight"]),
+    ):
         folder = tmp_path / name
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps({"tie_word_embeddings": tied}))

@@ -1,7 +1,8 @@
-"""A server that answers `/v1/completions` as vLLM 0.32 does, to the byte where it matters, from a model that is a hash function.
+"""A server that answers `/v1/completions` as vLLM 0.32 does, to the byte where it matters, from a model that is a hash
+function.
 
-What the next token is depends on the ids before it, on the seed and on the weights that were loaded; so whatever is lost, doubled or mixed up
-on the way shows. It runs in the test's own event loop, behind a real socket.
+What the next token is depends on the ids before it, on the seed and on the weights that were loaded; so whatever is
+lost, doubled or mixed up on the way shows. It runs in the test's own event loop, behind a real socket.
 """
 
 import asyncio
@@ -61,20 +62,33 @@ class Upstream:
         app = web.Application(client_max_size=2**24)
         app.add_routes([web.get("/v1/models", self._models), web.post("/v1/completions", self._completions)])
         if self.dev_mode:
-            app.add_routes([web.post("/collective_rpc", self._rpc), web.post("/reset_prefix_cache", self._reset_prefix_cache)])
+            app.add_routes(
+                [web.post("/collective_rpc", self._rpc), web.post("/reset_prefix_cache", self._reset_prefix_cache)]
+            )
         if self.lora_room is not None:
-            app.add_routes([web.post("/v1/load_lora_adapter", self._load_lora), web.post("/v1/unload_lora_adapter", self._unload_lora)])
+            app.add_routes(
+                [
+                    web.post("/v1/load_lora_adapter", self._load_lora),
+                    web.post("/v1/unload_lora_adapter", self._unload_lora),
+                ]
+            )
         return app
 
     async def _models(self, request: web.Request) -> web.Response:
         base = {"id": "served", "object": "model", "max_model_len": self.max_model_len}
-        adapters = [{"id": name, "object": "model", "parent": "served", "max_model_len": None} for name in self.adapters]
+        adapters = [
+            {"id": name, "object": "model", "parent": "served", "max_model_len": None} for name in self.adapters
+        ]
         return web.json_response({"object": "list", "data": [base, *adapters]})
 
     async def _load_lora(self, request: web.Request) -> web.Response:
         asked = await request.json()
         name, folder = asked["lora_name"], Path(asked["lora_path"])
-        if name in self.adapters or not (folder / "adapter_config.json").is_file() or len(self.adapters) == self.lora_room:
+        if (
+            name in self.adapters
+            or not (folder / "adapter_config.json").is_file()
+            or len(self.adapters) == self.lora_room
+        ):
             return _bad(f"The lora adapter '{name}' cannot be loaded.")
         self.adapters[name] = hashlib.sha256((folder / "adapter_model.safetensors").read_bytes()).hexdigest()
         return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
@@ -133,10 +147,22 @@ class Upstream:
             reason = ended
             self._maybe_break(request, len(ids))
         choice = self._choice(asked, ids, rows, reason, prompt=True)
-        usage = {"prompt_tokens": len(asked["prompt"]), "total_tokens": len(asked["prompt"]) + len(ids), "completion_tokens": len(ids)}
+        usage = {
+            "prompt_tokens": len(asked["prompt"]),
+            "total_tokens": len(asked["prompt"]) + len(ids),
+            "completion_tokens": len(ids),
+        }
         nothing = dict.fromkeys(("service_tier", "kv_transfer_params", "ec_transfer_params", "metrics"))
         return web.json_response(
-            {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": "served", "choices": [choice], "usage": usage, **nothing}
+            {
+                "id": "cmpl-1",
+                "object": "text_completion",
+                "created": 1,
+                "model": "served",
+                "choices": [choice],
+                "usage": usage,
+                **nothing,
+            }
         )
 
     async def _stream(self, request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
@@ -196,11 +222,16 @@ class Upstream:
         chance = random.Random(digest)
         return _normed([(token_id, chance.gauss(0.0, 2.0)) for token_id in self.texts])
 
-    def _choice(self, asked: dict[str, Any], ids: list[int], rows: list[tuple[float, Row]], reason: str | None, *, prompt: bool) -> dict[str, Any]:
+    def _choice(
+        self, asked: dict[str, Any], ids: list[int], rows: list[tuple[float, Row]], reason: str | None, *, prompt: bool
+    ) -> dict[str, Any]:
         by_id = asked.get("return_tokens_as_token_ids")
         name = (lambda token_id: f"token_id:{token_id}") if by_id else self.texts.__getitem__
         count, tokens = asked["logprobs"], [name(token_id) for token_id in ids]
-        tops = [{name(token_id): logprob} | {name(t): p for t, p in row[:count]} for token_id, (logprob, row) in zip(ids, rows, strict=True)]
+        tops = [
+            {name(token_id): logprob} | {name(t): p for t, p in row[:count]}
+            for token_id, (logprob, row) in zip(ids, rows, strict=True)
+        ]
         logprobs: dict[str, Any] = {
             "text_offset": [0] * len(ids),
             "token_logprobs": [logprob for logprob, _ in rows],
@@ -209,7 +240,9 @@ class Upstream:
         }
         if self.pieces:
             told = zip(ids, tokens, rows, tops, strict=True)
-            ranked = [[{"token": t, "logprob": p} for t, p in sorted(top.items(), key=lambda item: -item[1])] for top in tops]
+            ranked = [
+                [{"token": t, "logprob": p} for t, p in sorted(top.items(), key=lambda item: -item[1])] for top in tops
+            ]
             logprobs = {
                 "content": [
                     {"id": i, "token": t, "bytes": list(t.encode()), "logprob": p, "top_logprobs": best}
@@ -244,7 +277,9 @@ async def running(upstream: Upstream) -> AsyncIterator[Upstream]:
 
 
 def _bad(problem: str) -> web.Response:
-    return web.json_response({"error": {"message": problem, "type": "BadRequestError", "param": None, "code": 400}}, status=400)
+    return web.json_response(
+        {"error": {"message": problem, "type": "BadRequestError", "param": None, "code": 400}}, status=400
+    )
 
 
 def _shaped(raw: Row, asked: dict[str, Any]) -> Row:

@@ -39,7 +39,9 @@ class ScriptedEngine:
         self.finish: FinishReason = "stop"
         self.error: Exception | None = None
 
-    async def generate(self, prompt_ids: Sequence[int], *, sampling: Sampling, policy: str, stream: bool = False) -> AsyncIterator[Delta]:
+    async def generate(
+        self, prompt_ids: Sequence[int], *, sampling: Sampling, policy: str, stream: bool = False
+    ) -> AsyncIterator[Delta]:
         self.asked.append((list(prompt_ids), sampling, policy))
         ids = tuple(self.script(list(prompt_ids), sampling))
         done = False
@@ -108,7 +110,9 @@ async def stage(template: ChatTemplate) -> AsyncIterator[Stage]:
     store = await SQLiteStore.open(":memory:")
     engine = ScriptedEngine(lambda prompt_ids, sampling: ())
     routes = [Route(model="checker", agent="check", policy="frozen"), Route(model="*", policy="policy")]
-    gateway = create_app(store=store, chat=template, engines={"policy": engine, "frozen": engine}, routes=routes, seed=7, max_length=2000)
+    gateway = create_app(
+        store=store, chat=template, engines={"policy": engine, "frozen": engine}, routes=routes, seed=7, max_length=2000
+    )
     async with serving(gateway) as url:
         stage = Stage(store=store, template=template, engine=engine, gateway=gateway, url=url)
         stage.says("hello")

@@ -63,7 +63,9 @@ async def test_endless_trailers_are_cut_off(stage: Stage) -> None:
     attempt = await stage.begin()
     async with connected(stage) as (_, writer):
         token = attempt.token.encode()
-        writer.write(HEAD + b"transfer-encoding: chunked\r\nauthorization: Bearer %b\r\n\r\n1\r\n{\r\n0\r\nx-endless: " % token)
+        writer.write(
+            HEAD + b"transfer-encoding: chunked\r\nauthorization: Bearer %b\r\n\r\n1\r\n{\r\n0\r\nx-endless: " % token
+        )
         assert await pour(writer, b"a" * 8192, at_most=LOTS) < LOTS
 
 
@@ -78,7 +80,9 @@ async def test_the_answer_to_a_long_header_says_what_the_limit_is(stage: Stage) 
         assert json.loads(body)["error"]["code"] == "too_large"
 
 
-@pytest.mark.parametrize("half", [b"", b"POST /v1/ch", HEAD, HEAD + b"content-length: 100\r\nauthorization: Bearer TOKEN\r\n\r\n{"])
+@pytest.mark.parametrize(
+    "half", [b"", b"POST /v1/ch", HEAD, HEAD + b"content-length: 100\r\nauthorization: Bearer TOKEN\r\n\r\n{"]
+)
 async def test_half_a_request_does_not_stay_open(stage: Stage, half: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "ARRIVAL_S", 0.2)
     attempt = await stage.begin()
@@ -97,7 +101,9 @@ async def test_an_answer_may_take_longer_than_a_request(stage: Stage, monkeypatc
         assert answer.startswith(b"HTTP/1.1 200 ") and answer.count(b"hello") == 1
 
 
-async def test_a_request_that_came_before_its_turn_does_not_end_the_answer_before_it(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_that_came_before_its_turn_does_not_end_the_answer_before_it(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connection, "ARRIVAL_S", 0.1)
     stage.engine.delay_s = 0.1
     stage.says("a b c d e f g h")
@@ -113,11 +119,15 @@ async def test_a_request_that_came_before_its_turn_does_not_end_the_answer_befor
 async def test_the_token_is_asked_for_before_the_body(stage: Stage) -> None:
     for path in (b"/v1/chat/completions", b"/v1/embeddings", b"/v1/rewards", b"/v1/traces"):
         async with connected(stage) as (reader, writer):
-            writer.write(b"POST %b HTTP/1.1\r\nhost: h\r\nauthorization: Bearer nobody\r\ncontent-length: 1000\r\n\r\n" % path)
+            writer.write(
+                b"POST %b HTTP/1.1\r\nhost: h\r\nauthorization: Bearer nobody\r\ncontent-length: 1000\r\n\r\n" % path
+            )
             assert (await reader.readline()).startswith(b"HTTP/1.1 401 ")
 
 
-async def test_a_client_that_leaves_in_mid_stream_leaves_no_traceback(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_that_leaves_in_mid_stream_leaves_no_traceback(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
     stage.says("one two three four five six seven eight nine ten " * 20)
     stage.engine.delay_s = 0.002
     attempt = await stage.begin()
@@ -126,7 +136,9 @@ async def test_a_client_that_leaves_in_mid_stream_leaves_no_traceback(stage: Sta
             writer.write(chat(attempt.token, stream=True))
             await reader.readline()
             sock: socket.socket = writer.get_extra_info("socket")
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, as when a client is killed
+            sock.setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )  # a reset, as when a client is killed
     async with asyncio.timeout(10):
         while stage.engine.cancelled < 5:
             await asyncio.sleep(0.01)

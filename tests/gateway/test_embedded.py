@@ -42,7 +42,9 @@ async def talk(transport: httpx2.AsyncBaseTransport, attempt: Attempt) -> None:
                 pieces = await client.chat.completions.create(model="m", messages=messages, stream=True, **ask)
                 text = "".join([piece.choices[0].delta.content or "" async for piece in pieces])
             else:
-                text = (await client.chat.completions.create(model="m", messages=messages, **ask)).choices[0].message.content or ""
+                text = (await client.chat.completions.create(model="m", messages=messages, **ask)).choices[
+                    0
+                ].message.content or ""
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "again"}]
 
 
@@ -54,7 +56,9 @@ def logprobs_of(model: Any, call: Call) -> np.ndarray[Any, Any]:
     return torch.log_softmax(logits, -1)[range(len(call.completion_ids)), call.completion_ids.tolist()].numpy()
 
 
-async def test_recorded_logprobs_are_the_models_and_chance_does_not_depend_on_timing(model_folder: Path, store: SQLiteStore) -> None:
+async def test_recorded_logprobs_are_the_models_and_chance_does_not_depend_on_timing(
+    model_folder: Path, store: SQLiteStore
+) -> None:
     template, model = ChatTemplate.load(model_folder), load_model(str(model_folder))
     engine = EmbeddedEngine(model, slots=4, max_length=200, decode=template.decode)  # type: ignore[arg-type]
     runs: list[list[list[int]]] = []
@@ -62,7 +66,9 @@ async def test_recorded_logprobs_are_the_models_and_chance_does_not_depend_on_ti
         for concurrent in (True, False):
             app = create_app(store=store, chat=template, engines={"policy": engine}, seed=1, max_length=200)
             transport = httpx2.ASGITransport(app=app)  # type: ignore[arg-type]
-            attempts = [attempt for _, attempt in await store.claim("w", limit=SEEDS, lease_s=0.0 if concurrent else 60.0)]
+            attempts = [
+                attempt for _, attempt in await store.claim("w", limit=SEEDS, lease_s=0.0 if concurrent else 60.0)
+            ]
             if concurrent:
                 await asyncio.gather(*(talk(transport, attempt) for attempt in attempts))
             else:

@@ -1,4 +1,6 @@
-"""Agents that reward their own calls, and that trace: as functions, coroutines and programs, in real workers, against a real gateway."""
+"""Agents that reward their own calls, and that trace: as functions, coroutines and programs, in real workers, against a
+real gateway.
+"""
 
 import asyncio
 import sys
@@ -98,7 +100,14 @@ def opened(template: ChatTemplate) -> Opened:
     @asynccontextmanager
     async def stage(*, may_reward: bool = True, shared: bool = True) -> AsyncIterator[Stage]:
         store, engine = await SQLiteStore.open(":memory:"), ScriptedEngine(lambda prompt_ids, sampling: ())
-        gateway = create_app(store=store, chat=template, engines={"policy": engine}, max_length=2000, may_reward=may_reward, shared_processes=shared)
+        gateway = create_app(
+            store=store,
+            chat=template,
+            engines={"policy": engine},
+            max_length=2000,
+            may_reward=may_reward,
+            shared_processes=shared,
+        )
         async with serving(gateway) as url:
             made = Stage(store=store, template=template, engine=engine, gateway=gateway, url=url)
             made.says("red")
@@ -108,17 +117,23 @@ def opened(template: ChatTemplate) -> Opened:
     return stage
 
 
-async def run(stage: Stage, root: Path, name: str, *, program: bool = False, count: int = 1) -> list[tuple[Attempt, Outcome]]:
+async def run(
+    stage: Stage, root: Path, name: str, *, program: bool = False, count: int = 1
+) -> list[tuple[Attempt, Outcome]]:
     """`count` attempts at the same time, finished as the dispatcher would."""
     (root / "agent.py").write_text(AGENT)
-    how: dict[str, Any] = {"command": [sys.executable, str(root / "agent.py"), name]} if program else {"entry": f"agent:{name}"}
+    how: dict[str, Any] = (
+        {"command": [sys.executable, str(root / "agent.py"), name]} if program else {"entry": f"agent:{name}"}
+    )
     agent = AgentConfig(**how, reward="agent:reward", workers=1)
     pool = WorkerPool(agent, root=root, env={"OPENAI_BASE_URL": f"{stage.url}/v1"}, log_path=root / "agent.log")
     await pool.start()
     try:
         attempts = [await stage.begin(f"r{n}") for n in range(count)]
         rollouts = {rollout.id: rollout for rollout in await stage.store.rollouts()}
-        outcomes = await asyncio.gather(*(pool.run(rollouts[a.rollout_id], a, addresses(stage.url, key=a.token)) for a in attempts))
+        outcomes = await asyncio.gather(
+            *(pool.run(rollouts[a.rollout_id], a, addresses(stage.url, key=a.token)) for a in attempts)
+        )
     finally:
         await pool.close()
     for attempt, outcome in zip(attempts, outcomes, strict=True):
@@ -128,7 +143,9 @@ async def run(stage: Stage, root: Path, name: str, *, program: bool = False, cou
 
 
 @pytest.mark.parametrize(("name", "program"), [("in_thread", False), ("in_coroutine", False), ("in_thread", True)])
-async def test_an_agent_rewards_its_own_calls_wherever_it_runs(opened: Opened, tmp_path: Path, name: str, program: bool) -> None:
+async def test_an_agent_rewards_its_own_calls_wherever_it_runs(
+    opened: Opened, tmp_path: Path, name: str, program: bool
+) -> None:
     async with opened(shared=not program) as stage:
         for attempt, outcome in await run(stage, tmp_path, name, program=program, count=1 if program else 3):
             first, second = await stage.calls(attempt)
@@ -201,9 +218,14 @@ async def test_an_agent_may_not_reward_what_is_not_its_own_or_where_the_recipe_f
         assert (await http.post(f"{stage.url}/r/{theirs.token}/v1/rewards", json=body)).json()["call"] == body["call"]
         await stage.store.finish(theirs.id, "succeeded", rewards=[Reward(attempt_id=theirs.id, value=0.0)])
         assert (await http.post(f"{stage.url}/r/{theirs.token}/v1/rewards", json=body)).status_code == 401
-        assert [(r.name, r.call_id) for r in await stage.store.rewards([mine.id, theirs.id])] == [("step", body["call"]), ("final", None)]
+        assert [(r.name, r.call_id) for r in await stage.store.rewards([mine.id, theirs.id])] == [
+            ("step", body["call"]),
+            ("final", None),
+        ]
         forbidden = await strict.begin()
-        refused = await http.post(f"{strict.url}/v1/rewards", json={"value": 1.0}, headers={"x-api-key": forbidden.token})
+        refused = await http.post(
+            f"{strict.url}/v1/rewards", json={"value": 1.0}, headers={"x-api-key": forbidden.token}
+        )
         assert refused.status_code == 403 and "agent.may_reward" in refused.json()["error"]["message"]
 
 
@@ -226,7 +248,10 @@ async def test_what_the_gateway_says_reaches_the_agent(opened: Opened) -> None:
                 await asyncio.to_thread(lightningrl.emit_reward, 1.0)
             with pytest.raises(UserError, match="not the agent's"):
                 await asyncio.to_thread(lightningrl.emit_reward, 1.0, name="final")
-    with lightningrl.attach(attempt.token, base_url="http://127.0.0.1:9/v1"), pytest.raises(UserError, match="did not take"):
+    with (
+        lightningrl.attach(attempt.token, base_url="http://127.0.0.1:9/v1"),
+        pytest.raises(UserError, match="did not take"),
+    ):
         lightningrl.emit_reward(1.0)
 
 

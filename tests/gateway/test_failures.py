@@ -20,7 +20,9 @@ from .conftest import Stage, serving
 USER = {"role": "user", "content": "say a word"}
 
 
-async def post(stage: Stage, body: bytes | dict[str, Any], token: str, path: str = "/v1/chat/completions") -> httpx2.Response:
+async def post(
+    stage: Stage, body: bytes | dict[str, Any], token: str, path: str = "/v1/chat/completions"
+) -> httpx2.Response:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     async with httpx2.AsyncClient() as client:
         return await client.post(stage.url + path, content=content, headers={"authorization": f"Bearer {token}"})
@@ -71,7 +73,9 @@ async def test_a_bad_body_gets_400_in_the_dialects_shape(stage: Stage) -> None:
 
 async def test_the_field_to_blame_is_named(stage: Stage) -> None:
     attempt = await stage.begin()
-    error = (await post(stage, {"model": "m", "messages": [{"role": "user", "content": 1}]}, attempt.token)).json()["error"]
+    error = (await post(stage, {"model": "m", "messages": [{"role": "user", "content": 1}]}, attempt.token)).json()[
+        "error"
+    ]
     assert error["param"] == "messages"
 
 
@@ -94,14 +98,22 @@ async def test_a_model_without_a_route_is_not_found(stage: Stage) -> None:
     )
     attempt = await stage.begin()
     transport = httpx2.ASGITransport(app=stage_app)  # type: ignore[arg-type]
-    async with openai.AsyncOpenAI(base_url="http://x", api_key=attempt.token, http_client=httpx2.AsyncClient(transport=transport)) as client:
+    async with openai.AsyncOpenAI(
+        base_url="http://x", api_key=attempt.token, http_client=httpx2.AsyncClient(transport=transport)
+    ) as client:
         with pytest.raises(openai.NotFoundError, match="no route for model `m`"):
             await client.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
 
 
 def test_a_route_to_a_policy_without_an_engine_is_refused(stage: Stage) -> None:
     with pytest.raises(LightningError, match="no engine for policy `other`"):
-        create_app(store=stage.store, chat=stage.template, engines={"policy": stage.engine}, routes=[Route(policy="other")], max_length=9)
+        create_app(
+            store=stage.store,
+            chat=stage.template,
+            engines={"policy": stage.engine},
+            routes=[Route(policy="other")],
+            max_length=9,
+        )
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -116,7 +128,9 @@ def test_a_route_to_a_policy_without_an_engine_is_refused(stage: Stage) -> None:
     ],
     ids=["full", "bug", "nan", "silent", "error"],
 )
-async def test_a_broken_answer_is_an_error_and_an_incomplete_call(stage: Stage, trouble: Exception | str, said: str, stream: bool) -> None:
+async def test_a_broken_answer_is_an_error_and_an_incomplete_call(
+    stage: Stage, trouble: Exception | str, said: str, stream: bool
+) -> None:
     attempt = await stage.begin()
     if isinstance(trouble, Exception):
         stage.engine.error = trouble
@@ -128,7 +142,10 @@ async def test_a_broken_answer_is_an_error_and_an_incomplete_call(stage: Stage, 
         with pytest.raises(openai.APIError) as raised:
             if stream:
                 stage.says("hello word you pick")
-                _ = [piece async for piece in await client.chat.completions.create(model="m", messages=[USER], stream=True)]  # type: ignore[list-item]
+                _ = [
+                    piece
+                    async for piece in await client.chat.completions.create(model="m", messages=[USER], stream=True)
+                ]  # type: ignore[list-item]
             else:
                 await client.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
     assert said in raised.value.message
@@ -136,7 +153,9 @@ async def test_a_broken_answer_is_an_error_and_an_incomplete_call(stage: Stage, 
     assert (call.capture, call.finish_reason) == ("incomplete", "error")
     assert call.capture_reason is not None and call.capture_reason in said
     if stream and isinstance(trouble, Exception):
-        assert call.completion_ids.tolist() == stage.template.encode("hello word you pick")  # all but the end of the turn
+        assert call.completion_ids.tolist() == stage.template.encode(
+            "hello word you pick"
+        )  # all but the end of the turn
     # the conversation goes on as if it had not been
     stage.engine.error, stage.engine.logprob, stage.engine.finish = None, -0.5, "stop"
     async with openai.AsyncOpenAI(base_url=stage.url, api_key=attempt.token) as client:
@@ -193,7 +212,11 @@ async def test_a_client_that_goes_away_cancels_its_generation_within_a_second(st
         assert time.monotonic() - left < 1.0
         await asyncio.sleep(0.01)
     [call] = await stage.calls(attempt)
-    assert (call.capture, call.finish_reason, call.capture_reason) == ("incomplete", "cancelled", "the client went away")
+    assert (call.capture, call.finish_reason, call.capture_reason) == (
+        "incomplete",
+        "cancelled",
+        "the client went away",
+    )
     assert (len(call.completion_ids) > 0) == stream
     assert stage.engine.cancelled == 1
 
@@ -245,7 +268,9 @@ async def test_an_answer_that_the_server_cuts_off_when_it_ends_is_recorded_and_s
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_bug_is_told_in_the_dialects_shape_also_within_a_stream(stage: Stage, stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_is_told_in_the_dialects_shape_also_within_a_stream(
+    stage: Stage, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     attempt = await stage.begin()
 
     async def append(*records: Any) -> None:
@@ -287,13 +312,24 @@ async def test_a_gateway_that_starts_afresh_goes_on_where_the_last_one_was(stage
     async def turn(transport: httpx2.AsyncBaseTransport | None) -> None:
         http = httpx2.AsyncClient(transport=transport) if transport else None
         async with openai.AsyncOpenAI(base_url=stage.url, api_key=attempt.token, http_client=http) as client:
-            message = (await client.chat.completions.create(model="m", messages=messages, tools=tools)).choices[0].message  # type: ignore[arg-type]
+            message = (
+                (await client.chat.completions.create(model="m", messages=messages, tools=tools)).choices[0].message
+            )  # type: ignore[arg-type]
             assert message.tool_calls
-            messages.extend([message.model_dump(), {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "1"}])
+            messages.extend(
+                [message.model_dump(), {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "1"}]
+            )
 
     await turn(None)
     await turn(None)
-    app = create_app(store=stage.store, chat=stage.template, engines={"policy": stage.engine}, routes=[Route()], seed=7, max_length=2000)
+    app = create_app(
+        store=stage.store,
+        chat=stage.template,
+        engines={"policy": stage.engine},
+        routes=[Route()],
+        seed=7,
+        max_length=2000,
+    )
     await turn(httpx2.ASGITransport(app=app))  # type: ignore[arg-type]
     calls = await stage.calls(attempt)
     assert [(call.index, call.capture, call.parent_call_id) for call in calls] == [
@@ -314,14 +350,50 @@ async def test_a_thousand_random_bodies_never_get_5xx(stage: Stage) -> None:
 
     chance = random.Random(0)
     attempt = await stage.begin()
-    scraps = [None, True, -1, 0, 1, 10**30, 0.5, "", "m", "user", "tool", "assistant", "\u0000é🦊", [], {}, [USER], [None], USER, {"name": "f"}]
-    keys = ["model", "messages", "tools", "n", "stop", "seed", "stream", "temperature", "max_tokens", "logprobs", "tool_choice", "stream_options"]
+    scraps = [
+        None,
+        True,
+        -1,
+        0,
+        1,
+        10**30,
+        0.5,
+        "",
+        "m",
+        "user",
+        "tool",
+        "assistant",
+        "\u0000é🦊",
+        [],
+        {},
+        [USER],
+        [None],
+        USER,
+        {"name": "f"},
+    ]
+    keys = [
+        "model",
+        "messages",
+        "tools",
+        "n",
+        "stop",
+        "seed",
+        "stream",
+        "temperature",
+        "max_tokens",
+        "logprobs",
+        "tool_choice",
+        "stream_options",
+    ]
 
     def body() -> bytes:
         tree: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
         for key in chance.sample(keys, 2):
             tree[key] = chance.choice(scraps)
-        message = {key: chance.choice(scraps) for key in chance.sample(["role", "content", "tool_calls", "tool_call_id", "name"], 2)}
+        message = {
+            key: chance.choice(scraps)
+            for key in chance.sample(["role", "content", "tool_calls", "tool_call_id", "name"], 2)
+        }
         if chance.random() < 0.5:
             tree["messages"] = [{"role": "user", "content": "x"}, {"role": "assistant", **message}]
         raw = bytearray(msgspec.json.encode(tree))

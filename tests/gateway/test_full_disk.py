@@ -49,7 +49,9 @@ async def until_refused(client: httpx2.AsyncClient, path: str, body: dict[str, A
     raise AssertionError("the disk is not full")
 
 
-async def test_what_a_full_disk_does_not_take_is_the_servers_failure(on_disk: Stage, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_a_full_disk_does_not_take_is_the_servers_failure(
+    on_disk: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
     attempt = await on_disk.begin()
     chat: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": noise(20_000)}]}
     small = {**chat, "messages": [{"role": "user", "content": "hi"}]}

@@ -1,4 +1,5 @@
-"""Whatever is sent, nothing breaks: no 5xx, errors in the client's own shape, and what is recorded is what was answered and nothing else.
+"""Whatever is sent, nothing breaks: no 5xx, errors in the client's own shape, and what is recorded is what was answered
+and nothing else.
 
 `make fuzz` sends 50,000 requests; the tests send some thousands of them.
 """
@@ -30,7 +31,11 @@ USER = {"role": "user", "content": "say a word"}
 
 CHAT = {
     "model": "m",
-    "messages": [{"role": "system", "content": "s"}, USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}],
+    "messages": [
+        {"role": "system", "content": "s"},
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    ],
     "tools": [{"type": "function", "function": FUNCTION}],
     "tool_choice": "auto",
     "n": 1,
@@ -47,7 +52,10 @@ CHAT = {
     "response_format": {"type": "text"},
     "parallel_tool_calls": True,
 }
-CHAT["messages"] = [*CHAT["messages"], {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "r"}]}]  # type: ignore[misc]
+CHAT["messages"] = [
+    *CHAT["messages"],
+    {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "r"}]},
+]  # type: ignore[misc]
 RESPONSES = {
     "model": "m",
     "instructions": "s",
@@ -75,7 +83,10 @@ CLAUDE = {
     "max_tokens": 5,
     "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}],
     "stream": True,
-    "messages": [USER, {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {"a": "b"}}]}],
+    "messages": [
+        USER,
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {"a": "b"}}]},
+    ],
     "tools": [{"name": "f", "description": "d", "input_schema": SCHEMA}],
     "tool_choice": {"type": "auto"},
     "stop_sequences": ["x"],
@@ -83,16 +94,35 @@ CLAUDE = {
     "top_p": 0.9,
     "top_k": 3,
 }
-CLAUDE["messages"] = [*CLAUDE["messages"], {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "r"}]}]  # type: ignore[misc]
+CLAUDE["messages"] = [
+    *CLAUDE["messages"],
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "r"}]},
+]  # type: ignore[misc]
 GEMINI = {
-    "contents": [{"role": "user", "parts": [{"text": "x"}]}, {"role": "model", "parts": [{"functionCall": {"name": "f", "args": {"a": "b"}}}]}],
+    "contents": [
+        {"role": "user", "parts": [{"text": "x"}]},
+        {"role": "model", "parts": [{"functionCall": {"name": "f", "args": {"a": "b"}}}]},
+    ],
     "systemInstruction": {"parts": [{"text": "s"}]},
     "tools": [{"functionDeclarations": [{**FUNCTION, "parameters": {"type": "OBJECT"}}]}],
     "toolConfig": {"functionCallingConfig": {"mode": "AUTO"}},
     "generationConfig": {"temperature": 1, "topP": 0.9, "topK": 3, "maxOutputTokens": 5, "stopSequences": ["x"]},
 }
-GEMINI["contents"] = [*GEMINI["contents"], {"role": "user", "parts": [{"functionResponse": {"name": "f", "response": {"r": 1}}}]}]  # type: ignore[misc]
-COMPLETIONS = {"model": "m", "prompt": ["x", "y"], "n": 1, "max_tokens": 5, "logprobs": 1, "stop": "x", "echo": False, "stream": False, "seed": 1}
+GEMINI["contents"] = [
+    *GEMINI["contents"],
+    {"role": "user", "parts": [{"functionResponse": {"name": "f", "response": {"r": 1}}}]},
+]  # type: ignore[misc]
+COMPLETIONS = {
+    "model": "m",
+    "prompt": ["x", "y"],
+    "n": 1,
+    "max_tokens": 5,
+    "logprobs": 1,
+    "stop": "x",
+    "echo": False,
+    "stream": False,
+    "seed": 1,
+}
 COMPLETIONS |= {"temperature": 0.5, "top_p": 0.9, "top_k": 3}
 
 BODIES: list[tuple[str, dict[str, Any]]] = [
@@ -107,16 +137,26 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 texts = st.one_of(
-    st.text(max_size=8), st.sampled_from(["auto", "none", "required", "json_schema", "<|im_end|>", "<tool_call>", "\x00", "é🦊", "resp_x"])
+    st.text(max_size=8),
+    st.sampled_from(["auto", "none", "required", "json_schema", "<|im_end|>", "<tool_call>", "\x00", "é🦊", "resp_x"]),
 )
 unbounded = st.sampled_from(["inf", "-Infinity", "nan", "1e999"])
 """Where numbers may come as text, these are some."""
-numbers = st.one_of(st.integers(), st.integers(-2, 300), st.floats(allow_nan=False, allow_infinity=False), st.sampled_from([10**30, -0.0, 1e300]))
+numbers = st.one_of(
+    st.integers(),
+    st.integers(-2, 300),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.sampled_from([10**30, -0.0, 1e300]),
+)
 scraps = st.recursive(
     st.one_of(st.none(), st.booleans(), numbers, texts, unbounded),
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
-        st.dictionaries(st.one_of(texts, st.sampled_from(["type", "text", "role", "content", "name", "function", "id", "parts"])), inner, max_size=3),
+        st.dictionaries(
+            st.one_of(texts, st.sampled_from(["type", "text", "role", "content", "name", "function", "id", "parts"])),
+            inner,
+            max_size=3,
+        ),
     ),
     max_leaves=6,
 )
@@ -139,7 +179,10 @@ def bodies(draw: st.DrawFn) -> tuple[str, bytes]:
     elif kind == 2:
         raw = bytearray(draw(st.binary(max_size=50)))
     elif kind == 3:
-        raw = raw.replace(b'"x"', draw(st.sampled_from([b"NaN", b"1e999", b'"\\ud800"', b'"\xff"', b'"\\u0000"', b"[" * 200 + b"]" * 200])))
+        raw = raw.replace(
+            b'"x"',
+            draw(st.sampled_from([b"NaN", b"1e999", b'"\\ud800"', b'"\xff"', b'"\\u0000"', b"[" * 200 + b"]" * 200])),
+        )
     return path, bytes(raw)
 
 
@@ -174,18 +217,27 @@ class Bench:
         self._calls = 0
 
     async def open(self) -> None:
-        words = [self._template.encode(text) for text in ("hello", '<tool_call>\n{"name": "f", "arguments": {"a": "b"}}\n</tool_call>', "é€🦊", "")]
-        self.engine = ScriptedEngine(lambda ids, sampling: [*words[len(ids) % 4], self._template.turn_end_id or 0][: sampling.max_tokens])
+        words = [
+            self._template.encode(text)
+            for text in ("hello", '<tool_call>\n{"name": "f", "arguments": {"a": "b"}}\n</tool_call>', "é€🦊", "")
+        ]
+        self.engine = ScriptedEngine(
+            lambda ids, sampling: [*words[len(ids) % 4], self._template.turn_end_id or 0][: sampling.max_tokens]
+        )
         self.store = await SQLiteStore.open(":memory:")
         self.app = create_app(store=self.store, chat=self._template, engines={"policy": self.engine}, max_length=4000)
 
-    async def send(self, path: str, body: bytes, *, query: bytes = b"", headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+    async def send(
+        self, path: str, body: bytes, *, query: bytes = b"", headers: tuple[tuple[bytes, bytes], ...] = ()
+    ) -> None:
         if self._sent % CALLS_PER_ATTEMPT == 0:
             await self._next_attempt()
         assert self._attempt is not None
         self._sent += 1
         self.engine.asked.clear()
-        status, answer = await self._post(path, body, query, ((b"authorization", f"Bearer {self._attempt.token}".encode()), *headers))
+        status, answer = await self._post(
+            path, body, query, ((b"authorization", f"Bearer {self._attempt.token}".encode()), *headers)
+        )
         self.statuses[path, status] += 1
         assert status < 500, (path, body, answer)
         calls = await self.store.calls([self._attempt.id])
@@ -207,7 +259,9 @@ class Bench:
         [(_, self._attempt)] = await self.store.claim("w", limit=1, lease_s=600)
         self._calls = 0
 
-    async def _post(self, path: str, body: bytes, query: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> tuple[int, bytes]:
+    async def _post(
+        self, path: str, body: bytes, query: bytes, headers: tuple[tuple[bytes, bytes], ...]
+    ) -> tuple[int, bytes]:
         sent: list[Any] = []
         asked = False
 
@@ -237,10 +291,17 @@ def test_whatever_is_sent_nothing_breaks_and_nothing_wrong_is_recorded(template:
             database=None,
             derandomize=True,
             phases=[Phase.generate],
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much, HealthCheck.large_base_example],
+            suppress_health_check=[
+                HealthCheck.too_slow,
+                HealthCheck.data_too_large,
+                HealthCheck.filter_too_much,
+                HealthCheck.large_base_example,
+            ],
         )
         @given(
-            bodies(), st.binary(max_size=10), st.lists(st.tuples(st.sampled_from([b"baggage", b"session_id", b"x-api-key"]), st.binary(max_size=20)))
+            bodies(),
+            st.binary(max_size=10),
+            st.lists(st.tuples(st.sampled_from([b"baggage", b"session_id", b"x-api-key"]), st.binary(max_size=20))),
         )
         def fuzz(asked: tuple[str, bytes], query: bytes, headers: list[tuple[bytes, bytes]]) -> None:
             runner.run(bench.send(*asked, query=query, headers=tuple(headers)))
@@ -249,7 +310,10 @@ def test_whatever_is_sent_nothing_breaks_and_nothing_wrong_is_recorded(template:
         runner.run(bench.store.close())
     total = sum(bench.statuses.values())
     assert total >= REQUESTS
-    for path, _ in BODIES:  # the bodies are not so broken that nothing gets through, nor so whole that nothing is refused
+    for (
+        path,
+        _,
+    ) in BODIES:  # the bodies are not so broken that nothing gets through, nor so whole that nothing is refused
         assert bench.statuses[path, 200] > total / len(BODIES) / 20
         assert bench.statuses[path, 400] > total / len(BODIES) / 10
 
@@ -260,7 +324,11 @@ def test_any_path_and_method_gets_an_answer(template: ChatTemplate) -> None:
         runner.run(bench.open())
 
         @settings(max_examples=REQUESTS // 10, deadline=None, database=None, derandomize=True, phases=[Phase.generate])
-        @given(st.text(max_size=40), st.sampled_from(["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", ""]), st.booleans())
+        @given(
+            st.text(max_size=40),
+            st.sampled_from(["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", ""]),
+            st.booleans(),
+        )
         def fuzz(text: str, method: str, below: bool) -> None:
             path = f"/v1/{text}" if below else f"/{text}"
 
@@ -268,12 +336,18 @@ def test_any_path_and_method_gets_an_answer(template: ChatTemplate) -> None:
                 sent: list[Any] = []
 
                 async def receive() -> dict[str, Any]:
-                    return {"type": "http.request", "body": b"{}", "more_body": False} if not sent else {"type": "http.disconnect"}
+                    return (
+                        {"type": "http.request", "body": b"{}", "more_body": False}
+                        if not sent
+                        else {"type": "http.disconnect"}
+                    )
 
                 async def send(event: Any) -> None:
                     sent.append(event)
 
-                await bench.app({"type": "http", "method": method, "path": path, "query_string": b"", "headers": []}, receive, send)
+                await bench.app(
+                    {"type": "http", "method": method, "path": path, "query_string": b"", "headers": []}, receive, send
+                )
                 return sent[0]["status"]
 
             assert runner.run(ask()) in (200, 401, 404, 405)

@@ -37,8 +37,12 @@ def test_paths_may_carry_a_token_and_a_version(path: str, token: str | None, res
     assert split_path(path) == (token, rest)
 
 
-def caller_with(*headers: tuple[bytes, bytes], path_token: str | None = None, query: str = "", peer: str = "127.0.0.1") -> Caller:
-    return caller_of({"headers": headers, "query_string": query.encode(), "client": (peer, 40000)}, path_token=path_token)
+def caller_with(
+    *headers: tuple[bytes, bytes], path_token: str | None = None, query: str = "", peer: str = "127.0.0.1"
+) -> Caller:
+    return caller_of(
+        {"headers": headers, "query_string": query.encode(), "client": (peer, 40000)}, path_token=path_token
+    )
 
 
 def token_of(headers: list[tuple[bytes, bytes]], path_token: str | None = None, query: str = "") -> str | None:
@@ -77,7 +81,11 @@ def test_a_key_may_be_in_the_query() -> None:
 
 
 def test_sessions_agents_and_retries_are_read() -> None:
-    headers = [(b"session_id", b"s1"), (b"baggage", b"gen_ai.agent.name=the%20planner"), (b"x-stainless-retry-count", b"2")]
+    headers = [
+        (b"session_id", b"s1"),
+        (b"baggage", b"gen_ai.agent.name=the%20planner"),
+        (b"x-stainless-retry-count", b"2"),
+    ]
     caller = caller_with(*headers)
     assert (caller.token, caller.session, caller.agent, caller.retries) == (None, "s1", "the planner", 2)
     assert caller_with((b"x-agent-name", b"a"), (b"x-stainless-retry-count", "²".encode())).retries == 0
@@ -88,17 +96,32 @@ def test_sessions_agents_and_retries_are_read() -> None:
 def test_programs_and_pages_of_this_machine_are_local(host: bytes, origin: bytes | None) -> None:
     headers = [(b"host", host), *([] if origin is None else [(b"origin", origin)])]
     assert all(is_local(caller_with(*headers, peer=peer)) for peer in ("127.0.0.1", "::1", "::ffff:127.0.0.1"))
-    assert not any(is_local(caller_with(*headers, peer=peer)) for peer in ("10.0.0.7", "192.168.1.1", "fe80::1", "::ffff:10.0.0.7", ""))
+    assert not any(
+        is_local(caller_with(*headers, peer=peer))
+        for peer in ("10.0.0.7", "192.168.1.1", "fe80::1", "::ffff:10.0.0.7", "")
+    )
 
 
 @pytest.mark.parametrize(
-    "host", [b"", b"evil.example", b"10.0.0.1", b"localhost.evil.example", b"127.0.0.1.evil.example", b"evil@", b"[", b"0.0.0.0"]
+    "host",
+    [
+        b"",
+        b"evil.example",
+        b"10.0.0.1",
+        b"localhost.evil.example",
+        b"127.0.0.1.evil.example",
+        b"evil@",
+        b"[",
+        b"0.0.0.0",
+    ],
 )
 def test_a_foreign_host_header_is_not_local(host: bytes) -> None:
     assert not is_local(caller_with((b"host", host)))
 
 
-@pytest.mark.parametrize("origin", [b"null", b"", b"https://evil.example", b"http://localhost.evil.example", b"http://[", b"file://"])
+@pytest.mark.parametrize(
+    "origin", [b"null", b"", b"https://evil.example", b"http://localhost.evil.example", b"http://[", b"file://"]
+)
 def test_a_foreign_origin_is_not_local(origin: bytes) -> None:
     assert not is_local(caller_with((b"host", b"localhost:8000"), (b"origin", origin)))
 
@@ -108,7 +131,11 @@ async def test_each_way_of_identifying_leads_to_its_attempt(stage: Stage) -> Non
     ways = [
         {"base_url": f"{stage.url}/v1", "api_key": attempts[0].token},
         {"base_url": f"{stage.url}/r/{attempts[1].token}/v1", "api_key": "none"},
-        {"base_url": stage.url, "api_key": "none", "default_headers": {"baggage": f"lightningrl.token={attempts[2].token}"}},
+        {
+            "base_url": stage.url,
+            "api_key": "none",
+            "default_headers": {"baggage": f"lightningrl.token={attempts[2].token}"},
+        },
     ]
     for way in ways:
         async with openai.AsyncOpenAI(**way) as client:  # type: ignore[arg-type]

@@ -44,7 +44,9 @@ def agent(llm: Any) -> Any:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-async def test_a_graph_with_a_tool_is_captured_as_one_growing_conversation(stage: Stage, streaming: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_graph_with_a_tool_is_captured_as_one_growing_conversation(
+    stage: Stage, streaming: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     attempt = await stage.begin()
     monkeypatch.setenv("OPENAI_BASE_URL", f"{stage.url}/v1")
     monkeypatch.setenv("OPENAI_API_KEY", attempt.token)
@@ -54,7 +56,14 @@ async def test_a_graph_with_a_tool_is_captured_as_one_growing_conversation(stage
         "it is 42",
     )
     async with httpx2.AsyncClient() as http:  # langchain's own client is shared by all tests, and never closed
-        llm = ChatOpenAI(model="writer", temperature=1.0, streaming=streaming, max_retries=0, stream_usage=True, http_async_client=http)
+        llm = ChatOpenAI(
+            model="writer",
+            temperature=1.0,
+            streaming=streaming,
+            max_retries=0,
+            stream_usage=True,
+            http_async_client=http,
+        )
         state = await agent(llm).ainvoke({"messages": [HumanMessage("what is 41 + 1 ?")]})
     assert [message.type for message in state["messages"]] == ["human", "ai", "tool", "ai", "tool", "ai"]
     assert "error" in state["messages"][2].content
@@ -62,9 +71,15 @@ async def test_a_graph_with_a_tool_is_captured_as_one_growing_conversation(stage
     assert state["messages"][5].content == "it is 42"
     assert state["messages"][5].usage_metadata["output_tokens"] > 0
     one, two, three = await stage.calls(attempt)
-    assert [(call.capture, call.parent_call_id) for call in (one, two, three)] == [("rendered", None), ("bridged", one.id), ("bridged", two.id)]
+    assert [(call.capture, call.parent_call_id) for call in (one, two, three)] == [
+        ("rendered", None),
+        ("bridged", one.id),
+        ("bridged", two.id),
+    ]
     for parent, call in ((one, two), (two, three)):
         exact = [*parent.prompt_ids, *parent.completion_ids]
         assert call.prompt_ids[: len(exact)].tolist() == exact
-    assert [list(asked) for asked, _, _ in stage.engine.asked] == [call.prompt_ids.tolist() for call in (one, two, three)]
+    assert [list(asked) for asked, _, _ in stage.engine.asked] == [
+        call.prompt_ids.tolist() for call in (one, two, three)
+    ]
     assert "error" in stage.template.decode(two.prompt_ids.tolist())

@@ -26,7 +26,9 @@ async def test_more_requests_than_are_taken_get_429_and_the_sdk_comes_again(stag
     stage.engine.delay_s = 0.3
     async with httpx2.AsyncClient() as client:
         body, headers = {"model": "m", "messages": [USER]}, {"authorization": f"Bearer {attempt.token}"}
-        answers = await asyncio.gather(*(client.post(f"{stage.url}/v1/chat/completions", json=body, headers=headers) for _ in range(5)))
+        answers = await asyncio.gather(
+            *(client.post(f"{stage.url}/v1/chat/completions", json=body, headers=headers) for _ in range(5))
+        )
     assert sorted(answer.status_code for answer in answers) == [200, 200, 429, 429, 429]
     refused = next(answer for answer in answers if answer.status_code == 429)
     assert int(refused.headers["retry-after"]) >= 1
@@ -96,7 +98,11 @@ async def test_bodies_headers_and_nesting_have_limits(stage: Stage, monkeypatch:
         ("/v1/chat/completions", {"model": "m", "messages": [USER]}, ("stop",)),
         ("/v1/completions", {"model": "m", "prompt": "x"}, ("stop",)),
         ("/v1/messages", {"model": "m", "max_tokens": 5, "messages": [USER]}, ("stop_sequences",)),
-        ("/v1beta/models/m:generateContent", {"contents": [{"parts": [{"text": "x"}]}]}, ("generationConfig", "stopSequences")),
+        (
+            "/v1beta/models/m:generateContent",
+            {"contents": [{"parts": [{"text": "x"}]}]},
+            ("generationConfig", "stopSequences"),
+        ),
     ],
 )
 async def test_stop_strings_have_limits(stage: Stage, path: str, body: dict[str, Any], place: tuple[str, ...]) -> None:
@@ -128,8 +134,19 @@ async def test_a_client_that_offers_http2_is_answered_in_http1(stage: Stage) -> 
     host, port = stage.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     body = json.dumps({"model": "m", "messages": [USER]})
-    lines = ["POST /v1/chat/completions HTTP/1.1", "Connection: Upgrade, HTTP2-Settings", f"Content-Length: {len(body)}", f"Host: {host}"]
-    lines += ["HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA", "Upgrade: h2c", f"x-api-key: {attempt.token}", "", body]
+    lines = [
+        "POST /v1/chat/completions HTTP/1.1",
+        "Connection: Upgrade, HTTP2-Settings",
+        f"Content-Length: {len(body)}",
+        f"Host: {host}",
+    ]
+    lines += [
+        "HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA",
+        "Upgrade: h2c",
+        f"x-api-key: {attempt.token}",
+        "",
+        body,
+    ]
     writer.write("\r\n".join(lines).encode())
     assert b" 200 " in await reader.readline()
     writer.close()
@@ -160,7 +177,9 @@ async def test_a_body_may_be_compressed(stage: Stage, monkeypatch: pytest.Monkey
     async with httpx2.AsyncClient(headers={"x-api-key": attempt.token}) as client:
 
         async def post(body: bytes, encoding: str) -> tuple[int, str | None]:
-            answer = await client.post(f"{stage.url}/v1/chat/completions", content=body, headers={"content-encoding": encoding})
+            answer = await client.post(
+                f"{stage.url}/v1/chat/completions", content=body, headers={"content-encoding": encoding}
+            )
             return answer.status_code, answer.json().get("error", {}).get("code")
 
         assert await post(gzip.compress(plain), "gzip") == (200, None)
@@ -207,7 +226,10 @@ async def test_a_stream_that_is_a_json_list_is_said_to_be_one(stage: Stage, monk
     async with httpx2.AsyncClient() as client:
         answer = await client.post(f"{stage.url}/v1beta/models/m:streamGenerateContent", json=body, headers=headers)
     assert answer.headers["content-type"] == "application/json"
-    assert "".join(part.get("text", "") for chunk in answer.json() for part in chunk["candidates"][0]["content"]["parts"]) == "hello"
+    assert (
+        "".join(part.get("text", "") for chunk in answer.json() for part in chunk["candidates"][0]["content"]["parts"])
+        == "hello"
+    )
 
 
 async def test_a_stream_of_anthropics_begins_with_what_the_prompt_costs(stage: Stage) -> None:

@@ -17,7 +17,11 @@ from .conftest import Stage
 USER: Any = {"role": "user", "content": "what is the weather ?"}
 WEATHER: Any = {
     "type": "function",
-    "function": {"name": "weather", "description": "look", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+    "function": {
+        "name": "weather",
+        "description": "look",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
 }
 
 
@@ -33,7 +37,9 @@ async def client(stage: Stage, attempt: Attempt) -> AsyncIterator[openai.AsyncOp
 
 
 async def test_an_answer_is_recorded_token_by_token(stage: Stage, attempt: Attempt, client: openai.AsyncOpenAI) -> None:
-    answer = await client.chat.completions.create(model="writer", messages=[USER], temperature=0.5, top_p=0.9, max_tokens=50, stop="x", seed=5)
+    answer = await client.chat.completions.create(
+        model="writer", messages=[USER], temperature=0.5, top_p=0.9, max_tokens=50, stop="x", seed=5
+    )
     [call] = await stage.calls(attempt)
     prompt_ids, sampling, policy = stage.engine.asked[0]
     ids = [*stage.template.encode("hello"), stage.template.turn_end_id]
@@ -42,20 +48,36 @@ async def test_an_answer_is_recorded_token_by_token(stage: Stage, attempt: Attem
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt_ids), len(ids))
     assert (answer.id, answer.model, answer.object) == (call.id, "writer", "chat.completion")
-    assert (call.agent, call.policy, call.policy_version, call.capture, call.index) == ("writer", policy, 3, "rendered", 0)
+    assert (call.agent, call.policy, call.policy_version, call.capture, call.index) == (
+        "writer",
+        policy,
+        3,
+        "rendered",
+        0,
+    )
     assert (
-        call.prompt_ids.tolist() == prompt_ids == stage.template.encode("<|im_start|>user\nwhat is the weather ?<|im_end|>\n<|im_start|>assistant\n")
+        call.prompt_ids.tolist()
+        == prompt_ids
+        == stage.template.encode("<|im_start|>user\nwhat is the weather ?<|im_end|>\n<|im_start|>assistant\n")
     )
     assert call.completion_ids.tolist() == ids
     assert call.logprobs.tolist() == [-0.5] * len(ids)
     assert call.sampling == sampling
-    assert (sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.stop, sampling.seed) == (0.5, 0.9, 50, ("x",), 5)
+    assert (sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.stop, sampling.seed) == (
+        0.5,
+        0.9,
+        50,
+        ("x",),
+        5,
+    )
     assert sampling.stop_token_ids == (stage.template.turn_end_id,)
     assert call.response == answer.model_dump(exclude_unset=True)
     assert call.request["messages"] == [USER]
 
 
-async def test_a_stream_says_the_same_and_is_recorded_the_same(stage: Stage, attempt: Attempt, client: openai.AsyncOpenAI) -> None:
+async def test_a_stream_says_the_same_and_is_recorded_the_same(
+    stage: Stage, attempt: Attempt, client: openai.AsyncOpenAI
+) -> None:
     stage.says("It is sunny in Paris . äöü €")
     whole = await client.chat.completions.create(model="m", messages=[USER], seed=1)
     chunks = [
@@ -67,7 +89,11 @@ async def test_a_stream_says_the_same_and_is_recorded_the_same(stage: Stage, att
     deltas = [chunk.choices[0] for chunk in chunks if chunk.choices]
     assert len(deltas) > 5
     assert deltas[0].delta.role == "assistant"
-    assert "".join(choice.delta.content or "" for choice in deltas) == whole.choices[0].message.content == "It is sunny in Paris . äöü €"
+    assert (
+        "".join(choice.delta.content or "" for choice in deltas)
+        == whole.choices[0].message.content
+        == "It is sunny in Paris . äöü €"
+    )
     assert [choice.finish_reason for choice in deltas if choice.finish_reason] == ["stop"]
     assert chunks[-1].usage == whole.usage
     one, two = await stage.calls(attempt)
@@ -128,24 +154,37 @@ async def test_n_answers_are_n_calls(stage: Stage, attempt: Attempt, client: ope
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert len({call.sampling.seed for call in calls}) == 3
     assert {call.prompt_ids.tobytes() for call in calls} == {calls[0].prompt_ids.tobytes()}
-    assert [c.message.content for c in answer.choices] == [stage.template.decode(call.completion_ids.tolist()) for call in calls]
+    assert [c.message.content for c in answer.choices] == [
+        stage.template.decode(call.completion_ids.tolist()) for call in calls
+    ]
     logprobs = answer.choices[1].logprobs
     assert logprobs is not None and logprobs.content is not None
     assert [entry.logprob for entry in logprobs.content] == [-0.5]
-    pieces = [piece async for piece in await client.chat.completions.create(model="m", messages=[USER], n=2, stream=True)]
+    pieces = [
+        piece async for piece in await client.chat.completions.create(model="m", messages=[USER], n=2, stream=True)
+    ]
     assert {piece.choices[0].index for piece in pieces} == {0, 1}
     assert len(await stage.calls(attempt)) == 5
 
 
-async def test_a_stop_string_is_cut_off_but_its_tokens_are_recorded(stage: Stage, attempt: Attempt, client: openai.AsyncOpenAI) -> None:
+async def test_a_stop_string_is_cut_off_but_its_tokens_are_recorded(
+    stage: Stage, attempt: Attempt, client: openai.AsyncOpenAI
+) -> None:
     ids = stage.template.encode("SELECT name ; DROP")
     stage.engine.script = lambda prompt_ids, sampling: ids
     for stream in (False, True):
         if stream:
-            pieces = [piece async for piece in await client.chat.completions.create(model="m", messages=[USER], stop=[" ; D"], stream=True)]
+            pieces = [
+                piece
+                async for piece in await client.chat.completions.create(
+                    model="m", messages=[USER], stop=[" ; D"], stream=True
+                )
+            ]
             text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
         else:
-            text = (await client.chat.completions.create(model="m", messages=[USER], stop=[" ; D"])).choices[0].message.content or ""
+            text = (await client.chat.completions.create(model="m", messages=[USER], stop=[" ; D"])).choices[
+                0
+            ].message.content or ""
         assert text == "SELECT name"
     assert [call.completion_ids.tolist() for call in await stage.calls(attempt)] == [ids, ids]
     # the cut answer comes back: it is spliced with its stop string, and the turn is closed
@@ -189,7 +228,9 @@ async def test_a_rollouts_seed_goes_before_the_agents(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(("asked", "sampled"), [(1e-6, 0.01), (0.01, 0.01), (0.0, 0.0)])
-async def test_a_temperature_that_vllm_would_raise_is_raised_before_it_is_recorded(stage: Stage, asked: float, sampled: float) -> None:
+async def test_a_temperature_that_vllm_would_raise_is_raised_before_it_is_recorded(
+    stage: Stage, asked: float, sampled: float
+) -> None:
     attempt = await stage.begin()
     async with openai.AsyncOpenAI(base_url=stage.url, api_key=attempt.token) as client:
         await client.chat.completions.create(model="m", messages=[USER], temperature=asked)
@@ -216,11 +257,16 @@ async def test_models_and_health(stage: Stage, client: openai.AsyncOpenAI) -> No
 async def test_routes_decide_policy_and_role(stage: Stage, attempt: Attempt, client: openai.AsyncOpenAI) -> None:
     await client.chat.completions.create(model="checker", messages=[USER])
     await client.chat.completions.create(model="writer", messages=[USER])
-    assert [(call.agent, call.policy) for call in await stage.calls(attempt)] == [("check", "frozen"), ("writer", "policy")]
+    assert [(call.agent, call.policy) for call in await stage.calls(attempt)] == [
+        ("check", "frozen"),
+        ("writer", "policy"),
+    ]
     assert [policy for _, _, policy in stage.engine.asked] == ["frozen", "policy"]
 
 
-async def test_content_parts_developer_role_and_unknown_fields_are_understood(stage: Stage, client: openai.AsyncOpenAI) -> None:
+async def test_content_parts_developer_role_and_unknown_fields_are_understood(
+    stage: Stage, client: openai.AsyncOpenAI
+) -> None:
     parts = [{"type": "text", "text": "what is "}, {"type": "text", "text": "the weather ?"}]
     messages: list[Any] = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}]
     await client.chat.completions.create(
@@ -232,7 +278,9 @@ async def test_content_parts_developer_role_and_unknown_fields_are_understood(st
     assert (sampling.top_k, sampling.stop) == (0, ("x",))
 
 
-async def test_every_sampled_token_is_recorded_whatever_it_is(stage: Stage, attempt: Attempt, client: openai.AsyncOpenAI) -> None:
+async def test_every_sampled_token_is_recorded_whatever_it_is(
+    stage: Stage, attempt: Attempt, client: openai.AsyncOpenAI
+) -> None:
     random = np.random.default_rng(0)
     said: list[list[int]] = []
 
@@ -244,7 +292,9 @@ async def test_every_sampled_token_is_recorded_whatever_it_is(stage: Stage, atte
     messages: list[Any] = [USER]
     for turn in range(12):
         if turn % 2:
-            pieces = [piece async for piece in await client.chat.completions.create(model="m", messages=messages, stream=True)]
+            pieces = [
+                piece async for piece in await client.chat.completions.create(model="m", messages=messages, stream=True)
+            ]
             text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
         else:
             text = (await client.chat.completions.create(model="m", messages=messages)).choices[0].message.content or ""
@@ -267,6 +317,9 @@ async def test_a_turn_of_the_assistant_at_the_end_is_answered_with_another_one_u
         messages: list[Any] = [USER, last]
         await client.chat.completions.create(model="m", messages=messages, extra_body=more)
     await client.responses.create(model="m", input=[USER, said])
-    ends = [stage.template.decode(prompt_ids, control=True).rpartition("weather ?<|im_end|>\n")[2] for prompt_ids, _, _ in stage.engine.asked]
+    ends = [
+        stage.template.decode(prompt_ids, control=True).rpartition("weather ?<|im_end|>\n")[2]
+        for prompt_ids, _, _ in stage.engine.asked
+    ]
     opened, goes_on = "<|im_start|>assistant\nit is<|im_end|>\n<|im_start|>assistant\n", "<|im_start|>assistant\nit is"
     assert ends == [opened, goes_on, goes_on, opened]

@@ -1,4 +1,6 @@
-"""Long prompts: tokenized as exactly as short ones, beside the requests of others, and refused before all of them is read."""
+"""Long prompts: tokenized as exactly as short ones, beside the requests of others, and refused before all of them is
+read.
+"""
 
 import asyncio
 import json
@@ -41,7 +43,9 @@ def log_of(characters: int) -> str:
 
 
 @pytest.mark.parametrize(
-    "text", [log_of(LONG + 1), "a" * (LONG + 1), " " * (LONG + 1) + "x", "<|im_end|>" * LONG], ids=["log", "a", "spaces", "ends"]
+    "text",
+    [log_of(LONG + 1), "a" * (LONG + 1), " " * (LONG + 1) + "x", "<|im_end|>" * LONG],
+    ids=["log", "a", "spaces", "ends"],
 )
 def test_long_texts_have_the_ids_of_the_plain_tokenizer(template: ChatTemplate, text: str) -> None:
     plain = template._tokenizer.encode(text, add_special_tokens=False).ids
@@ -73,7 +77,10 @@ def test_long_beginnings_are_not_remembered(template: ChatTemplate) -> None:
 async def test_a_long_prompt_is_answered_and_gone_on_with(template: ChatTemplate) -> None:
     async with roomy(template, max_length=1_000_000) as stage:
         attempt = await stage.begin()
-        messages: list[Any] = [{"role": "system", "content": log_of(LONG * 2)}, {"role": "user", "content": log_of(LONG * 3)}]
+        messages: list[Any] = [
+            {"role": "system", "content": log_of(LONG * 2)},
+            {"role": "user", "content": log_of(LONG * 3)},
+        ]
         async with openai.AsyncOpenAI(base_url=stage.url, api_key=attempt.token) as client:
             for _ in range(2):
                 answer = (await client.chat.completions.create(model="m", messages=messages)).choices[0].message
@@ -83,7 +90,9 @@ async def test_a_long_prompt_is_answered_and_gone_on_with(template: ChatTemplate
         asked = [Message(role="system", content=log_of(LONG * 2)), Message(role="user", content=log_of(LONG * 3))]
         assert first.prompt_ids.tolist() == template.render(asked)
         assert (second.capture, second.parent_call_id) == ("bridged", first.id)
-        assert [call.prompt_ids.tolist() for call in others] == [template.encode(text) for text in (log_of(LONG + 1), log_of(LONG + 2), "short")]
+        assert [call.prompt_ids.tolist() for call in others] == [
+            template.encode(text) for text in (log_of(LONG + 1), log_of(LONG + 2), "short")
+        ]
         assert len(raw.choices) == 3
 
 
@@ -127,6 +136,9 @@ async def test_large_json_of_many_small_things_is_refused(stage: Stage) -> None:
 
         whole = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], "x": 1}).encode()[:-2]
         assert await post(whole + b"[" + b",".join([b"{}"] * 3_000_000) + b"]}") == (413, "too_large")
-        assert await post(whole + b"{" + b",".join(b'"%d\\\\":0' % n for n in range(500_000)) + b"}}") == (413, "too_large")
+        assert await post(whole + b"{" + b",".join(b'"%d\\\\":0' % n for n in range(500_000)) + b"}}") == (
+            413,
+            "too_large",
+        )
         assert (await post(whole + b"[" + b",".join([b"123"] * 500_000) + b"]}"))[0] == 200
         assert (await post(whole + json.dumps('{"a": "b\\", ", [], {}}' * 500_000).encode() + b"}"))[0] == 200

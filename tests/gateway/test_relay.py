@@ -1,4 +1,6 @@
-"""What if another server answers? It gets what the agent sent and no token of ours; what it does to its answer is seen, and recorded."""
+"""What if another server answers? It gets what the agent sent and no token of ours; what it does to its answer is seen,
+and recorded.
+"""
 
 import asyncio
 import gzip
@@ -45,7 +47,9 @@ class There:
         leaving.cancel()
 
 
-def says(body: bytes, *, status: int = 200, kind: bytes = b"application/json", **headers: str) -> Callable[[Any, Any], Awaitable[None]]:
+def says(
+    body: bytes, *, status: int = 200, kind: bytes = b"application/json", **headers: str
+) -> Callable[[Any, Any], Awaitable[None]]:
     async def answer(scope: Any, send: Any) -> None:
         more = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind), *more]})
@@ -75,9 +79,13 @@ class Between:
     attempt: Attempt
     stage: Stage
 
-    async def post(self, path: str, body: dict[str, Any], headers: dict[str, str] | None = None, timeout_s: float = 5.0) -> httpx2.Response:
+    async def post(
+        self, path: str, body: dict[str, Any], headers: dict[str, str] | None = None, timeout_s: float = 5.0
+    ) -> httpx2.Response:
         async with httpx2.AsyncClient(timeout=timeout_s) as client:
-            return await client.post(self.url + path, json=body, headers=headers or {"authorization": f"Bearer {self.attempt.token}"})
+            return await client.post(
+                self.url + path, json=body, headers=headers or {"authorization": f"Bearer {self.attempt.token}"}
+            )
 
     async def calls(self) -> list[Call]:
         return await self.stage.calls(self.attempt)
@@ -122,7 +130,9 @@ CHAT = {"model": "gpt", "messages": [USER]}
         ("/v1beta/models/g:generateContent", "x-goog-api-key", "sk-other"),
     ],
 )
-async def test_the_key_is_where_the_token_was_and_no_token_gets_out(between: Between, path: str, header: str, key: str) -> None:
+async def test_the_key_is_where_the_token_was_and_no_token_gets_out(
+    between: Between, path: str, header: str, key: str
+) -> None:
     token = between.attempt.token
     body = {"contents": [{"parts": [{"text": "x"}]}]} if "models" in path else {**CHAT, "max_tokens": 5}
     headers = {
@@ -142,7 +152,11 @@ async def test_the_key_is_where_the_token_was_and_no_token_gets_out(between: Bet
 
 
 async def test_a_token_in_the_query_becomes_a_key_in_googles_header(between: Between) -> None:
-    await between.post(f"/v1beta/models/g:generateContent?key={between.attempt.token}", {"contents": [{"parts": [{"text": "x"}]}]}, {"x-kept": "1"})
+    await between.post(
+        f"/v1beta/models/g:generateContent?key={between.attempt.token}",
+        {"contents": [{"parts": [{"text": "x"}]}]},
+        {"x-kept": "1"},
+    )
     [(_, query, sent, _)] = between.there.asked
     assert (query, sent[b"x-goog-api-key"]) == (b"", b"sk-other")
 
@@ -155,7 +169,9 @@ async def test_a_client_that_goes_away_ends_the_upstreams_work_within_a_second(b
     await asyncio.sleep(0.5)
     assert between.there.left_after_s is not None
     assert between.gateway._in_flight == 0
-    assert [(call.capture, call.finish_reason) for call in await between.calls()] == [("incomplete", "cancelled")] * (path != "/v1/embeddings")
+    assert [(call.capture, call.finish_reason) for call in await between.calls()] == [("incomplete", "cancelled")] * (
+        path != "/v1/embeddings"
+    )
 
 
 async def test_a_client_that_goes_away_in_mid_stream_ends_it(between: Between) -> None:
@@ -174,7 +190,13 @@ async def test_a_client_that_goes_away_in_mid_stream_ends_it(between: Between) -
 
 async def test_an_answer_that_breaks_off_is_an_error(between: Between) -> None:
     async def breaks(scope: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json"), (b"content-length", b"99")]})
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [(b"content-type", b"application/json"), (b"content-length", b"99")],
+            }
+        )
         await send({"type": "http.response.body", "body": b'{"id": ', "more_body": True})
 
     between.there.answer = breaks
@@ -226,12 +248,20 @@ async def test_packed_answers_and_refusals_come_back_as_they_are(between: Betwee
         ("/v1/embeddings", lambda body: body["error"]["message"]),
     ],
 )
-async def test_an_error_that_is_a_page_is_told_in_the_dialects_shape(between: Between, path: str, told: Callable[[Any], str]) -> None:
+async def test_an_error_that_is_a_page_is_told_in_the_dialects_shape(
+    between: Between, path: str, told: Callable[[Any], str]
+) -> None:
     between.there.answer = says(b"<html>bad gateway</html>", status=502, kind=b"text/html", retry_after="3")
     answer = await between.post(path, {**CHAT, "max_tokens": 5})
-    assert (answer.status_code, answer.headers["content-type"], answer.headers["retry-after"]) == (502, "application/json", "3")
+    assert (answer.status_code, answer.headers["content-type"], answer.headers["retry-after"]) == (
+        502,
+        "application/json",
+        "3",
+    )
     assert told(answer.json()) == "the upstream answered with status 502: <html>bad gateway</html>"
-    assert [call.capture_reason for call in await between.calls()] == ["the upstream answered with status 502"] * (path != "/v1/embeddings")
+    assert [call.capture_reason for call in await between.calls()] == ["the upstream answered with status 502"] * (
+        path != "/v1/embeddings"
+    )
 
 
 @pytest.mark.parametrize(
@@ -250,8 +280,12 @@ async def test_an_upstream_counts_its_own_tokens(between: Between, path: str, bo
 
 
 async def test_azures_embeddings_are_asked_for_where_everybodys_are(between: Between) -> None:
-    between.there.answer = says(b'{"object":"list","model":"e","data":[{"object":"embedding","index":0,"embedding":[0.5]}]}')
-    async with openai.AsyncAzureOpenAI(azure_endpoint=between.url, api_version="2024-10-21", api_key=between.attempt.token) as client:
+    between.there.answer = says(
+        b'{"object":"list","model":"e","data":[{"object":"embedding","index":0,"embedding":[0.5]}]}'
+    )
+    async with openai.AsyncAzureOpenAI(
+        azure_endpoint=between.url, api_version="2024-10-21", api_key=between.attempt.token
+    ) as client:
         answer = await client.embeddings.create(model="e", input="x", encoding_format="float")
     assert answer.data[0].embedding == [0.5]
     [(path, _, _, body)] = between.there.asked
@@ -262,26 +296,53 @@ async def test_an_upstream_may_understand_what_we_do_not(between: Between) -> No
     picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]}
     assert (await between.post("/v1/chat/completions", {"model": "gpt", "messages": [picture]})).status_code == 200
     assert (await between.post("/v1/chat/completions", {"model": "own", "messages": [picture]})).status_code == 400
-    assert (await between.post("/v1/responses", {"model": "gpt", "input": "x", "previous_response_id": "resp_theirs"})).status_code == 200
+    assert (
+        await between.post("/v1/responses", {"model": "gpt", "input": "x", "previous_response_id": "resp_theirs"})
+    ).status_code == 200
     assert json.loads(between.there.asked[0][3])["messages"] == [picture]
 
 
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/chat/completions", {"messages": [{"role": "system", "content": "a title"}, {"role": "user", "content": [{"type": "image_url"}]}]}),
-        ("/v1/messages", {"system": "a title", "messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}], "max_tokens": 5}),
-        ("/v1/responses", {"instructions": "a title", "input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
+        (
+            "/v1/chat/completions",
+            {
+                "messages": [
+                    {"role": "system", "content": "a title"},
+                    {"role": "user", "content": [{"type": "image_url"}]},
+                ]
+            },
+        ),
+        (
+            "/v1/messages",
+            {
+                "system": "a title",
+                "messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}],
+                "max_tokens": 5,
+            },
+        ),
+        (
+            "/v1/responses",
+            {"instructions": "a title", "input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+        ),
         (
             "/v1beta/models/m:generateContent",
-            {"systemInstruction": {"parts": [{"text": "a title"}]}, "contents": [{"parts": [{"inlineData": {"data": "AA=="}}]}]},
+            {
+                "systemInstruction": {"parts": [{"text": "a title"}]},
+                "contents": [{"parts": [{"inlineData": {"data": "AA=="}}]}],
+            },
         ),
     ],
 )
-async def test_instructions_lead_to_an_upstream_although_there_are_pictures(between: Between, path: str, body: dict[str, Any]) -> None:
+async def test_instructions_lead_to_an_upstream_although_there_are_pictures(
+    between: Between, path: str, body: dict[str, Any]
+) -> None:
     between.gateway.routes = (Route(system="a title", policy="upstreams.other"), Route())
     assert (await between.post(path, {"model": "m", **body})).json() == {"ok": 1}
-    assert (await between.post(path, {"model": "m", **json.loads(json.dumps(body).replace("a title", "a song"))})).status_code == 400
+    assert (
+        await between.post(path, {"model": "m", **json.loads(json.dumps(body).replace("a title", "a song"))})
+    ).status_code == 400
     assert [call.request["model"] for call in await between.calls()] == ["m"]
 
 
@@ -289,7 +350,9 @@ async def test_instructions_lead_to_an_upstream_although_there_are_pictures(betw
 async def test_an_upstream_is_not_asked_twice_for_one_answer(between: Between, stream: bool) -> None:
     async def slowly(scope: Any, send: Any) -> None:
         await asyncio.sleep(0.5)
-        await says(EVENT if stream else b'{"ok": 1}', kind=b"text/event-stream" if stream else b"application/json")(scope, send)
+        await says(EVENT if stream else b'{"ok": 1}', kind=b"text/event-stream" if stream else b"application/json")(
+            scope, send
+        )
 
     between.there.answer = slowly
     retry = {"authorization": f"Bearer {between.attempt.token}", "x-stainless-retry-count": "1"}

@@ -17,11 +17,15 @@ BODY = {"model": "m", "messages": [{"role": "user", "content": "say a word"}]}
 RETRY = {"x-stainless-retry-count": "1"}
 
 
-async def ask(stage: Stage, attempt: Attempt, *, timeout_s: float = 10.0, headers: dict[str, str] | None = None, **more: Any) -> httpx2.Response:
+async def ask(
+    stage: Stage, attempt: Attempt, *, timeout_s: float = 10.0, headers: dict[str, str] | None = None, **more: Any
+) -> httpx2.Response:
     """One request on a connection of its own."""
     async with httpx2.AsyncClient(timeout=timeout_s) as client:
         url = f"{stage.url}/v1/chat/completions"
-        return await client.post(url, json={**BODY, **more}, headers={"authorization": f"Bearer {attempt.token}", **(headers or {})})
+        return await client.post(
+            url, json={**BODY, **more}, headers={"authorization": f"Bearer {attempt.token}", **(headers or {})}
+        )
 
 
 def text_of(response: httpx2.Response) -> str:
@@ -37,7 +41,10 @@ def streamed_text(response: httpx2.Response) -> str:
 def counting(stage: Stage) -> None:
     """Every answer is another word."""
     words = iter("abcdefgh")
-    stage.engine.script = lambda prompt_ids, sampling: [*stage.template.encode(next(words)), stage.template.turn_end_id or 0]
+    stage.engine.script = lambda prompt_ids, sampling: [
+        *stage.template.encode(next(words)),
+        stage.template.turn_end_id or 0,
+    ]
 
 
 async def test_identical_requests_at_the_same_time_are_resamples(stage: Stage) -> None:
@@ -76,7 +83,9 @@ async def test_the_one_that_joined_gets_its_answer_although_the_first_client_goe
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_that_was_ready_when_its_client_had_gone_is_given_to_the_repetition(stage: Stage, stream: bool) -> None:
+async def test_an_answer_that_was_ready_when_its_client_had_gone_is_given_to_the_repetition(
+    stage: Stage, stream: bool
+) -> None:
     attempt = await stage.begin()
     counting(stage)
     append = stage.store.append
@@ -91,7 +100,9 @@ async def test_an_answer_that_was_ready_when_its_client_had_gone_is_given_to_the
     await asyncio.sleep(0.3)
     del stage.store.append  # type: ignore[attr-defined]
     again = await ask(stage, attempt, headers=RETRY, stream=stream)
-    [call] = [call for call in await stage.calls(attempt) if call.capture != "incomplete"]  # on a slow machine the first one may be
+    [call] = [
+        call for call in await stage.calls(attempt) if call.capture != "incomplete"
+    ]  # on a slow machine the first one may be
     assert (streamed_text(again) if stream else text_of(again)) == call.response["choices"][0]["message"]["content"]
 
 
@@ -136,7 +147,9 @@ async def test_a_repetition_of_what_was_turned_away_is_not_given_the_answer_of_a
     assert len(await stage.calls(attempt)) == 4
 
 
-async def test_a_repeated_stream_that_breaks_says_so_after_it_was_kept_alive(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_repeated_stream_that_breaks_says_so_after_it_was_kept_alive(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     attempt = await stage.begin()
     monkeypatch.setattr(app, "KEEP_ALIVE_S", 0.05)
     stage.engine.delay_s = 0.4

@@ -19,7 +19,10 @@ from lightningrl.gateway.visitors import Guests
 from .conftest import Stage, serving
 
 USER: Any = {"role": "user", "content": "say a word"}
-TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "look", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}},
+}
 
 
 def request(model: str = "m", system: str = "", tools: tuple[Any, ...] = ()) -> ChatRequest:
@@ -83,7 +86,13 @@ async def relaying(stage: Stage, upstream: Upstream, **more: Any) -> AsyncIterat
     """A gateway whose side calls go to an upstream: the stage's own."""
     routes = [Route(system="*title*", policy="upstreams.other", agent="titles"), Route()]
     app = create_app(
-        store=stage.store, chat=stage.template, engines={"policy": stage.engine}, routes=routes, upstreams=[upstream], max_length=2000, **more
+        store=stage.store,
+        chat=stage.template,
+        engines={"policy": stage.engine},
+        routes=routes,
+        upstreams=[upstream],
+        max_length=2000,
+        **more,
     )
     async with serving(app) as url:
         yield url
@@ -91,17 +100,24 @@ async def relaying(stage: Stage, upstream: Upstream, **more: Any) -> AsyncIterat
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_side_call_is_relayed_as_it_is_and_recorded_without_tokens(stage: Stage, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_side_call_is_relayed_as_it_is_and_recorded_without_tokens(
+    stage: Stage, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     there, here = await stage.begin("there"), await stage.begin("here")
     monkeypatch.setenv("OTHER_KEY", there.token)
     system: Any = {"role": "system", "content": "write a title"}
     upstream = Upstream("other", url=f"{stage.url}/v1", key_env="OTHER_KEY", model="checker")
-    async with relaying(stage, upstream) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=here.token, max_retries=0) as client:
+    async with (
+        relaying(stage, upstream) as url,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=here.token, max_retries=0) as client,
+    ):
         if stream:
             pieces = await client.chat.completions.create(model="m", messages=[system, USER], stream=True)
             text = "".join([piece.choices[0].delta.content or "" async for piece in pieces])
         else:
-            text = (await client.chat.completions.create(model="m", messages=[system, USER])).choices[0].message.content or ""
+            text = (await client.chat.completions.create(model="m", messages=[system, USER])).choices[
+                0
+            ].message.content or ""
         await client.chat.completions.create(model="m", messages=[USER])
     assert text == "hello"
     relayed, own = await stage.calls(here)
@@ -118,7 +134,10 @@ async def test_an_upstreams_refusal_comes_back_as_it_is_and_silence_as_502(stage
     system: Any = {"role": "system", "content": "write a title"}
     for address, status in ((f"{stage.url}/v1", 401), ("http://127.0.0.1:1", 502)):
         upstream = Upstream("other", url=address)
-        async with relaying(stage, upstream) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=attempt.token, max_retries=0) as client:
+        async with (
+            relaying(stage, upstream) as url,
+            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=attempt.token, max_retries=0) as client,
+        ):
             with pytest.raises(openai.APIStatusError) as raised:
                 await client.chat.completions.create(model="m", messages=[system, USER])
         assert raised.value.status_code == status
@@ -133,7 +152,10 @@ async def test_embeddings_are_passed_on_where_somebody_answers_them(stage: Stage
         asked.append((scope["path"], (await receive())["body"]))
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
         await send(
-            {"type": "http.response.body", "body": b'{"object":"list","model":"e","data":[{"object":"embedding","index":0,"embedding":[0.5]}]}'}
+            {
+                "type": "http.response.body",
+                "body": b'{"object":"list","model":"e","data":[{"object":"embedding","index":0,"embedding":[0.5]}]}',
+            }
         )
 
     async with (
@@ -151,7 +173,9 @@ async def test_embeddings_are_passed_on_where_somebody_answers_them(stage: Stage
 
 async def test_guests_are_let_in_by_their_sessions_name(stage: Stage) -> None:
     guests = Guests(stage.store)
-    app = create_app(store=stage.store, chat=stage.template, engines={"policy": stage.engine}, max_length=2000, visitors=guests)
+    app = create_app(
+        store=stage.store, chat=stage.template, engines={"policy": stage.engine}, max_length=2000, visitors=guests
+    )
     async with serving(app) as url, openai.AsyncOpenAI(base_url=url, api_key="sk-whatever") as client:
 
         async def talk(headers: dict[str, str]) -> None:
@@ -159,9 +183,13 @@ async def test_guests_are_let_in_by_their_sessions_name(stage: Stage) -> None:
 
         await asyncio.gather(*(talk({"session_id": f"s{n % 3}"}) for n in range(9)), talk({}))
         own = await guests.attempt("s1")
-        await client.with_options(api_key=own.token).chat.completions.create(model="m", messages=[USER], extra_headers={"session_id": "s2"})
+        await client.with_options(api_key=own.token).chat.completions.create(
+            model="m", messages=[USER], extra_headers={"session_id": "s2"}
+        )
     counts = {name: len(await stage.calls(attempt)) for name, attempt in guests.attempts.items()}
     assert counts == {"s0": 3, "s1": 4, "s2": 3, None: 1}
     async with httpx2.AsyncClient() as bare:
-        strict = await bare.post(f"{stage.url}/v1/chat/completions", json={"model": "m", "messages": [USER]}, headers={"session_id": "s1"})
+        strict = await bare.post(
+            f"{stage.url}/v1/chat/completions", json={"model": "m", "messages": [USER]}, headers={"session_id": "s1"}
+        )
     assert strict.status_code == 401

@@ -29,12 +29,16 @@ def plain() -> ChatTemplate:
     return ChatTemplate.load(PLAIN)
 
 
-async def deltas(engine: ScriptedEngine, prompt_ids: Sequence[int], *, stream: bool = False, **sampling: Any) -> list[Delta]:
+async def deltas(
+    engine: ScriptedEngine, prompt_ids: Sequence[int], *, stream: bool = False, **sampling: Any
+) -> list[Delta]:
     settings = Sampling(**sampling)
     return [delta async for delta in engine.generate(prompt_ids, sampling=settings, policy="policy", stream=stream)]
 
 
-async def said(script: Script, template: ChatTemplate, *messages: Message, tools: Sequence[dict[str, Any]] = (), **sampling: Any) -> Message:
+async def said(
+    script: Script, template: ChatTemplate, *messages: Message, tools: Sequence[dict[str, Any]] = (), **sampling: Any
+) -> Message:
     """What arrives at the agent's side of the gateway."""
     messages = messages or (Message(role="user", content="hi"),)
     token = asked.set(ChatRequest(body={}, model="m", messages=messages, tools=tuple(tools)))
@@ -56,10 +60,15 @@ def wishes(message: Message) -> list[tuple[str, str]]:
     [
         (None, None),
         ({"type": "object"}, {"type": "json_object"}),
-        ({"type": "integer"}, {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "integer"}}}),
+        (
+            {"type": "integer"},
+            {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "integer"}}},
+        ),
     ],
 )
-async def test_a_script_that_wants_to_know_is_told_the_response_format(plain: ChatTemplate, schema: Any, told: Any) -> None:
+async def test_a_script_that_wants_to_know_is_told_the_response_format(
+    plain: ChatTemplate, schema: Any, told: Any
+) -> None:
     got: list[Any] = []
 
     def script(prompt: str, messages: list[Any], tools: list[Any], *, response_format: Any) -> str:
@@ -69,7 +78,9 @@ async def test_a_script_that_wants_to_know_is_told_the_response_format(plain: Ch
     async def waiting(prompt: str, messages: list[Any], tools: list[Any], response_format: Any = "nothing") -> str:
         return script(prompt, messages, tools, response_format=response_format)
 
-    token = asked.set(ChatRequest(body={}, model="m", messages=(Message(role="user", content="hi"),), json_schema=schema))
+    token = asked.set(
+        ChatRequest(body={}, model="m", messages=(Message(role="user", content="hi"),), json_schema=schema)
+    )
     for each in (script, waiting):
         await deltas(ScriptedEngine(each, plain), [1])
     asked.reset(token)
@@ -94,13 +105,19 @@ async def test_a_script_gets_the_prompt_the_messages_and_the_tools(plain: ChatTe
     assert prompt == plain.text(talk, tools=[TOOL]) and prompt.endswith("<|im_start|>assistant\n")
     assert messages == [
         {"role": "user", "content": "1+1?"},
-        {"role": "assistant", "content": "", "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a":  1}'}}]},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a":  1}'}}],
+        },
         {"role": "tool", "content": "2", "tool_call_id": "c1"},
     ]
     assert tools == [TOOL]
 
 
-@pytest.mark.parametrize("arguments", ['{"b":1,"a" : true}', '{ "text": "caf\\u00e9 \\"x\\"",  "n": null }', "{}", '{"é":[1, 2.50]}'])
+@pytest.mark.parametrize(
+    "arguments", ['{"b":1,"a" : true}', '{ "text": "caf\\u00e9 \\"x\\"",  "n": null }', "{}", '{"é":[1, 2.50]}']
+)
 async def test_arguments_given_as_text_are_kept_byte_for_byte(plain: ChatTemplate, arguments: str) -> None:
     message = await said(lambda *_: [{"name": "add", "arguments": arguments}], plain, tools=[TOOL])
     assert wishes(message) == [("add", arguments)] and message.content == ""
@@ -118,7 +135,9 @@ async def test_text_thoughts_and_tool_calls_may_come_together(plain: ChatTemplat
 
 
 async def test_a_raw_prompt_is_answered_with_text_and_the_end_of_the_turn(plain: ChatTemplate) -> None:
-    (delta,) = await deltas(ScriptedEngine(lambda prompt, messages, tools: f"{prompt}{messages}{tools}", plain), plain.encode("once"))
+    (delta,) = await deltas(
+        ScriptedEngine(lambda prompt, messages, tools: f"{prompt}{messages}{tools}", plain), plain.encode("once")
+    )
     assert plain.decode(delta.token_ids) == "once[][]" and delta.token_ids[-1] == plain.turn_end_id
 
 
@@ -134,8 +153,13 @@ async def test_a_stream_comes_token_by_token_with_logprobs(plain: ChatTemplate) 
     engine = ScriptedEngine(lambda *_: "one two three four", plain)
     (whole,) = await deltas(engine, [1], top_logprobs=3)
     parts = await deltas(engine, [1], stream=True)
-    assert tuple(token for part in parts for token in part.token_ids) == whole.token_ids and len(parts) == len(whole.token_ids) > 4
-    assert whole.logprobs == (0.0,) * len(whole.token_ids) and whole.top == tuple(((token, 0.0),) for token in whole.token_ids)
+    assert (
+        tuple(token for part in parts for token in part.token_ids) == whole.token_ids
+        and len(parts) == len(whole.token_ids) > 4
+    )
+    assert whole.logprobs == (0.0,) * len(whole.token_ids) and whole.top == tuple(
+        ((token, 0.0),) for token in whole.token_ids
+    )
 
 
 async def test_a_slow_plain_function_holds_up_nobody(plain: ChatTemplate) -> None:
@@ -183,7 +207,9 @@ async def test_what_goes_wrong_in_a_script_names_the_script(plain: ChatTemplate,
     assert told in caught.value.message
 
 
-@pytest.mark.parametrize("check", [check for check in CHECKS if check is not different_seeds_differ], ids=lambda c: c.__name__)
+@pytest.mark.parametrize(
+    "check", [check for check in CHECKS if check is not different_seeds_differ], ids=lambda c: c.__name__
+)
 async def test_a_scripted_engine_is_an_engine_that_knows_no_chance(plain: ChatTemplate, check: Any) -> None:
     engine = ScriptedEngine(lambda *_: "some words that are long enough to be cut, and then some more of them", plain)
     try:
@@ -214,7 +240,12 @@ number = 5
 
 def setup(template: ChatTemplate) -> EngineSetup:
     return EngineSetup(
-        policy="policy", config=EngineConfig(), folder=PLAIN, dtype="float32", decode=template.decode, turn_end_id=template.turn_end_id
+        policy="policy",
+        config=EngineConfig(),
+        folder=PLAIN,
+        dtype="float32",
+        decode=template.decode,
+        turn_end_id=template.turn_end_id,
     )
 
 

@@ -45,7 +45,9 @@ async def test_what_it_took_to_make_an_answer_is_let_go_with_it(stage: Stage, mo
         for _ in range(20):
             await ask(stage, attempt, client)
     gc.collect()
-    assert not [thing for thing in gc.get_objects() if type(thing) is Exchange and thing._session.attempt.token == attempt.token]
+    assert not [
+        thing for thing in gc.get_objects() if type(thing) is Exchange and thing._session.attempt.token == attempt.token
+    ]
     [session] = stage.gateway.sessions._sessions.values()
     assert len(session.unread._written) <= 1
     assert session.unread._waiting == {}
@@ -56,7 +58,9 @@ async def test_a_session_that_is_built_again_draws_as_if_what_was_given_up_had_n
     async with httpx2.AsyncClient() as client:
         stage.engine.delay_s = 1.0
         with pytest.raises(httpx2.TimeoutException):
-            await client.post(f"{stage.url}/v1/chat/completions", json=BODY, headers={"x-api-key": attempt.token}, timeout=0.2)
+            await client.post(
+                f"{stage.url}/v1/chat/completions", json=BODY, headers={"x-api-key": attempt.token}, timeout=0.2
+            )
         while not await stage.calls(attempt):
             await asyncio.sleep(0.01)
         stage.engine.delay_s = 0.0

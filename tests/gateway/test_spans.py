@@ -1,4 +1,6 @@
-"""What follows from calls alone: tool spans of real SDKs in each dialect, through a real socket, from what the store has kept."""
+"""What follows from calls alone: tool spans of real SDKs in each dialect, through a real socket, from what the store
+has kept.
+"""
 
 import json
 from typing import Any
@@ -28,11 +30,17 @@ async def tools(stage: Stage, attempt: Attempt) -> list[Span]:
 
 async def openai_chat(url: str, key: str) -> None:
     client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key)
-    offered: Any = [{"type": "function", "function": {"name": name, "parameters": PARAMETERS}} for name in ("weather", "time")]
+    offered: Any = [
+        {"type": "function", "function": {"name": name, "parameters": PARAMETERS}} for name in ("weather", "time")
+    ]
     messages: list[Any] = [{"role": "user", "content": "say a word"}]
     said = (await client.chat.completions.create(model="m", messages=messages, tools=offered)).choices[0].message
     first, second = said.tool_calls or []
-    messages += [said, {"role": "tool", "tool_call_id": second.id, "content": "12:00"}, {"role": "tool", "tool_call_id": first.id, "content": RAISED}]
+    messages += [
+        said,
+        {"role": "tool", "tool_call_id": second.id, "content": "12:00"},
+        {"role": "tool", "tool_call_id": first.id, "content": RAISED},
+    ]
     for _ in range(2):
         said = (await client.chat.completions.create(model="m", messages=messages, tools=offered)).choices[0].message
         messages += [{"role": "assistant", "content": said.content}, {"role": "user", "content": "again"}]
@@ -41,10 +49,15 @@ async def openai_chat(url: str, key: str) -> None:
 
 async def openai_responses(url: str, key: str) -> None:
     client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key)
-    offered: Any = [{"type": "function", "name": name, "parameters": PARAMETERS, "strict": False} for name in ("weather", "time")]
+    offered: Any = [
+        {"type": "function", "name": name, "parameters": PARAMETERS, "strict": False} for name in ("weather", "time")
+    ]
     said = await client.responses.create(model="m", input="say a word", tools=offered)
     ids = [item.call_id for item in said.output if item.type == "function_call"]
-    told: Any = [{"type": "function_call_output", "call_id": i, "output": text} for i, text in zip(ids, (RAISED, "12:00"), strict=True)]
+    told: Any = [
+        {"type": "function_call_output", "call_id": i, "output": text}
+        for i, text in zip(ids, (RAISED, "12:00"), strict=True)
+    ]
     for _ in range(2):
         said = await client.responses.create(model="m", input=told, tools=offered, previous_response_id=said.id)
         told = [{"role": "user", "content": "again"}]
@@ -84,14 +97,19 @@ async def google_gemini(url: str, key: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")
-@pytest.mark.parametrize("agent", [openai_chat, openai_responses, anthropic_messages, google_gemini], ids=lambda agent: agent.__name__)
+@pytest.mark.parametrize(
+    "agent", [openai_chat, openai_responses, anthropic_messages, google_gemini], ids=lambda agent: agent.__name__
+)
 async def test_each_tool_call_is_one_span_however_often_its_result_comes_back(stage: Stage, agent: Any) -> None:
     attempt = await stage.begin()
     stage.says(ASKS, "red", "green")
     await agent(stage.url, attempt.token)
     weather, clock = await tools(stage, attempt)
     calls = await stage.calls(attempt)
-    assert [(s.name, s.status, s.call_id) for s in (weather, clock)] == [("weather", "error", calls[0].id), ("time", "unset", calls[0].id)]
+    assert [(s.name, s.status, s.call_id) for s in (weather, clock)] == [
+        ("weather", "error", calls[0].id),
+        ("time", "unset", calls[0].id),
+    ]
     assert json.loads(weather.input or "") == {"city": "Oslo"} and clock.input == "{}"
     assert weather.error == RAISED and weather.attributes["exception.type"] == "ValueError" and clock.output == "12:00"
     assert (weather.started_at, weather.ended_at) == (calls[0].ended_at, calls[1].started_at)
@@ -104,16 +122,25 @@ async def test_sub_agents_that_take_turns_keep_their_results_apart(stage: Stage)
     client = openai.AsyncOpenAI(base_url=f"{stage.url}/v1", api_key=attempt.token)
     offered: Any = [{"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}]
     stage.says('<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>')
-    histories: dict[str, list[Any]] = {name: [{"role": "user", "content": f"you pick one colour {name}"}] for name in "AB"}
+    histories: dict[str, list[Any]] = {
+        name: [{"role": "user", "content": f"you pick one colour {name}"}] for name in "AB"
+    }
     for turn in range(3):
         for name, history in histories.items():
-            said = (await client.chat.completions.create(model=name, messages=history, tools=offered)).choices[0].message
+            said = (
+                (await client.chat.completions.create(model=name, messages=history, tools=offered)).choices[0].message
+            )
             [asked] = said.tool_calls or []
             history += [said, {"role": "tool", "tool_call_id": asked.id, "content": f"{name}{turn}"}]
     await client.close()
     found = await tools(stage, attempt)
     by_id = {call.id: call for call in await stage.calls(attempt)}
-    assert [(by_id[s.call_id or ""].agent, s.output) for s in found] == [("A", "A0"), ("B", "B0"), ("A", "A1"), ("B", "B1")]
+    assert [(by_id[s.call_id or ""].agent, s.output) for s in found] == [
+        ("A", "A0"),
+        ("B", "B0"),
+        ("A", "A1"),
+        ("B", "B1"),
+    ]
     assert [by_id[s.call_id or ""].index for s in found] == [0, 1, 2, 3]
 
 
@@ -121,14 +148,23 @@ async def test_functions_without_ids_are_told_apart_by_their_conversation(stage:
     attempt = await stage.begin()
     stage.says('<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>')
     histories: dict[str, list[Any]] = {name: [{"role": "user", "content": f"pick another one {name}"}] for name in "AB"}
-    async with httpx.AsyncClient(base_url=f"{stage.url}/v1", headers={"authorization": f"Bearer {attempt.token}"}) as client:
+    async with httpx.AsyncClient(
+        base_url=f"{stage.url}/v1", headers={"authorization": f"Bearer {attempt.token}"}
+    ) as client:
         for turn in range(3):
             for name, history in histories.items():
-                body = {"model": name, "messages": history, "functions": [{"name": "weather", "parameters": PARAMETERS}]}
+                body = {
+                    "model": name,
+                    "messages": history,
+                    "functions": [{"name": "weather", "parameters": PARAMETERS}],
+                }
                 said = (await client.post("/chat/completions", json=body)).json()["choices"][0]["message"]
                 history += [said, {"role": "function", "name": "weather", "content": f"{name}{turn}"}]
     by_id = {call.id: call for call in await stage.calls(attempt)}
-    found = [(by_id[span.call_id or ""].agent, by_id[span.call_id or ""].index, span.output) for span in await tools(stage, attempt)]
+    found = [
+        (by_id[span.call_id or ""].agent, by_id[span.call_id or ""].index, span.output)
+        for span in await tools(stage, attempt)
+    ]
     assert found == [("A", 0, "A0"), ("B", 1, "B0"), ("A", 2, "A1"), ("B", 3, "B1")]
 
 
@@ -136,7 +172,9 @@ async def test_a_tool_call_that_cannot_be_read_is_a_failed_tool(stage: Stage) ->
     attempt = await stage.begin()
     client = openai.AsyncOpenAI(base_url=f"{stage.url}/v1", api_key=attempt.token)
     offered: Any = [{"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}]
-    stage.says('<tool_call>\n{"name": "weather", "arguments": {"city": Oslo}}\n</tool_call>', "<tool_call> is how it is done")
+    stage.says(
+        '<tool_call>\n{"name": "weather", "arguments": {"city": Oslo}}\n</tool_call>', "<tool_call> is how it is done"
+    )
     await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "say a word"}], tools=offered)
     await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "say a word"}])
     await client.close()
@@ -149,7 +187,9 @@ async def test_an_answer_that_nobody_got_asks_for_nothing(stage: Stage) -> None:
     attempt = await stage.begin()
     stage.says(ASKS)
     stage.engine.error = RuntimeError("gone")
-    async with httpx.AsyncClient(base_url=f"{stage.url}/v1", headers={"authorization": f"Bearer {attempt.token}"}) as client:
+    async with httpx.AsyncClient(
+        base_url=f"{stage.url}/v1", headers={"authorization": f"Bearer {attempt.token}"}
+    ) as client:
         body = {"model": "m", "messages": [{"role": "user", "content": "say a word"}], "tools": []}
         assert (await client.post("/chat/completions", json=body)).status_code == 503
     [only] = spans_of(await stage.calls(attempt))

@@ -13,7 +13,10 @@ import openai
 import pytest
 from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Status, StatusCode, Tracer
@@ -35,7 +38,9 @@ TOOLS: Any = [{"type": "function", "function": {"name": "search", "parameters": 
 def tracing(url: str, **headers: str) -> Iterator[Tracer]:
     """The SDK as anybody sets it up; what it holds back is sent at the end."""
     provider = TracerProvider()
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url, headers=headers, compression=Compression.Gzip)))
+    provider.add_span_processor(
+        BatchSpanProcessor(OTLPSpanExporter(endpoint=url, headers=headers, compression=Compression.Gzip))
+    )
     try:
         yield provider.get_tracer("agent")
     finally:
@@ -60,7 +65,9 @@ def agent(url: str, token: str, tracer: Tracer, *, trace_all: bool = True, tool_
     messages: list[Any] = [{"role": "user", "content": "say a word"}]
 
     def ask() -> Any:
-        with tracer.start_as_current_span("chat m", attributes={"gen_ai.operation.name": "chat", "gen_ai.request.model": "m"}) as span:
+        with tracer.start_as_current_span(
+            "chat m", attributes={"gen_ai.operation.name": "chat", "gen_ai.request.model": "m"}
+        ) as span:
             answer = client.chat.completions.create(model="m", messages=messages, tools=TOOLS)
             span.set_attribute("gen_ai.response.id", answer.id)
             span.set_attribute("gen_ai.input.messages", json.dumps(messages, default=str))
@@ -71,14 +78,21 @@ def agent(url: str, token: str, tracer: Tracer, *, trace_all: bool = True, tool_
         [asked] = said.tool_calls
         operation = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "search"}
         with tracer.start_as_current_span("execute_tool search") as span:
-            span.set_attributes({**operation, **({"gen_ai.tool.call.id": asked.id} if tool_id else {"input.value": asked.function.arguments})})
+            span.set_attributes(
+                {
+                    **operation,
+                    **({"gen_ai.tool.call.id": asked.id} if tool_id else {"input.value": asked.function.arguments}),
+                }
+            )
             span.record_exception(KeyError("oslo"))
             span.set_status(Status(StatusCode.ERROR, "it broke"))
         messages.extend([said, {"role": "tool", "tool_call_id": asked.id, "content": "nothing found"}])
         ask()
 
     if trace_all:
-        with tracer.start_as_current_span("invoke_agent helper", attributes={"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "helper"}):
+        with tracer.start_as_current_span(
+            "invoke_agent helper", attributes={"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "helper"}
+        ):
             act()
     else:
         act()
@@ -142,12 +156,18 @@ async def test_a_token_opens_its_own_attempt_and_nothing_else(stage: Stage) -> N
     client = openai.AsyncOpenAI(base_url=f"{stage.url}/v1", api_key=theirs.token)
     answer = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "say a word"}])
     await client.close()
-    body = json.dumps(sent(attribute("gen_ai.operation.name", "chat"), attribute("gen_ai.response.id", answer.id))).encode()
+    body = json.dumps(
+        sent(attribute("gen_ai.operation.name", "chat"), attribute("gen_ai.response.id", answer.id))
+    ).encode()
     async with httpx.AsyncClient(base_url=stage.url) as http:
         headers = {"content-type": "application/json"}
         assert (await http.post("/v1/traces", content=body, headers=headers)).status_code == 401
-        assert (await http.post("/v1/traces", content=body, headers={**headers, "authorization": "Bearer x"})).status_code == 401
-        taken = await http.post("/v1/traces", content=body, headers={**headers, "authorization": f"Bearer {mine.token}"})
+        assert (
+            await http.post("/v1/traces", content=body, headers={**headers, "authorization": "Bearer x"})
+        ).status_code == 401
+        taken = await http.post(
+            "/v1/traces", content=body, headers={**headers, "authorization": f"Bearer {mine.token}"}
+        )
     assert (taken.status_code, taken.json()) == (200, {})
     assert await stage.store.spans([theirs.id]) == []
     [span] = await stage.store.spans([mine.id])
@@ -171,7 +191,11 @@ def sent(*attributes: dict[str, Any], span_id: str = "eee19b7ec3c1b174", **field
         "attributes": list(attributes),
         **fields,
     }
-    return {"resourceSpans": [{"resource": {}, "scopeSpans": [{"scope": {"name": "my.library"}, "spans": [span], "unknown": 1}]}]}
+    return {
+        "resourceSpans": [
+            {"resource": {}, "scopeSpans": [{"scope": {"name": "my.library"}, "spans": [span], "unknown": 1}]}
+        ]
+    }
 
 
 async def post(stage: Stage, attempt: Attempt, body: bytes, **headers: str) -> httpx.Response:
@@ -184,7 +208,9 @@ JSON = {"content-type": "application/json; charset=utf-8"}
 
 async def test_json_says_the_same_as_protobuf_with_ids_in_hexadecimal(stage: Stage) -> None:
     attempt = await stage.begin()
-    answer = await post(stage, attempt, json.dumps(sent(attribute("openinference.span.kind", "RETRIEVER"))).encode(), **JSON)
+    answer = await post(
+        stage, attempt, json.dumps(sent(attribute("openinference.span.kind", "RETRIEVER"))).encode(), **JSON
+    )
     assert (answer.status_code, answer.json(), answer.headers["content-type"]) == (200, {}, "application/json")
     [span] = await stage.store.spans([attempt.id])
     assert (span.id, span.parent_id) == ("eee19b7ec3c1b174", "eee19b7ec3c1b173")
@@ -195,7 +221,11 @@ async def test_json_says_the_same_as_protobuf_with_ids_in_hexadecimal(stage: Sta
 async def test_what_was_sent_twice_is_kept_once(stage: Stage) -> None:
     attempt = await stage.begin()
     for _ in range(2):
-        assert (await post(stage, attempt, gzip.compress(json.dumps(sent()).encode()), **JSON, **{"content-encoding": "gzip"})).status_code == 200
+        assert (
+            await post(
+                stage, attempt, gzip.compress(json.dumps(sent()).encode()), **JSON, **{"content-encoding": "gzip"}
+            )
+        ).status_code == 200
     assert len(await stage.store.spans([attempt.id])) == 1
 
 
@@ -206,7 +236,9 @@ async def test_spans_may_be_late_but_not_for_ever(stage: Stage, monkeypatch: pyt
     monkeypatch.setattr("lightningrl.store.spans.LATE_S", 0.0)
     answer = await post(stage, attempt, ExportTraceServiceRequest().SerializeToString(), **PROTOBUF)
     assert (answer.status_code, answer.content) == (200, b"")
-    said = (await post(stage, attempt, json.dumps(sent(span_id="eee19b7ec3c1b175")).encode(), **JSON)).json()["partialSuccess"]
+    said = (await post(stage, attempt, json.dumps(sent(span_id="eee19b7ec3c1b175")).encode(), **JSON)).json()[
+        "partialSuccess"
+    ]
     assert said["rejectedSpans"] == "1" and "it takes no more spans" in said["errorMessage"]
     assert len(await stage.store.spans([attempt.id])) == 1
 
@@ -220,7 +252,9 @@ async def test_spans_of_nobody_are_counted_and_explained(shared: Stage) -> None:
     assert (answer.status_code, told.rejected_spans) == (200, 1) and "hint:" in told.error_message
 
 
-async def test_a_stranger_who_stalls_does_not_keep_others_waiting(shared: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stranger_who_stalls_does_not_keep_others_waiting(
+    shared: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(traces, "UNSIGNED_S", 0.2)
 
     half = b"POST /v1/traces HTTP/1.1\r\nhost: h\r\ncontent-type: application/x-protobuf\r\ncontent-length: 9\r\n\r\nx"
@@ -249,7 +283,9 @@ async def test_a_stranger_who_stalls_does_not_keep_others_waiting(shared: Stage,
     ],
     ids=["protobuf", "json", "list", "type", "id", "deep", "gzip", "yaml"],
 )
-async def test_garbage_is_refused_in_the_words_of_the_protocol(stage: Stage, body: bytes, headers: dict[str, str], status: int) -> None:
+async def test_garbage_is_refused_in_the_words_of_the_protocol(
+    stage: Stage, body: bytes, headers: dict[str, str], status: int
+) -> None:
     attempt = await stage.begin()
     answer = await post(stage, attempt, body, **headers)
     assert answer.status_code == status
@@ -262,7 +298,9 @@ async def test_garbage_is_refused_in_the_words_of_the_protocol(stage: Stage, bod
 
 async def test_a_bad_span_does_not_take_the_others_with_it(shared: Stage) -> None:
     attempt = await shared.begin()
-    forged = sent(attribute("gen_ai.operation.name", "chat"), attribute("gen_ai.response.id", f"chatcmpl-{attempt.id}-99"))
+    forged = sent(
+        attribute("gen_ai.operation.name", "chat"), attribute("gen_ai.response.id", f"chatcmpl-{attempt.id}-99")
+    )
     body = sent(span_id="eee19b7ec3c1b177")
     body["resourceSpans"] += forged["resourceSpans"]
     said = (await post(shared, attempt, json.dumps(body).encode(), **JSON)).json()["partialSuccess"]
@@ -280,12 +318,21 @@ async def test_a_span_that_may_be_a_neighbours_is_nobodys(shared: Stage) -> None
             answers.append(await client.chat.completions.create(model="m", messages=messages, tools=TOOLS))
     ids = {answer.choices[0].message.tool_calls[0].id for answer in answers}
     assert len(ids) == 1, "rollouts of the same seed"
-    tool = sent(attribute("gen_ai.operation.name", "execute_tool"), attribute("gen_ai.tool.call.id", ids.pop()), traceId="1" * 32)
+    tool = sent(
+        attribute("gen_ai.operation.name", "execute_tool"),
+        attribute("gen_ai.tool.call.id", ids.pop()),
+        traceId="1" * 32,
+    )
     async with httpx.AsyncClient(base_url=shared.url) as http:
         said = (await http.post("/v1/traces", content=json.dumps(tool).encode(), headers=JSON)).json()["partialSuccess"]
     assert said["rejectedSpans"] == "1"
 
-    mixed = sent(attribute("gen_ai.operation.name", "chat"), attribute("gen_ai.response.id", answers[1].id), span_id="1" * 16, traceId="2" * 32)
+    mixed = sent(
+        attribute("gen_ai.operation.name", "chat"),
+        attribute("gen_ai.response.id", answers[1].id),
+        span_id="1" * 16,
+        traceId="2" * 32,
+    )
     mixed["resourceSpans"] += sent(span_id="2" * 16, traceId="3" * 32)["resourceSpans"]
     said = (await post(shared, mine, json.dumps(mixed).encode(), **JSON)).json()["partialSuccess"]
     assert said["rejectedSpans"] == "1"
@@ -294,15 +341,28 @@ async def test_a_span_that_may_be_a_neighbours_is_nobodys(shared: Stage) -> None
 
 
 def span(name: str, **fields: Any) -> Span:
-    made = Span(id=name, attempt_id="a", call_id=None, kind="tool", name=name, started_at=1.0, ended_at=2.0, trace_id="t")
+    made = Span(
+        id=name, attempt_id="a", call_id=None, kind="tool", name=name, started_at=1.0, ended_at=2.0, trace_id="t"
+    )
     return replace(made, **fields)
 
 
 def test_a_tool_that_both_know_of_counts_once() -> None:
     def derived(name: str, n: int) -> Span:
-        return span(name, id=f"d{n}", call_id=f"c{n}", input='{"a": 1, "b": 2}', output="x", started_at=10.0 * n, ended_at=10.0 * n + 9)
+        return span(
+            name,
+            id=f"d{n}",
+            call_id=f"c{n}",
+            input='{"a": 1, "b": 2}',
+            output="x",
+            started_at=10.0 * n,
+            ended_at=10.0 * n + 9,
+        )
 
-    by_time, by_arguments = span("time", started_at=11.0, ended_at=12.0), span("arguments", input='{"b":2,"a":1}', started_at=0.5)
+    by_time, by_arguments = (
+        span("time", started_at=11.0, ended_at=12.0),
+        span("arguments", input='{"b":2,"a":1}', started_at=0.5),
+    )
     inner = span("time", id="inner", parent_id="time", started_at=11.5, ended_at=11.6)
     failed = replace(derived("failed", 3), status="error", error="no")
     told = [by_time, by_arguments, inner, span("failed", started_at=30.0, ended_at=31.0)]

@@ -96,7 +96,9 @@ def test_each_of_a_thousand_damages_is_noticed(checkpoint: Path) -> None:
     good = checkpoint / "step-00002"
     files = {path: path.read_bytes() for path in good.rglob("*") if path.is_file()}
     older = {path: (checkpoint / "step-00001" / path.relative_to(good)).read_bytes() for path in files}
-    assert {"manifest.json", "model.safetensors", "moments.safetensors", "weights.safetensors", "trainer.json"} <= {path.name for path in files}
+    assert {"manifest.json", "model.safetensors", "moments.safetensors", "weights.safetensors", "trainer.json"} <= {
+        path.name for path in files
+    }
     for number in range(1000):
         kind = ("flip", "truncate", "lengthen", "zero", "exchange", "older", "remove")[number % 7]
         changed = damaged(files, older, kind=kind, rng=rng)
@@ -117,7 +119,9 @@ def test_a_checkpoint_of_another_policy_or_version_is_noticed(checkpoint: Path) 
 # What a run does about it
 
 
-async def test_a_damaged_checkpoint_costs_a_step_and_changes_nothing(two_policies: SmallRecipe, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_damaged_checkpoint_costs_a_step_and_changes_nothing(
+    two_policies: SmallRecipe, caplog: pytest.LogCaptureFixture
+) -> None:
     """Both policies go back to the version before, and learn from the same records again."""
     run = await learn(two_policies, "run")
     learnt = {policy: digest(run / "model" / policy) for policy in ("asker", "picker")}
@@ -125,7 +129,10 @@ async def test_a_damaged_checkpoint_costs_a_step_and_changes_nothing(two_policie
     with caplog.at_level(logging.WARNING):
         await learn(two_policies, "run")
     (said,) = [record.getMessage() for record in caplog.records if "checkpoint" in record.getMessage()]
-    assert "checkpoint 2 is damaged: `" in said and "moments.safetensors` has changed since it was written; going on from version 1" in said
+    assert (
+        "checkpoint 2 is damaged: `" in said
+        and "moments.safetensors` has changed since it was written; going on from version 1" in said
+    )
     assert {policy: digest(run / "model" / policy) for policy in ("asker", "picker")} == learnt
 
 
@@ -133,10 +140,14 @@ async def test_what_was_queued_waits_for_the_weights_that_it_is_to_run_with(fini
     """A rollout of the step after a damaged checkpoint is in the queue already when that checkpoint is learnt again."""
     run = finished.folder / "run"
     flip_a_bit(run / "checkpoints/step-00002/model.safetensors")
-    finished.rewrite_agent(lambda text: text.replace("    messages = ", "    open('asks', 'w').close()\n    messages = "))
+    finished.rewrite_agent(
+        lambda text: text.replace("    messages = ", "    open('asks', 'w').close()\n    messages = ")
+    )
     async with lightning(load_config(finished.path, ["tasks.heldout=1"]), run) as server:
         task = Task(id="t", input={"question": "say a word"}, split="train")
-        await server.store.enqueue([Rollout(id="next", group_id="next", task=task, sampling={"temperature": 1.0, "seed": 1})])
+        await server.store.enqueue(
+            [Rollout(id="next", group_id="next", task=task, sampling={"temperature": 1.0, "seed": 1})]
+        )
         while not (finished.folder / "asks").exists():
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.3)  # its first call waits for the engine
@@ -196,7 +207,8 @@ async def test_checkpoints_without_their_store_are_not_written_over(finished: Sm
     before = digest(finished.folder / "run/checkpoints/step-00002")
     for _ in range(2):
         with pytest.raises(
-            UserError, match=r"(?s)has checkpoints up to version 2, but its store knows of none.*\nhint: put the run's `store.sqlite` back"
+            UserError,
+            match=r"(?s)has checkpoints up to version 2, but its store knows of none.*\nhint: put the run's `store.sqlite` back",
         ):
             await learn(finished, "run")
     assert digest(finished.folder / "run/checkpoints/step-00002") == before
@@ -229,7 +241,9 @@ class Slow(LocalTrainer):
 async def test_the_event_loop_runs_on_while_a_checkpoint_is_written_and_read(small_recipe: SmallRecipe) -> None:
     (small_recipe.folder / "slow.py").write_text(SLOW)
     (small_recipe.folder / "run").mkdir()
-    async with lightning(load_config(small_recipe.path, ["trainer.name=slow:Slow"]), small_recipe.folder / "run") as server:
+    async with lightning(
+        load_config(small_recipe.path, ["trainer.name=slow:Slow"]), small_recipe.folder / "run"
+    ) as server:
         loop = server.loop(Nobody())
         for busy in (loop.restore, loop.restore, lambda: server.export(small_recipe.folder / "out")):
             began, longest = time.monotonic(), 0.0

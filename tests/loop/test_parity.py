@@ -1,4 +1,5 @@
-"""What was served is what is learnt from, token for token: a batch of each recipe, through its own SDK and real sockets, against invariants 1 to 3.
+"""What was served is what is learnt from, token for token: a batch of each recipe, through its own SDK and real
+sockets, against invariants 1 to 3.
 
 Recipes in venvs of their own, and those that need Node, are in `tests_recipes`.
 """
@@ -29,6 +30,10 @@ async def test_every_token_that_was_served_is_learnt_from_as_it_was(recipe: str,
     batch = await collected(RECIPES / recipe, tmp_path, overrides=SMALL, steps=steps)
     check(batch)
     captures = Counter[Capture](call.capture for call in batch.calls)
-    assert captures.keys() == {"rendered", "bridged"}, [call.capture_reason for call in batch.calls if call.capture_reason]
+    assert captures.keys() == {"rendered", "bridged"}, [
+        call.capture_reason for call in batch.calls if call.capture_reason
+    ]
     assert captures["bridged"] > 2
-    assert {trained.policy for trained in batch.trained} == {call.policy for call in batch.calls} == batch.left_out.keys()
+    assert (
+        {trained.policy for trained in batch.trained} == {call.policy for call in batch.calls} == batch.left_out.keys()
+    )

@@ -58,8 +58,14 @@ def digest(folder: Path) -> str:
 async def test_each_policy_learns_from_its_own_calls_and_has_its_own_versions(recipe: SmallRecipe) -> None:
     run = recipe.folder / "run"
     calls = await learn(load_config(recipe.path), run)
-    assert {(call.agent, call.policy, call.policy_version) for call in calls} == {(p, p, v) for p in ("asker", "picker") for v in (0, 1)}
-    start, asker, picker = digest(recipe.folder / "model"), digest(run / "model" / "asker"), digest(run / "model" / "picker")
+    assert {(call.agent, call.policy, call.policy_version) for call in calls} == {
+        (p, p, v) for p in ("asker", "picker") for v in (0, 1)
+    }
+    start, asker, picker = (
+        digest(recipe.folder / "model"),
+        digest(run / "model" / "asker"),
+        digest(run / "model" / "picker"),
+    )
     assert len({start, asker, picker}) == 3
 
 
@@ -67,14 +73,21 @@ async def test_a_policy_whose_calls_do_not_teach_stays_bit_for_bit_what_it_was(r
     recipe.path.write_text(recipe.path.read_text() + "train = false\n")
     run = recipe.folder / "run"
     await learn(load_config(recipe.path), run)
-    assert digest(run / "model" / "picker") == digest(run / "checkpoints" / "step-00001" / "picker") == digest(recipe.folder / "model")
+    assert (
+        digest(run / "model" / "picker")
+        == digest(run / "checkpoints" / "step-00001" / "picker")
+        == digest(recipe.folder / "model")
+    )
     assert digest(run / "model" / "asker") != digest(recipe.folder / "model")
 
 
 async def test_what_one_policy_learns_does_not_depend_on_how_another_is_trained(recipe: SmallRecipe) -> None:
     """After one step both have learnt from the same rollouts."""
     for name, rate in (("fast", 1e-2), ("slow", 1e-5)):
-        await learn(load_config(recipe.path, ["loop.steps=1", f"policies.picker.trainer.learning_rate={rate}"]), recipe.folder / name)
+        await learn(
+            load_config(recipe.path, ["loop.steps=1", f"policies.picker.trainer.learning_rate={rate}"]),
+            recipe.folder / name,
+        )
     fast, slow = recipe.folder / "fast" / "model", recipe.folder / "slow" / "model"
     assert digest(fast / "asker") == digest(slow / "asker")
     assert digest(fast / "picker") != digest(slow / "picker")
@@ -117,7 +130,9 @@ def test_what_is_wrong_with_a_policy_is_said(recipe: SmallRecipe, change: Callab
 async def test_groups_that_cannot_teach_are_replaced_by_other_tasks(recipe: SmallRecipe) -> None:
     """One of the two questions always earns the same."""
     reward = "    return len(answer) % 5 / 4"
-    recipe.rewrite_agent(lambda text: text.replace(reward, f'    if task["question"] == "say a word":\n        return 0.5\n{reward}'))
+    recipe.rewrite_agent(
+        lambda text: text.replace(reward, f'    if task["question"] == "say a word":\n        return 0.5\n{reward}')
+    )
     (recipe.folder / "run").mkdir()
     config = load_config(recipe.path, ["algorithm.dynamic_sampling=3"])
     async with lightning(config, recipe.folder / "run") as server:
@@ -196,7 +211,13 @@ async def test_intermediate_rewards_teach_where_the_final_one_says_nothing(recip
     recipe.rewrite_agent(lambda text: text.replace("return len(answer) % 5 / 4", "return 1.0"))
     (recipe.folder / "brevity.py").write_text(RULE)
     (recipe.folder / "run").mkdir()
-    overrides = ['air=[{rule="brevity:brief"}]', "preset=rloo", "algorithm.credit=air", "algorithm.group_by=role", f"algorithm.shaping={shaping}"]
+    overrides = [
+        'air=[{rule="brevity:brief"}]',
+        "preset=rloo",
+        "algorithm.credit=air",
+        "algorithm.group_by=role",
+        f"algorithm.shaping={shaping}",
+    ]
     async with lightning(load_config(recipe.path, overrides), recipe.folder / "run") as server:
         loop = server.loop(Nobody())
         await loop.restore()
@@ -205,11 +226,19 @@ async def test_intermediate_rewards_teach_where_the_final_one_says_nothing(recip
         lessons, metrics = await loop.credit(0, batch)
     earned = {call.id: -len(str(call.response["choices"][0]["message"]["content"])) / 10 for call in calls}
     assert len(set(earned.values())) > 2
-    assert metrics["reward/mean"] == 1.0 and metrics["reward/air.brevity:brief"] == pytest.approx(sum(earned.values()) / len(batch))
+    assert metrics["reward/mean"] == 1.0 and metrics["reward/air.brevity:brief"] == pytest.approx(
+        sum(earned.values()) / len(batch)
+    )
     for group in {rollout.group_id for rollout in batch}:
         second = [lesson for lesson in lessons["picker"] if lesson.group_id == group and lesson.weights.any()]
-        first = {lesson.rollout_id: lesson.transition.call_id for lesson in lessons["picker"] if lesson.transition.agent == "asker"}
+        first = {
+            lesson.rollout_id: lesson.transition.call_id
+            for lesson in lessons["picker"]
+            if lesson.transition.agent == "asker"
+        }
         # The last call gets its own reward on top, or else what its potential still owes for the call before it.
-        values = [earned[le.transition.call_id] if shaping == "additive" else -earned[first[le.rollout_id]] for le in second]
+        values = [
+            earned[le.transition.call_id] if shaping == "additive" else -earned[first[le.rollout_id]] for le in second
+        ]
         expected = np.array(values) - (np.sum(values) - values) / (len(values) - 1)
         np.testing.assert_allclose([lesson.advantages[0] for lesson in second], expected, atol=1e-6)

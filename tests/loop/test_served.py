@@ -1,4 +1,6 @@
-"""After every publication the engine must speak for the weights that were published; an engine that does not is found out."""
+"""After every publication the engine must speak for the weights that were published; an engine that does not is found
+out.
+"""
 
 from pathlib import Path
 
@@ -75,7 +77,9 @@ async def test_an_engine_that_loads_what_is_published_goes_on(recipe: SmallRecip
 
 
 async def test_an_engine_that_ignores_new_weights_is_found_out(recipe: SmallRecipe) -> None:
-    with pytest.raises(EngineError, match=r"serves other weights than were published: logprobs of version 1 ") as raised:
+    with pytest.raises(
+        EngineError, match=r"serves other weights than were published: logprobs of version 1 "
+    ) as raised:
         await learn(recipe, "Stale")
     assert "hint:" in str(raised.value)
 
@@ -89,7 +93,9 @@ async def test_one_small_step_is_seen(recipe: SmallRecipe) -> None:
     """The check is worth something at a rate that large models are trained with."""
     with pytest.raises(EngineError, match="serves other weights"):
         await learn(recipe, "Stale", "trainer.learning_rate=1e-4", "trainer.minibatches=1")
-    assert not (recipe.folder / "run" / "checkpoints" / "step-00002" / Path("config.json")).exists(), "it stopped at the first step"
+    assert not (recipe.folder / "run" / "checkpoints" / "step-00002" / Path("config.json")).exists(), (
+        "it stopped at the first step"
+    )
 
 
 @pytest.mark.parametrize("rank", [0, 4])

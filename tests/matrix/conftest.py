@@ -1,6 +1,8 @@
-"""Runs agents of the matrix as a person would: `lightningrl run` on a program that knows the environment and nothing else.
+"""Runs agents of the matrix as a person would: `lightningrl run` on a program that knows the environment and nothing
+else.
 
-All agents that a session will ask for are started when the first one is asked for, a few at a time: most of their time is start-up.
+All agents that a session will ask for are started when the first one is asked for, a few at a time: most of their time
+is start-up.
 """
 
 import asyncio
@@ -72,11 +74,15 @@ class Ran:
 @pytest.fixture(scope="session")
 def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Program], Ran]]:
     """Ask for what an agent has left behind."""
-    items = [item for item in request.session.items if "ran" in item.fixturenames and not item.get_closest_marker("skip")]  # type: ignore[attr-defined]
+    items = [
+        item for item in request.session.items if "ran" in item.fixturenames and not item.get_closest_marker("skip")
+    ]  # type: ignore[attr-defined]
     selected = [item.callspec.params["case"].program for item in items]  # type: ignore[attr-defined]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         ready = [program for program in selected if program.needs.exists()]
-        futures: dict[Program, Future[Ran]] = {program: pool.submit(run, program, tmp_path_factory.mktemp(program.name)) for program in ready}
+        futures: dict[Program, Future[Ran]] = {
+            program: pool.submit(run, program, tmp_path_factory.mktemp(program.name)) for program in ready
+        }
 
         def result(program: Program) -> Ran:
             if program not in futures:
@@ -104,17 +110,37 @@ def run(program: Program, folder: Path) -> Ran:
         "PYTHONUTF8": "1",
         "OMP_NUM_THREADS": "1",
     }
-    ours = [sys.executable, "-m", "lightningrl", "run", "--engine", program.engine, *program.flags, "--json", "--run-dir", str(folder / "run")]
+    ours = [
+        sys.executable,
+        "-m",
+        "lightningrl",
+        "run",
+        "--engine",
+        program.engine,
+        *program.flags,
+        "--json",
+        "--run-dir",
+        str(folder / "run"),
+    ]
     began = time.monotonic()
     done = subprocess.run(
-        [*ours, "--", *program.command], cwd=home, env={**os.environ, **more}, capture_output=True, text=True, timeout=LONGEST_S, check=False
+        [*ours, "--", *program.command],
+        cwd=home,
+        env={**os.environ, **more},
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_S,
+        check=False,
     )
     seconds = time.monotonic() - began
     lines = done.stdout.splitlines()
     assert lines and lines[-1].startswith("{"), f"no report\n{done.stdout}\n{done.stderr}"
     return Ran(
         code=code,
-        printed={word: [json.loads(line.partition(f"{word} ")[2]) for line in lines if f"{word} " in line] for word in ("TOOL", "ANSWER")},
+        printed={
+            word: [json.loads(line.partition(f"{word} ")[2]) for line in lines if f"{word} " in line]
+            for word in ("TOOL", "ANSWER")
+        },
         report=json.loads(lines[-1]),
         lines=lines[:-1],
         folder=home,

@@ -1,7 +1,9 @@
-"""What says the model in the matrix? Scripts that look at messages and tools, as tiny models of rules: call the tool, then tell its result.
+"""What says the model in the matrix? Scripts that look at messages and tools, as tiny models of rules: call the tool,
+then tell its result.
 
-Arguments are spelt on purpose as no serialiser spells them. A code that only the tool knows must come back in the answer.
-Whatever is said is noted in `$MATRIX_SAID`, one JSON object a line, so that a test can hold it against what was captured.
+Arguments are spelt on purpose as no serialiser spells them. A code that only the tool knows must come back in the
+answer. Whatever is said is noted in `$MATRIX_SAID`, one JSON object a line, so that a test can hold it against what was
+captured.
 """
 
 import json
@@ -24,7 +26,9 @@ def noted(script: Callable[[str, Messages, Messages], Answer]) -> Callable[[str,
     def speak(prompt: str, messages: Messages, tools: Messages) -> Answer:
         said = script(prompt, messages, tools)
         line = json.dumps({"prompt": prompt, "said": {"content": said} if isinstance(said, str) else said})
-        with open(os.environ["MATRIX_SAID"], "a", encoding="utf-8") as file:  # one write a line: answers may be given at the same time
+        with open(
+            os.environ["MATRIX_SAID"], "a", encoding="utf-8"
+        ) as file:  # one write a line: answers may be given at the same time
             file.write(line + "\n")
         return said
 
@@ -120,5 +124,7 @@ def _call(name: str, arguments: str) -> dict[str, str]:
 
 def _codes(messages: Messages) -> str:
     """What the tool has told, as it stands in the conversation."""
-    found = [code for message in messages for code in CODE.findall(message["content"]) if message["role"] != "assistant"]
+    found = [
+        code for message in messages for code in CODE.findall(message["content"]) if message["role"] != "assistant"
+    ]
     return " and ".join(dict.fromkeys(found))

@@ -1,4 +1,6 @@
-"""What says the model to agents of Node, and to coding agents? As in `scripts.py`: rules that look at messages and tools."""
+"""What says the model to agents of Node, and to coding agents? As in `scripts.py`: rules that look at messages and
+tools.
+"""
 
 import json
 
@@ -37,7 +39,13 @@ def errand(prompt: str, messages: Messages, tools: Messages) -> Answer:
         return f"It printed {found}." if found else {"tool_calls": [_run(tools, 1), _run(tools, 2)]}
     if found:
         return f"I was told {found}."
-    sent = {"description": "Look", "prompt": ERRAND, "subagent_type": "general-purpose", "model": "haiku", "run_in_background": False}
+    sent = {
+        "description": "Look",
+        "prompt": ERRAND,
+        "subagent_type": "general-purpose",
+        "model": "haiku",
+        "run_in_background": False,
+    }
     return {"content": "I send somebody.", "tool_calls": [_call("Agent", json.dumps(sent, indent=1))]}
 
 

@@ -1,6 +1,8 @@
-"""Do real agents of many frameworks work through the gateway, unchanged, and is each of their calls captured token by token?
+"""Do real agents of many frameworks work through the gateway, unchanged, and is each of their calls captured token by
+token?
 
-Each case is a small genuine agent: a tool, two or more calls of a model, a final answer. See docs/gateway.md for how it is run.
+Each case is a small genuine agent: a tool, two or more calls of a model, a final answer. See docs/gateway.md for how it
+is run.
 """
 
 import json
@@ -100,12 +102,19 @@ def both(command: str, **what: Any) -> list[Case]:
     return [case(command, **what), case(f"{command} stream", **what)]
 
 
-HANDED = {"script": "handoff", "calls": (FRESH, forked(0, reasons.TOOLS_CHANGED), bridged(1), bridged(2)), "tools": (ZURICH, OSLO), "answers": BOTH}
+HANDED = {
+    "script": "handoff",
+    "calls": (FRESH, forked(0, reasons.TOOLS_CHANGED), bridged(1), bridged(2)),
+    "tools": (ZURICH, OSLO),
+    "answers": BOTH,
+}
 FORM = {"script": "structured", "answers": ("{0}",)}
 REWRITTEN = (FRESH, forked(0, reasons.ANSWER_REWRITTEN))
 """smolagents writes calls of tools into the text of the answer, as a model could have said it and did not."""
 REFLECTED = (FRESH, forked(0, reasons.TOOLS_CHANGED), partly(0, reasons.TOOLS_CHANGED))
-"""AutoGen reflects without tools, so the prompt begins differently; the next question has them again, and the reflection's answer as text."""
+"""AutoGen reflects without tools, so the prompt begins differently; the next question has them again, and the
+reflection's answer as text.
+"""
 RESPONSES = {"dialect": "openai.responses"}
 ANTHROPIC: dict[str, Any] = {"dialect": "anthropic.messages"}
 GOOGLE = {"dialect": "google.gemini"}
@@ -125,7 +134,9 @@ CASES = [
     *both("autogen_assistant", calls=REFLECTED, answers=TWICE),
     *both("autogen_assistant loop", calls=THREE, answers=TWICE),
     *both("autogen_team", script="team", calls=(FRESH, bridged(0), FRESH), answers=("Printed: {0}. DONE",)),
-    *both("autogen_team selector", script="team", calls=(FRESH, FRESH, bridged(1), FRESH), answers=("Printed: {0}. DONE",)),
+    *both(
+        "autogen_team selector", script="team", calls=(FRESH, FRESH, bridged(1), FRESH), answers=("Printed: {0}. DONE",)
+    ),
     *both("pydantic_agent chat", **FORM),
     *both("pydantic_agent responses", **FORM, **RESPONSES),
     *both("pydantic_agent anthropic", **FORM, **ANTHROPIC, streams=True),
@@ -150,7 +161,9 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_an_agent_works_unchanged_and_is_captured_token_by_token(case: Case, ran: Callable[[Program], Ran], template: ChatTemplate) -> None:
+def test_an_agent_works_unchanged_and_is_captured_token_by_token(
+    case: Case, ran: Callable[[Program], Ran], template: ChatTemplate
+) -> None:
     found = ran(case.program)
     assert found.report["exit_code"] == 0, found.log
     codes = [f"{found.code}/{days}" for days in (2, 3)]
@@ -172,7 +185,9 @@ def assert_linked(calls: list[Call], case: Case) -> None:
 
 
 def assert_exact(found: Ran, template: ChatTemplate) -> None:
-    """The ids say what the script was asked and what it said; a bridged prompt begins with all that its parent read and sampled."""
+    """The ids say what the script was asked and what it said; a bridged prompt begins with all that its parent read and
+    sampled.
+    """
     known = {call.id: call for call in found.calls}
     for call in found.calls:
         prompt = template.decode(call.prompt_ids.tolist(), control=True)
@@ -187,10 +202,13 @@ def assert_exact(found: Ran, template: ChatTemplate) -> None:
 
 
 def assert_spelled(completion: str, said: dict[str, Any]) -> None:
-    """ChatML with Hermes tool calls, written here by hand: arguments byte for byte, text beside calls, thoughts in front."""
+    """ChatML with Hermes tool calls, written here by hand: arguments byte for byte, text beside calls, thoughts in
+    front.
+    """
     thoughts = f"<think>\n{said['reasoning']}\n</think>\n\n" if said.get("reasoning") else ""
     calls = [
-        f'<tool_call>\n{{"name": {json.dumps(call["name"])}, "arguments": {call["arguments"]}}}\n</tool_call>' for call in said.get("tool_calls", ())
+        f'<tool_call>\n{{"name": {json.dumps(call["name"])}, "arguments": {call["arguments"]}}}\n</tool_call>'
+        for call in said.get("tool_calls", ())
     ]
     text = said.get("content", "")
     whole = thoughts + "\n".join([text, *calls] if text else calls) + "<|im_end|>"

@@ -1,6 +1,8 @@
-"""Do agents of Node, and the coding agents that npm installs, work through the gateway, unchanged and captured token by token?
+"""Do agents of Node, and the coding agents that npm installs, work through the gateway, unchanged and captured token by
+token?
 
-The AI SDK in two versions, with each of its providers; Claude Code, Codex and Gemini CLI with their shell. See `test_matrix.py`.
+The AI SDK in two versions, with each of its providers; Claude Code, Codex and Gemini CLI with their shell. See
+`test_matrix.py`.
 """
 
 import json
@@ -12,7 +14,20 @@ import pytest
 from lightningrl.chat import ChatTemplate, reasons
 
 from .conftest import HERE, Program, Ran
-from .test_matrix import FRESH, THREE, TWICE, TWO, ZURICH, Case, Link, assert_counted, assert_exact, assert_linked, bridged, forked
+from .test_matrix import (
+    FRESH,
+    THREE,
+    TWICE,
+    TWO,
+    ZURICH,
+    Case,
+    Link,
+    assert_counted,
+    assert_exact,
+    assert_linked,
+    bridged,
+    forked,
+)
 
 NODE = HERE / "node"
 READY = NODE / "node_modules" / ".ready"
@@ -32,12 +47,25 @@ DIALECTS = {
 """Provider of the AI SDK → what it speaks."""
 
 
-def sdk(words: str, *, calls: tuple[Link, ...] = TWO, answers: tuple[str, ...] = ("{0}",), script: str = "scripts_node:structured") -> Case:
+def sdk(
+    words: str,
+    *,
+    calls: tuple[Link, ...] = TWO,
+    answers: tuple[str, ...] = ("{0}",),
+    script: str = "scripts_node:structured",
+) -> Case:
     """`node agent.mjs 7 responses output stream`"""
     version, provider, *rest = words.split()
     command = ("node", str(NODE / "agent.mjs"), version, provider, *rest)
     program = Program(name=f"ai-{words.replace(' ', '-')}", command=command, engine=script, needs=READY, hint=HINT)
-    return Case(program=program, dialect=DIALECTS[provider], calls=calls, tools=(ZURICH,), answers=answers, streamed="stream" in rest)
+    return Case(
+        program=program,
+        dialect=DIALECTS[provider],
+        calls=calls,
+        tools=(ZURICH,),
+        answers=answers,
+        streamed="stream" in rest,
+    )
 
 
 def asked_twice(words: str) -> Case:
@@ -45,7 +73,13 @@ def asked_twice(words: str) -> Case:
 
 
 def coding(
-    name: str, *command: str, dialect: str, calls: tuple[Link, ...] = THREE, script: str = "shell", route: str = "", streamed: bool | None = True
+    name: str,
+    *command: str,
+    dialect: str,
+    calls: tuple[Link, ...] = THREE,
+    script: str = "shell",
+    route: str = "",
+    streamed: bool | None = True,
 ) -> Case:
     """A question, two commands one after the other, an answer."""
     program = Program(
@@ -64,7 +98,12 @@ THEN_AN_OBJECT = (*TWO, forked(1, reasons.TOOLS_CHANGED))
 THEN_AGAIN = (*THREE, bridged(2))
 """Question, command, command, answer; then another process with the question once more."""
 SDK = [
-    *(asked_twice(f"{version} {provider}{how}") for version in (6, 7) for provider in DIALECTS for how in ("", " stream")),
+    *(
+        asked_twice(f"{version} {provider}{how}")
+        for version in (6, 7)
+        for provider in DIALECTS
+        for how in ("", " stream")
+    ),
     *(sdk(f"7 {provider} output{how}") for provider in DIALECTS for how in ("", " stream")),
     *(sdk(f"7 {provider} object", calls=THEN_AN_OBJECT) for provider in DIALECTS),
     *(sdk(f"6 {provider} output stream") for provider in DIALECTS),
@@ -84,7 +123,16 @@ ERRAND = coding(
 CODING = [
     coding("claude", *CLAUDE, dialect=ANTHROPIC),
     STREAM_JSON,
-    coding("claude-continue", "sh", "-c", '"$@" && claude --continue -p "$0"', AGAIN, *CLAUDE, dialect=ANTHROPIC, calls=THEN_AGAIN),
+    coding(
+        "claude-continue",
+        "sh",
+        "-c",
+        '"$@" && claude --continue -p "$0"',
+        AGAIN,
+        *CLAUDE,
+        dialect=ANTHROPIC,
+        calls=THEN_AGAIN,
+    ),
     ERRAND,
     coding("codex", *CODEX, QUESTION, dialect=RESPONSES),
     coding(
@@ -99,14 +147,24 @@ CODING = [
         calls=THEN_AGAIN,
     ),
     coding(
-        "gemini", "sh", str(NODE / "gemini.sh"), "--yolo", "-p", QUESTION, dialect=GOOGLE, streamed=None, calls=(FRESH, FRESH, bridged(1), bridged(2))
+        "gemini",
+        "sh",
+        str(NODE / "gemini.sh"),
+        "--yolo",
+        "-p",
+        QUESTION,
+        dialect=GOOGLE,
+        streamed=None,
+        calls=(FRESH, FRESH, bridged(1), bridged(2)),
     ),
 ]
 """Gemini CLI asks first, of a smaller model and in one piece, which model to ask."""
 
 
 @pytest.mark.parametrize("case", SDK, ids=str)
-def test_an_agent_of_the_ai_sdk_works_unchanged(case: Case, ran: Callable[[Program], Ran], template: ChatTemplate) -> None:
+def test_an_agent_of_the_ai_sdk_works_unchanged(
+    case: Case, ran: Callable[[Program], Ran], template: ChatTemplate
+) -> None:
     found = ran(case.program)
     assert found.report["exit_code"] == 0, found.log
     assert found.printed["TOOL"] == list(case.tools), found.log
@@ -124,7 +182,9 @@ def test_a_coding_agent_works_unchanged(case: Case, ran: Callable[[Program], Ran
     assert_captured(found, case, template)
 
 
-@pytest.mark.parametrize("case", [sdk("7 responses object", calls=THEN_AN_OBJECT), asked_twice("6 responses stream")], ids=str)
+@pytest.mark.parametrize(
+    "case", [sdk("7 responses object", calls=THEN_AN_OBJECT), asked_twice("6 responses stream")], ids=str
+)
 def test_items_that_the_ai_sdk_only_refers_to_are_known(case: Case, ran: Callable[[Program], Ran]) -> None:
     """That it does refer to them: otherwise the cases above show less than they seem to."""
     for call in ran(case.program).calls[1:]:

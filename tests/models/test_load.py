@@ -94,16 +94,43 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\
     [
         ("model.safetensors", lambda content: content[: len(content) // 2], "bytes, its header says 1,"),
         ("model.safetensors", lambda content: content + b"more", "bytes, its header says 1,"),
-        ("model.safetensors", lambda content: content[:100], "is no safetensors file, or the beginning of one: 100 bytes"),
+        (
+            "model.safetensors",
+            lambda content: content[:100],
+            "is no safetensors file, or the beginning of one: 100 bytes",
+        ),
         ("model.safetensors", lambda content: b"", "is no safetensors file, or the beginning of one: 0 bytes"),
-        ("model.safetensors", lambda content: LFS_POINTER, "model.safetensors` is a git-LFS pointer, not the file itself"),
+        (
+            "model.safetensors",
+            lambda content: LFS_POINTER,
+            "model.safetensors` is a git-LFS pointer, not the file itself",
+        ),
         ("tokenizer.json", lambda content: LFS_POINTER, "tokenizer.json` is a git-LFS pointer, not the file itself"),
-        ("config.json", lambda content: content.replace(b'"hidden_size": 96', b'"hidden_size": 48'), "config.json asks for"),
-        ("config.json", lambda content: content.replace(b'"num_hidden_layers": 3', b'"num_hidden_layers": "x"'), "cannot load a model"),
+        (
+            "config.json",
+            lambda content: content.replace(b'"hidden_size": 96', b'"hidden_size": 48'),
+            "config.json asks for",
+        ),
+        (
+            "config.json",
+            lambda content: content.replace(b'"num_hidden_layers": 3', b'"num_hidden_layers": "x"'),
+            "cannot load a model",
+        ),
     ],
-    ids=["cut off", "too long", "cut off in the header", "empty", "pointer", "pointer beside", "other sizes", "nonsense"],
+    ids=[
+        "cut off",
+        "too long",
+        "cut off in the header",
+        "empty",
+        "pointer",
+        "pointer beside",
+        "other sizes",
+        "nonsense",
+    ],
 )
-def test_a_damaged_folder_is_refused_in_words(folder: Path, name: str, content: Callable[[bytes], bytes], said: str) -> None:
+def test_a_damaged_folder_is_refused_in_words(
+    folder: Path, name: str, content: Callable[[bytes], bytes], said: str
+) -> None:
     before = (folder / name).read_bytes()
     (folder / name).write_bytes(content(before))
     assert (folder / name).read_bytes() != before
@@ -133,7 +160,11 @@ def test_an_adapter_that_is_cut_off_or_not_finite_is_refused(folder: Path, tmp_p
         load_model(str(tmp_path / "adapter"))
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"a": [1]}', b"\xff\xfe", LFS_POINTER], ids=["empty", "cut off", "other", "binary", "pointer"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b'{"a": [1]}', b"\xff\xfe", LFS_POINTER],
+    ids=["empty", "cut off", "other", "binary", "pointer"],
+)
 def test_a_broken_tokenizer_is_refused_in_words(folder: Path, content: bytes) -> None:
     (folder / "tokenizer.json").write_bytes(content)
     with pytest.raises(UserError, match=r"(?s)cannot load a tokenizer.*hint:"):
@@ -150,7 +181,9 @@ def test_what_belongs_to_a_tokenizer_and_is_no_text_is_named(folder: Path, name:
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
-def test_files_of_a_model_can_be_read_by_whom_the_umask_allows(folder: Path, tmp_path: Path, umask: int, mode: int) -> None:
+def test_files_of_a_model_can_be_read_by_whom_the_umask_allows(
+    folder: Path, tmp_path: Path, umask: int, mode: int
+) -> None:
     model, tokenizer = load_model(str(folder)), load_tokenizer(str(folder))
     before = os.umask(umask)
     try:
@@ -161,7 +194,9 @@ def test_files_of_a_model_can_be_read_by_whom_the_umask_allows(folder: Path, tmp
 
 
 def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
-    GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=20, bos_token_id=0, eos_token_id=0)).save_pretrained(tmp_path / "gpt2")
+    GPT2LMHeadModel(
+        GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=20, bos_token_id=0, eos_token_id=0)
+    ).save_pretrained(tmp_path / "gpt2")
     with pytest.raises(UserError, match=r"`gpt2` are not supported"):
         load_model(str(tmp_path / "gpt2"))
 

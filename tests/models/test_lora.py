@@ -26,7 +26,9 @@ from lightningrl.models.tiny import build_model
 from lightningrl.trainer import conformance
 from lightningrl.trainer.local import LocalTrainer
 
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks transformers for it
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+)  # peft asks transformers for it
 
 SMALL: dict[str, Any] = {
     "vocab_size": 64,
@@ -127,7 +129,9 @@ def test_an_exported_adapter_is_an_ordinary_peft_folder(model_folder: Path, tmp_
         torch.testing.assert_close(hugging_face(hf), logits(model), rtol=0, atol=1e-5)
 
 
-def test_an_adapter_survives_export_and_load_bit_for_bit_and_can_go_on_learning(model_folder: Path, tmp_path: Path) -> None:
+def test_an_adapter_survives_export_and_load_bit_for_bit_and_can_go_on_learning(
+    model_folder: Path, tmp_path: Path
+) -> None:
     model = learnt(with_adapter(load_model(str(model_folder)), rank=4))
     export(model, tmp_path / "adapter", base=model_folder)
     again = load_model(str(tmp_path / "adapter"))
@@ -139,7 +143,9 @@ def test_an_adapter_survives_export_and_load_bit_for_bit_and_can_go_on_learning(
 
 
 def test_an_adapter_that_peft_has_written_is_read(model_folder: Path, tmp_path: Path) -> None:
-    config = LoraConfig(r=3, lora_alpha=5, target_modules=["q_proj", "down_proj"], use_rslora=True, init_lora_weights=False)
+    config = LoraConfig(
+        r=3, lora_alpha=5, target_modules=["q_proj", "down_proj"], use_rslora=True, init_lora_weights=False
+    )
     theirs = get_peft_model(AutoModelForCausalLM.from_pretrained(model_folder), config)
     theirs.save_pretrained(str(tmp_path / "adapter"))
     mine = load_model(str(tmp_path / "adapter"))
@@ -147,10 +153,14 @@ def test_an_adapter_that_peft_has_written_is_read(model_folder: Path, tmp_path: 
 
 
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
-@pytest.mark.parametrize("change", [{"use_dora": True}, {"target_modules": ["q_proj", "lm_head"]}, {"modules_to_save": ["norm"]}])
+@pytest.mark.parametrize(
+    "change", [{"use_dora": True}, {"target_modules": ["q_proj", "lm_head"]}, {"modules_to_save": ["norm"]}]
+)
 def test_more_than_a_plain_adapter_is_refused(change: dict[str, object], model_folder: Path, tmp_path: Path) -> None:
     config = LoraConfig(**{"r": 3, "target_modules": ["q_proj"], **change})
-    get_peft_model(AutoModelForCausalLM.from_pretrained(model_folder), config).save_pretrained(str(tmp_path / "adapter"), save_embedding_layers=False)
+    get_peft_model(AutoModelForCausalLM.from_pretrained(model_folder), config).save_pretrained(
+        str(tmp_path / "adapter"), save_embedding_layers=False
+    )
     with pytest.raises(UserError, match=r"(?s)more than a plain LoRA adapter.*hint:"):
         load_model(str(tmp_path / "adapter"))
 
@@ -203,10 +213,14 @@ def test_a_damaged_adapter_is_named(model_folder: Path, tmp_path: Path) -> None:
 def make(model_folder: Path) -> conformance.Make:
     base, adapt = load_model(str(model_folder)), partial(export_folder, tokenizer=load_tokenizer(str(model_folder)))
     config = LossConfig(kl_coef=0.1)
-    return lambda: LocalTrainer(with_adapter(base, rank=4, seed=1), config=TrainerConfig(threads=1), loss=config, export=adapt)
+    return lambda: LocalTrainer(
+        with_adapter(base, rank=4, seed=1), config=TrainerConfig(threads=1), loss=config, export=adapt
+    )
 
 
-@pytest.mark.parametrize("check", [c for c in conformance.CHECKS if "publish" not in c.__name__], ids=lambda check: check.__name__)
+@pytest.mark.parametrize(
+    "check", [c for c in conformance.CHECKS if "publish" not in c.__name__], ids=lambda check: check.__name__
+)
 def test_a_trainer_of_an_adapter_keeps_its_promises(check: object, make: conformance.Make, tmp_path: Path) -> None:
     check(make, tmp_path)  # pyright: ignore[reportCallIssue]
 
@@ -223,7 +237,9 @@ def test_training_an_adapter_leaves_its_base_bit_for_bit(model_folder: Path, tmp
     before = digest(base)
     model = with_adapter(base, rank=4, seed=1)
     untrained = digest(model)
-    trainer = LocalTrainer(model, config=TrainerConfig(threads=1), loss=LossConfig(), export=partial(export, base=model_folder))
+    trainer = LocalTrainer(
+        model, config=TrainerConfig(threads=1), loss=LossConfig(), export=partial(export, base=model_folder)
+    )
     for seed in range(3):
         conformance.step(trainer, seed)
     assert digest(base) == before

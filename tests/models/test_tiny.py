@@ -23,7 +23,9 @@ CONVERSATION = [
 
 
 @pytest.mark.parametrize("spaces", ["joined", "apart"])
-@pytest.mark.parametrize("text", ["SELECT 'Paris' in Paris 1234\n\n\t x_y é 漢 🙂", "", "  ", "<tool_call>{}</tool_call>"])
+@pytest.mark.parametrize(
+    "text", ["SELECT 'Paris' in Paris 1234\n\n\t x_y é 漢 🙂", "", "  ", "<tool_call>{}</tool_call>"]
+)
 def test_the_tokenizer_is_lossless_on_any_text(spaces: Literal["joined", "apart"], text: str) -> None:
     tokenizer = build_tokenizer(TEXTS, vocab_size=500, spaces=spaces)
     assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -49,7 +51,9 @@ def test_a_longer_conversation_extends_the_shorter_one(tools: list[dict[str, obj
     tokenizer = build_tokenizer(TEXTS, vocab_size=500)
 
     def render(count: int, *, prompt: bool) -> str:
-        return tokenizer.apply_chat_template(CONVERSATION[:count], tools=tools, tokenize=False, add_generation_prompt=prompt)
+        return tokenizer.apply_chat_template(
+            CONVERSATION[:count], tools=tools, tokenize=False, add_generation_prompt=prompt
+        )
 
     for count in range(1, len(CONVERSATION)):
         assert render(count + 1, prompt=False).startswith(render(count, prompt=False))
@@ -59,10 +63,15 @@ def test_a_longer_conversation_extends_the_shorter_one(tools: list[dict[str, obj
 
 def test_the_template_invents_nothing() -> None:
     tokenizer = build_tokenizer(TEXTS, vocab_size=500)
-    text = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True)
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True
+    )
     assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     call = tokenizer.apply_chat_template(CONVERSATION[5:6], tokenize=False)
-    assert call == '<|im_start|>assistant\n<tool_call>\n{"name": "run", "arguments": {"sql": "SELECT 1"}}\n</tool_call><|im_end|>\n'
+    assert (
+        call
+        == '<|im_start|>assistant\n<tool_call>\n{"name": "run", "arguments": {"sql": "SELECT 1"}}\n</tool_call><|im_end|>\n'
+    )
 
 
 def test_the_same_seed_builds_the_same_model_and_disturbs_no_generator() -> None:

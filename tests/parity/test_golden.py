@@ -1,7 +1,8 @@
-"""Do our algorithms and losses say what TRL's and verl's say? Vectors are theirs, made by benchmarks/parity; docs/parity.md shows these tables.
+"""Do our algorithms and losses say what TRL's and verl's say? Vectors are theirs, made by benchmarks/parity;
+docs/parity.md shows these tables.
 
-`AGREES` holds what is the same as it stands, `DIFFERS` what is the same after exactly one named difference has been made up for. Both numbers and
-gradients are compared.
+`AGREES` holds what is the same as it stands, `DIFFERS` what is the same after exactly one named difference has been
+made up for. Both numbers and gradients are compared.
 """
 
 from collections.abc import Callable, Iterator
@@ -53,7 +54,9 @@ AGREES: dict[str, Callable[[], Answer]] = {
     "verl/kl/k1+": lambda: divergence("k1"),
     "verl/kl/k2": lambda: divergence("k2"),
     "verl/kl/k3": lambda: divergence("k3"),
-    "verl/correction/vanilla, token": lambda: loss("token-mean", **VERL, **CORRECTED, importance="token") | correction("old", importance="token"),
+    "verl/correction/vanilla, token": lambda: (
+        loss("token-mean", **VERL, **CORRECTED, importance="token") | correction("old", importance="token")
+    ),
     "verl/correction/vanilla, sequence": lambda: (
         loss("token-mean", **VERL, **CORRECTED, importance="rollout") | correction("old", importance="rollout")
     ),
@@ -61,7 +64,8 @@ AGREES: dict[str, Callable[[], Answer]] = {
         loss("token-mean", name="pg", recorded="behaviour", importance="token") | correction("new", importance="token")
     ),
     "verl/correction/reinforce, sequence": lambda: (
-        loss("token-mean", name="pg", recorded="behaviour", importance="rollout") | correction("new", importance="rollout")
+        loss("token-mean", name="pg", recorded="behaviour", importance="rollout")
+        | correction("new", importance="rollout")
     ),
     "verl/correction/icepop, token": lambda: correction("old", importance="token-mask"),
     "verl/correction/icepop, sequence": lambda: correction("old", importance="rollout-mask"),
@@ -152,7 +156,9 @@ def rejected(level: str) -> Difference:
 
 
 def ratio_of_each_token(answer: Answer) -> Answer:
-    """verl's gradient of a sequence's ratio goes through one token: the one whose advantage it has (GSPO-token, arXiv 2507.18071, section 4.3)."""
+    """verl's gradient of a sequence's ratio goes through one token: the one whose advantage it has (GSPO-token, arXiv
+    2507.18071, section 4.3).
+    """
     n = lengths()
     delta = np.array(BATCH["new"]) - np.array(BATCH["old"])
     s = of_tokens(np.exp(np.bincount(np.repeat(np.arange(len(n)), n.astype(int)), weights=delta) / n))
@@ -162,8 +168,14 @@ def ratio_of_each_token(answer: Answer) -> Answer:
 
 
 def unclipped_values(answer: Answer) -> Answer:
-    """verl takes the larger of two errors; the other one is of a value held near the old one, and has no gradient there."""
-    V, V_old, R = np.array(BATCH["values"]), np.array(BATCH["old_values"]), np.array(GOLDEN["verl"]["value_loss"]["returns"])
+    """verl takes the larger of two errors; the other one is of a value held near the old one, and has no gradient
+    there.
+    """
+    V, V_old, R = (
+        np.array(BATCH["values"]),
+        np.array(BATCH["old_values"]),
+        np.array(GOLDEN["verl"]["value_loss"]["returns"]),
+    )
     held = np.clip(V, V_old - 0.2, V_old + 0.2)
     larger = (held - R) ** 2 > (V - R) ** 2
     more = np.where(larger, (held - R) ** 2 - (V - R) ** 2, 0.0)
@@ -188,7 +200,9 @@ def entropy_over_rollouts(answer: Answer) -> Answer:
 
 
 def products_clipped(answer: Answer) -> Answer:
-    """TRL's RLOO: the ratio is one of the whole completion, its loss a sum over it, and clipped. Ours weighs with the same ratio, unclipped."""
+    """TRL's RLOO: the ratio is one of the whole completion, its loss a sum over it, and clipped. Ours weighs with the
+    same ratio, unclipped.
+    """
     n = lengths(rollouts=OF_TRL)
     M = int(n.sum())
     delta = np.array(BATCH["new"][:M]) - np.array(BATCH["old"][:M])
@@ -205,7 +219,9 @@ S_TRL = deviation_in_groups(rollouts=OF_TRL)
 
 DIFFERS: dict[str, Difference] = {
     "trl/advantages/grpo, group": Difference(
-        why="epsilon of GRPO", ours=lambda: advantages("grpo", rollouts=OF_TRL), made_up=scaled((S_TRL + EPS) / (S_TRL + 1e-4))
+        why="epsilon of GRPO",
+        ours=lambda: advantages("grpo", rollouts=OF_TRL),
+        made_up=scaled((S_TRL + EPS) / (S_TRL + 1e-4)),
     ),
     "trl/advantages/grpo, batch": Difference(
         why="deviation of the batch",
@@ -215,7 +231,11 @@ DIFFERS: dict[str, Difference] = {
     "trl/advantages/rloo, normalized": Difference(
         why="normalised over rollouts",
         ours=lambda: advantages("rloo", rollouts=OF_TRL),
-        made_up=lambda answer: {"values": of_tokens(whitened(answer["values"][np.cumsum(lengths(rollouts=OF_TRL)).astype(int) - 1], outside=1e-4))},
+        made_up=lambda answer: {
+            "values": of_tokens(
+                whitened(answer["values"][np.cumsum(lengths(rollouts=OF_TRL)).astype(int) - 1], outside=1e-4)
+            )
+        },
     ),
     **{
         f"verl/advantages with a group of one/{name}": Difference(
@@ -235,7 +255,9 @@ DIFFERS: dict[str, Difference] = {
         made_up=with_epsilon_inside(of_tokens(BATCH["rewards"][:12])),
     ),
     "verl/advantages with a group of one/reinforce++": Difference(
-        why="epsilon of whitening", ours=lambda: advantages("reinforce++"), made_up=with_epsilon_inside(of_tokens(BATCH["rewards"]))
+        why="epsilon of whitening",
+        ours=lambda: advantages("reinforce++"),
+        made_up=with_epsilon_inside(of_tokens(BATCH["rewards"])),
     ),
     "verl/advantages/reinforce++-baseline": Difference(
         why="whitening of equal groups",
@@ -244,7 +266,9 @@ DIFFERS: dict[str, Difference] = {
     ),
     "verl/advantages with a group of one/reinforce++-baseline": Difference(
         why="group of one",
-        ours=lambda: equal_groups_whitened(rollouts=13)(with_epsilon_inside(distances(rollouts=13))(advantages("reinforce++-baseline"))),
+        ours=lambda: equal_groups_whitened(rollouts=13)(
+            with_epsilon_inside(distances(rollouts=13))(advantages("reinforce++-baseline"))
+        ),
         made_up=single_unwhitened_and_back,
     ),
     "verl/advantages/gpg": Difference(
@@ -267,20 +291,30 @@ DIFFERS: dict[str, Difference] = {
         why="sums over a rollout", ours=lambda: loss("token-mean", **VERL), made_up=scaled(TOKENS_PER_ROLLOUT / 10)
     ),
     "verl/losses/gspo, advantages of calls": Difference(
-        why="gradient of a sequence's ratio", ours=lambda: loss("rollout-mean", of_calls=True, **SEQUENCE), made_up=ratio_of_each_token
+        why="gradient of a sequence's ratio",
+        ours=lambda: loss("rollout-mean", of_calls=True, **SEQUENCE),
+        made_up=ratio_of_each_token,
     ),
     "verl/kl/k1": Difference(
-        why="gradient of k1", ours=lambda: divergence("k1"), made_up=lambda answer: answer | {"gradient": np.ones_like(answer["gradient"])}
+        why="gradient of k1",
+        ours=lambda: divergence("k1"),
+        made_up=lambda answer: answer | {"gradient": np.ones_like(answer["gradient"])},
     ),
     "verl/kl/k3+": Difference(
-        why="gradient of k3", ours=lambda: divergence("k3"), made_up=lambda answer: answer | {"gradient": divergence("k2")["gradient"]}
+        why="gradient of k3",
+        ours=lambda: divergence("k3"),
+        made_up=lambda answer: answer | {"gradient": divergence("k2")["gradient"]},
     ),
     "verl/correction/rejection, token": rejected("token"),
     "verl/correction/rejection, sequence": rejected("sequence"),
     "verl/value_loss/clipped": Difference(why="clipped values", ours=lambda: critic(0.5), made_up=unclipped_values),
-    "trl/losses/dr_grpo": Difference(why="sums over a rollout", ours=lambda: loss("token-mean", **TRL), made_up=scaled(T_TRL / (OF_TRL * 10))),
+    "trl/losses/dr_grpo": Difference(
+        why="sums over a rollout", ours=lambda: loss("token-mean", **TRL), made_up=scaled(T_TRL / (OF_TRL * 10))
+    ),
     "trl/losses/luspo": Difference(
-        why="sums over a rollout", ours=lambda: loss("token-mean", rollouts=OF_TRL, **SEQUENCE), made_up=scaled(T_TRL / OF_TRL)
+        why="sums over a rollout",
+        ours=lambda: loss("token-mean", rollouts=OF_TRL, **SEQUENCE),
+        made_up=scaled(T_TRL / OF_TRL),
     ),
     "trl/losses/cispo": Difference(
         why="CISPO's clip",
@@ -293,11 +327,17 @@ DIFFERS: dict[str, Difference] = {
         made_up=kl_with_ratio,
     ),
     "trl/losses/grpo, entropy": Difference(
-        why="mean of entropy", ours=lambda: loss("rollout-mean", **TRL, entropy_coef=0.05), made_up=entropy_over_rollouts
+        why="mean of entropy",
+        ours=lambda: loss("rollout-mean", **TRL, entropy_coef=0.05),
+        made_up=entropy_over_rollouts,
     ),
     "trl/losses/rloo": Difference(
         why="RLOO's ratio",
-        ours=lambda: {"gradient": loss("token-mean", rollouts=OF_TRL, name="pg", importance="rollout", importance_cap=1e9)["gradient"]},
+        ours=lambda: {
+            "gradient": loss("token-mean", rollouts=OF_TRL, name="pg", importance="rollout", importance_cap=1e9)[
+                "gradient"
+            ]
+        },
         made_up=products_clipped,
     ),
 }
@@ -333,7 +373,9 @@ def test_every_difference_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "parity.md").read_text()
     assert [path for path in paths() if f"`{path}`" not in page] == []
     assert [d.why for d in DIFFERS.values() if f"**{d.why}**" not in page] == []
-    assert [f"{name} {version}" for name, version in GOLDEN["versions"].items() if f"{name} {version}" not in page] == []
+    assert [
+        f"{name} {version}" for name, version in GOLDEN["versions"].items() if f"{name} {version}" not in page
+    ] == []
 
 
 def by_token(path: str) -> Answer:

@@ -52,7 +52,9 @@ def of_tokens(per_rollout: Sequence[float] | Doubles) -> Doubles:
     return np.repeat(np.asarray(per_rollout, np.float64), lengths(rollouts=len(per_rollout)).astype(int))
 
 
-def trajectories(*, rollouts: int | None = None, recorded: str = "old", one_call_per_token: bool = False) -> list[Trajectory]:
+def trajectories(
+    *, rollouts: int | None = None, recorded: str = "old", one_call_per_token: bool = False
+) -> list[Trajectory]:
     """The batch. `recorded`: which logprobs are those of the weights that sampled."""
     made, at = [], 0
     for r, sizes in enumerate(BATCH["calls"][:rollouts]):
@@ -74,7 +76,9 @@ def trajectories(*, rollouts: int | None = None, recorded: str = "old", one_call
             at += n
         group = BATCH["groups"][r]
         reward = 0.0 if one_call_per_token else BATCH["rewards"][r]
-        made.append(Trajectory(rollout_id=f"r{r}", group_id=group, task_id=group, transitions=tuple(calls), reward=reward))
+        made.append(
+            Trajectory(rollout_id=f"r{r}", group_id=group, task_id=group, transitions=tuple(calls), reward=reward)
+        )
     return made
 
 
@@ -89,15 +93,22 @@ def gae() -> Answer:
     asked = GOLDEN["verl"]["gae"]
     credit = plugins.load("gae_calls", kind="credit")
     credits = credit(trajectories(one_call_per_token=True), discount=asked["gamma"], trace_decay=asked["lam"])
-    return {"advantages": np.concatenate([c.values - c.baselines for c in credits]), "returns": np.concatenate([c.values for c in credits])}
+    return {
+        "advantages": np.concatenate([c.values - c.baselines for c in credits]),
+        "returns": np.concatenate([c.values for c in credits]),
+    }
 
 
-def loss(aggregation: Any, *, rollouts: int | None = None, recorded: str = "old", of_calls: bool = False, **settings: Any) -> Answer:
+def loss(
+    aggregation: Any, *, rollouts: int | None = None, recorded: str = "old", of_calls: bool = False, **settings: Any
+) -> Answer:
     """The loss of the batch's own advantages, and its gradient [M] by each logprob."""
     config = LossConfig(**settings)
     forest = _forest(aggregation, rollouts=rollouts, recorded=recorded, of_calls=of_calls)
     M = len(forest.targets)
-    new, reference, entropies = (torch.tensor(BATCH[name][:M], dtype=torch.float64) for name in ("new", "reference", "entropies"))
+    new, reference, entropies = (
+        torch.tensor(BATCH[name][:M], dtype=torch.float64) for name in ("new", "reference", "entropies")
+    )
     outputs = Outputs(logprobs=new.requires_grad_(), entropies=entropies, values=None)
     value, _ = objective(forest, outputs, config, reference=reference if config.kl_coef else None)
     (gradient,) = torch.autograd.grad(value, new)
@@ -123,9 +134,13 @@ def divergence(estimator: Any) -> Answer:
 
 def critic(value_coef: float) -> Answer:
     """The critic's loss where every token is a call, and its gradient [M] by each value."""
-    lessons, _ = lessons_of(trajectories(one_call_per_token=True), AlgorithmConfig(credit="gae_calls", aggregation="token-mean"))
+    lessons, _ = lessons_of(
+        trajectories(one_call_per_token=True), AlgorithmConfig(credit="gae_calls", aggregation="token-mean")
+    )
     returns = GOLDEN["verl"]["value_loss"]["returns"]
-    still = [replace(lesson, advantages=lesson.advantages * 0, returns=R) for lesson, R in zip(lessons, returns, strict=True)]
+    still = [
+        replace(lesson, advantages=lesson.advantages * 0, returns=R) for lesson, R in zip(lessons, returns, strict=True)
+    ]
     values = torch.tensor(BATCH["values"], dtype=torch.float64, requires_grad=True)
     new = torch.tensor(BATCH["new"], dtype=torch.float64)
     outputs = Outputs(logprobs=new, entropies=new, values=values)
@@ -136,7 +151,9 @@ def critic(value_coef: float) -> Answer:
 
 def _forest(aggregation: Any, *, rollouts: int | None, recorded: str, of_calls: bool = False) -> Forest:
     """With the batch's own advantages; `old` are the weights that it is first learnt by."""
-    lessons, _ = lessons_of(trajectories(rollouts=rollouts, recorded=recorded), AlgorithmConfig(aggregation=aggregation))
+    lessons, _ = lessons_of(
+        trajectories(rollouts=rollouts, recorded=recorded), AlgorithmConfig(aggregation=aggregation)
+    )
     A = np.array(BATCH["advantages_of_calls"]) if of_calls else of_tokens(BATCH["advantages"][:rollouts])
     old = np.array(BATCH["old"])
     given: list[Lesson] = []

@@ -1,4 +1,6 @@
-"""Recipes are scripts beside a recipe.toml, imported by plain names such as `agent`: here, for as long as one test file needs them."""
+"""Recipes are scripts beside a recipe.toml, imported by plain names such as `agent`: here, for as long as one test file
+needs them.
+"""
 
 import importlib
 import json
@@ -83,7 +85,9 @@ def shop() -> Iterator[Recipe]:
 
 
 class Scripted(ThreadingHTTPServer):
-    """An OpenAI-compatible server that answers in the order it is told to, and remembers what it was asked: chat completions, or responses."""
+    """An OpenAI-compatible server that answers in the order it is told to, and remembers what it was asked: chat
+    completions, or responses.
+    """
 
     daemon_threads = True
     answers: list[str | dict[str, Any]]
@@ -102,10 +106,16 @@ class Handler(BaseHTTPRequestHandler):
         answer = self.server.answers.pop(0)
         message = {"role": "assistant", **(answer if isinstance(answer, dict) else {"content": answer})}
         asked = self.server.asked[-1]
-        reply = response(message, number=len(self.server.asked)) if self.path.endswith("/responses") else completion(message, asked["model"])
+        reply = (
+            response(message, number=len(self.server.asked))
+            if self.path.endswith("/responses")
+            else completion(message, asked["model"])
+        )
         body = json.dumps(reply).encode()
         self.send_response(200)
-        self.send_header("connection", "close")  # a client may live longer than the event loop that its connections belong to
+        self.send_header(
+            "connection", "close"
+        )  # a client may live longer than the event loop that its connections belong to
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(body)))
         self.end_headers()
@@ -122,14 +132,30 @@ def completion(message: dict[str, Any], model: str) -> dict[str, Any]:
 
 def response(message: dict[str, Any], *, number: int) -> dict[str, Any]:
     items: list[dict[str, Any]] = [
-        {"type": "function_call", "id": f"fc_{number}", "call_id": call["id"], "status": "completed", **call["function"]}
+        {
+            "type": "function_call",
+            "id": f"fc_{number}",
+            "call_id": call["id"],
+            "status": "completed",
+            **call["function"],
+        }
         for call in message.get("tool_calls", ())
     ]
     if not items:
         part = {"type": "output_text", "text": message["content"], "annotations": []}
-        items = [{"type": "message", "id": f"msg_{number}", "role": "assistant", "status": "completed", "content": [part]}]
+        items = [
+            {"type": "message", "id": f"msg_{number}", "role": "assistant", "status": "completed", "content": [part]}
+        ]
     more = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
-    return {"id": f"resp_{number}", "object": "response", "created_at": 0, "model": "m", "status": "completed", "output": items, **more}
+    return {
+        "id": f"resp_{number}",
+        "object": "response",
+        "created_at": 0,
+        "model": "m",
+        "status": "completed",
+        "output": items,
+        **more,
+    }
 
 
 @pytest.fixture
@@ -140,7 +166,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripted]:
         thread.start()
         monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{server.server_port}/v1")
         monkeypatch.setenv("OPENAI_API_KEY", "attempt-token")
-        for name in [name for name in os.environ if name.startswith(("SQL_", "ERRANDS_", "TEAM_", "RAG_", "MATH_", "SHOP_"))]:
+        for name in [
+            name for name in os.environ if name.startswith(("SQL_", "ERRANDS_", "TEAM_", "RAG_", "MATH_", "SHOP_"))
+        ]:
             monkeypatch.delenv(name)
         yield server
         server.shutdown()

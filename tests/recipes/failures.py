@@ -15,11 +15,26 @@ from tests.command import run_command
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 110.0
 OVERRIDES = (
-    *("model.path=model", "engine.name=tests.recipes.forced:Forced", "engine.max_length=4096", "routes=[{}]", "tasks.source=tasks.jsonl"),
-    *("tasks.heldout=1", "agent.workers=1", "agent.concurrency=1", "agent.timeout_s=300", "trainer.threads=1", "trainer.minibatches=1"),
+    *(
+        "model.path=model",
+        "engine.name=tests.recipes.forced:Forced",
+        "engine.max_length=4096",
+        "routes=[{}]",
+        "tasks.source=tasks.jsonl",
+    ),
+    *(
+        "tasks.heldout=1",
+        "agent.workers=1",
+        "agent.concurrency=1",
+        "agent.timeout_s=300",
+        "trainer.threads=1",
+        "trainer.minibatches=1",
+    ),
     *("loop.steps=1", "loop.tasks_per_step=1", "loop.group_size=4", "loop.eval_every=0", "loop.eval_tasks=1"),
 )
-"""One step of four rollouts, one after the other, after two of an exam: what a script counts as its third conversation is the first to learn from."""
+"""One step of four rollouts, one after the other, after two of an exam: what a script counts as its third conversation
+is the first to learn from.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +51,12 @@ class Trained:
 
     def failed(self) -> list[str]:
         """Whose failure, and which: one line for each."""
-        return [(attempt.error or "").splitlines()[0] for tries in self.attempts for attempt in tries if attempt.status != "succeeded"]
+        return [
+            (attempt.error or "").splitlines()[0]
+            for tries in self.attempts
+            for attempt in tries
+            if attempt.status != "succeeded"
+        ]
 
     def check(self) -> None:
         """Every attempt that failed was tried again with success, has no reward, and taught nothing."""
@@ -47,16 +67,32 @@ class Trained:
         assert len({value for rewards in self.rewards for value in rewards.values()}) > 1, "there is something to learn"
         assert self.metrics["rollouts/succeeded"] == 4 and self.metrics["rollouts/excluded"] == 0
         assert self.metrics["tokens/selected"] == sum(self.sampled[attempt_id] for attempt_id in accepted)
-        assert all(self.sampled[attempt.id] > 0 for tries in self.attempts for attempt in tries), "the failed ones have records, too"
+        assert all(self.sampled[attempt.id] > 0 for tries in self.attempts for attempt in tries), (
+            "the failed ones have records, too"
+        )
 
 
-def copied(recipe: str, folder: Path, *, model: Path, task: Mapping[str, Any], script: str, change: Mapping[str, tuple[str, str]]) -> Path:
-    """The recipe with one task, a script in place of the policy, and `change`: file → (what stands there, what is to stand there)."""
+def copied(
+    recipe: str,
+    folder: Path,
+    *,
+    model: Path,
+    task: Mapping[str, Any],
+    script: str,
+    change: Mapping[str, tuple[str, str]],
+) -> Path:
+    """The recipe with one task, a script in place of the policy, and `change`: file → (what stands there, what is to
+    stand there).
+    """
     copy = folder / recipe
-    shutil.copytree(ROOT / "recipes" / recipe, copy, ignore=shutil.ignore_patterns("warmstart", "__pycache__", "node_modules"))
+    shutil.copytree(
+        ROOT / "recipes" / recipe, copy, ignore=shutil.ignore_patterns("warmstart", "__pycache__", "node_modules")
+    )
     (copy / "model").symlink_to(model)
     (copy / "script.py").write_text(script)
-    (copy / "tasks.jsonl").write_text("".join(json.dumps({"input": task, "split": split}) + "\n" for split in ("train", "heldout")))
+    (copy / "tasks.jsonl").write_text(
+        "".join(json.dumps({"input": task, "split": split}) + "\n" for split in ("train", "heldout"))
+    )
     for name, (old, new) in change.items():
         before = (copy / name).read_text()
         assert before.count(old) == 1
@@ -65,14 +101,19 @@ def copied(recipe: str, folder: Path, *, model: Path, task: Mapping[str, Any], s
 
 
 async def trained(recipe: Path, *overrides: str) -> Trained:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
     command = ["train", "recipe.toml", "--run-dir", "run", *OVERRIDES, *overrides]
     done = run_command(*command, cwd=recipe, env=environment, timeout_s=TIMEOUT_S)
     assert done.returncode == 0, done.stderr + done.stdout
     store = await open_store(f"sqlite://{recipe / 'run' / 'store.sqlite'}")
     try:
         rollouts = [rollout for rollout in await store.rollouts() if rollout.task.split == "train"]
-        attempts = [sorted(await store.attempts([rollout.id]), key=lambda attempt: attempt.number) for rollout in rollouts]
+        attempts = [
+            sorted(await store.attempts([rollout.id]), key=lambda attempt: attempt.number) for rollout in rollouts
+        ]
         everybody = [attempt.id for tries in attempts for attempt in tries]
         sampled = dict.fromkeys(everybody, 0)
         for call in await store.calls(everybody):
@@ -82,4 +123,6 @@ async def trained(recipe: Path, *overrides: str) -> Trained:
         await store.close()
     rewards = [{reward.attempt_id: reward.value for reward in found if reward.name == "final"} for found in given]
     rows = [json.loads(line) for line in (recipe / "run" / "metrics.jsonl").read_text().splitlines()]
-    return Trained(attempts=attempts, rewards=rewards, sampled=sampled, metrics=next(row for row in rows if row["kind"] == "step"))
+    return Trained(
+        attempts=attempts, rewards=rewards, sampled=sampled, metrics=next(row for row in rows if row["kind"] == "step")
+    )

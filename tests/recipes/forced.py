@@ -1,7 +1,9 @@
-"""A real run in which it is known beforehand what the policy says: `engine.name=tests.recipes.forced:Forced` has a script say it.
+"""A real run in which it is known beforehand what the policy says: `engine.name=tests.recipes.forced:Forced` has a
+script say it.
 
-The recipe's folder holds `script.py` with a function `script(prompt, messages, tools)` (see `lightningrl.gateway.scripted`). What it says is
-recorded token by token with the logprobs that the policy's own weights give it, so that it is learnt from like anything that was sampled.
+The recipe's folder holds `script.py` with a function `script(prompt, messages, tools)` (see
+`lightningrl.gateway.scripted`). What it says is recorded token by token with the logprobs that the policy's own weights
+give it, so that it is learnt from like anything that was sampled.
 """
 
 import os
@@ -30,7 +32,9 @@ class Forced:
         self._scripted = ScriptedEngine(script, ChatTemplate.load(setup.folder), policy=setup.policy)
         self._model: Any = setup.model
 
-    async def generate(self, prompt_ids: Sequence[int], *, sampling: Sampling, policy: str, stream: bool = False) -> AsyncIterator[Delta]:
+    async def generate(
+        self, prompt_ids: Sequence[int], *, sampling: Sampling, policy: str, stream: bool = False
+    ) -> AsyncIterator[Delta]:
         if asked.get() is None:
             async for delta in self._embedded.generate(prompt_ids, sampling=sampling, policy=policy, stream=stream):
                 yield delta
@@ -69,5 +73,7 @@ def kill(program: str) -> None:
 
 
 def _below(pid: int) -> list[int]:
-    children = [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+    children = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
     return [*children, *(pid for child in children for pid in _below(child))]

@@ -28,7 +28,12 @@ def test_a_dry_run_takes_every_configuration(path: Path) -> None:
 
 
 def test_the_recipes_of_the_paper_have_a_full_size() -> None:
-    assert {path.parent.name for path in FULL_SIZE} >= {"sql_langgraph", "rag_openai_agents", "math_autogen", "multi_agent"}
+    assert {path.parent.name for path in FULL_SIZE} >= {
+        "sql_langgraph",
+        "rag_openai_agents",
+        "math_autogen",
+        "multi_agent",
+    }
 
 
 @pytest.mark.parametrize("path", FULL_SIZE, ids=name)

@@ -113,7 +113,10 @@ def test_the_order_of_errands_does_not_matter(errands: Any) -> None:
 def test_demonstrations_run_about_a_quarter_of_their_errands_and_perfect_ones_all(errands: Any) -> None:
     def rewards(*, perfect: bool) -> list[float]:
         shown = errands.demonstrations.demonstrations(seed=0, count=COUNT, perfect=perfect)
-        return [errands.tasks.reward(errands.tasks.as_task(d.problem, "x")["input"], {"sent": [list(s) for s in d.sent]}) for d in shown]
+        return [
+            errands.tasks.reward(errands.tasks.as_task(d.problem, "x")["input"], {"sent": [list(s) for s in d.sent]})
+            for d in shown
+        ]
 
     assert 0.2 < sum(rewards(perfect=False)) / COUNT < 0.33
     assert set(rewards(perfect=True)) == {1.0}
@@ -130,7 +133,9 @@ def test_a_demonstration_is_what_the_agent_would_have_recorded(errands: Any, ser
 def test_the_agent_is_also_a_program(errands: Any, server: Any) -> None:
     server.answers = ["done"]
     command = [sys.executable, "agent.py"]
-    done = subprocess.run(command, cwd=errands.folder, input=json.dumps(TASK), capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        command, cwd=errands.folder, input=json.dumps(TASK), capture_output=True, text=True, timeout=60, check=True
+    )
     assert json.loads(done.stdout) == {"sent": []}
 
 

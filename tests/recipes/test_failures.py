@@ -1,4 +1,5 @@
-"""In real runs of the LangGraph recipes a database breaks, and a node raises: neither is a reward of 0, and neither teaches anything.
+"""In real runs of the LangGraph recipes a database breaks, and a node raises: neither is a reward of 0, and neither
+teaches anything.
 
 What the recipes do whose frameworks need venvs of their own is in `tests_recipes`.
 """
@@ -43,7 +44,9 @@ def script(prompt, messages, tools):
 SOLVED = '    answer = ask("solver", asked)\n'
 
 
-async def test_a_database_that_breaks_fails_its_attempt_and_the_next_one_is_rewarded(model_folder: Path, tmp_path: Path) -> None:
+async def test_a_database_that_breaks_fails_its_attempt_and_the_next_one_is_rewarded(
+    model_folder: Path, tmp_path: Path
+) -> None:
     database = tmp_path / "shop.sqlite"
     with sqlite3.connect(database) as connection:
         connection.executescript("CREATE TABLE t(a INTEGER, b TEXT); INSERT INTO t VALUES (7,'RED'),(8,'BLUE');")
@@ -56,9 +59,15 @@ async def test_a_database_that_breaks_fails_its_attempt_and_the_next_one_is_rewa
     run.check()
 
 
-async def test_a_node_that_raises_fails_its_attempt_and_the_next_one_is_rewarded(model_folder: Path, tmp_path: Path) -> None:
-    change = {"agent.py": (SOLVED, SOLVED + '    if answer.text == "FAIL":\n        raise OSError("no table of sums")\n')}
-    recipe = copied("multi_agent", tmp_path, model=model_folder, task={"riddle": "3 + 2", "answer": "5"}, script=TEAM, change=change)
+async def test_a_node_that_raises_fails_its_attempt_and_the_next_one_is_rewarded(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    change = {
+        "agent.py": (SOLVED, SOLVED + '    if answer.text == "FAIL":\n        raise OSError("no table of sums")\n')
+    }
+    recipe = copied(
+        "multi_agent", tmp_path, model=model_folder, task={"riddle": "3 + 2", "answer": "5"}, script=TEAM, change=change
+    )
     run = await trained(recipe, "policies={}")
     assert run.failed() == ["AgentError: OSError: no table of sums"]
     run.check()

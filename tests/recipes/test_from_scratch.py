@@ -40,7 +40,11 @@ def test_what_is_looked_up_is_told_to_the_model_until_it_answers(scratch: Any, s
     server.answers = [look_up("boss of ann", "call_1"), look_up("city of ben", "call_2"), "oslo"]
     answer = run(TASK)
     assert (answer, scratch.agent.reward(TASK, answer)) == ("oslo", 1.0)
-    told = [(message["tool_call_id"], message["content"]) for message in server.asked[-1]["messages"] if message["role"] == "tool"]
+    told = [
+        (message["tool_call_id"], message["content"])
+        for message in server.asked[-1]["messages"]
+        if message["role"] == "tool"
+    ]
     assert told == [("call_1", "ben"), ("call_2", "oslo")]
     assert server.asked[0]["messages"][-1]["content"] == TASK["question"]
     assert server.keys == ["Bearer attempt-token"] * 3
@@ -90,13 +94,18 @@ def test_only_the_right_way_leads_to_the_right_answer(scratch: Any) -> None:
     for task in asked(scratch, "train"):
         facts, answer = task["facts"], task["answer"]
         assert list(facts.values()).count(answer) == 1
-        word, link, person = task["question"].removeprefix("what is the ").removesuffix("?").replace(" of the ", " of ").split(" of ")
+        word, link, person = (
+            task["question"].removeprefix("what is the ").removesuffix("?").replace(" of the ", " of ").split(" of ")
+        )
         assert facts[f"{word} of {facts[f'{link} of {person}']}"] == answer
 
 
 def test_the_teacher_does_every_task(scratch: Any) -> None:
     for task in asked(scratch, "train")[:50]:
-        messages: list[dict[str, Any]] = [{"role": "system", "content": scratch.agent.SYSTEM}, {"role": "user", "content": task["question"]}]
+        messages: list[dict[str, Any]] = [
+            {"role": "system", "content": scratch.agent.SYSTEM},
+            {"role": "user", "content": task["question"]},
+        ]
         for _ in range(2):
             [call] = scratch.teacher.teacher("", messages, scratch.agent.TOOLS)
             messages.append({"role": "tool", "content": task["facts"][call["arguments"]["fact"]]})

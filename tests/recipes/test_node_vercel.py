@@ -18,7 +18,9 @@ def shown(shop: Any) -> list[Any]:
 
 
 def reward(shop: Any, demonstration: Any) -> float:
-    return shop.tasks.reward(shop.tasks.as_task(demonstration.problem, "x")["input"], demonstration.messages[-1]["content"])
+    return shop.tasks.reward(
+        shop.tasks.as_task(demonstration.problem, "x")["input"], demonstration.messages[-1]["content"]
+    )
 
 
 def test_tasks_follow_from_split_and_seed_alone(shop: Any) -> None:
@@ -32,7 +34,9 @@ def test_no_structure_is_in_both_splits_and_no_heldout_word_is_new(shop: Any) ->
     train, heldout = (shop.tasks.problems(split, seed=0, count=COUNT) for split in ("train", "heldout"))
     known, new = ({shop.tasks.structure(p) for p in problems} for problems in (train, heldout))
     assert not known & new
-    assert {word for structure in new for word in structure.split()} <= {word for structure in known for word in structure.split()}
+    assert {word for structure in new for word in structure.split()} <= {
+        word for structure in known for word in structure.split()
+    }
     assert len(new) > 10
 
 
@@ -50,7 +54,10 @@ def test_no_other_path_leads_to_the_answer(shop: Any) -> None:
         assert len(set(said)) == len(said) == 8 + 32
 
 
-@pytest.mark.parametrize(("output", "expected"), [({"answer": "14"}, 1.0), ({"answer": " 14\n"}, 1.0), ("14", 1.0), ({"answer": "price 14"}, 0.0)])
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [({"answer": "14"}, 1.0), ({"answer": " 14\n"}, 1.0), ("14", 1.0), ({"answer": "price 14"}, 0.0)],
+)
 def test_the_right_number_earns_one(shop: Any, output: object, expected: float) -> None:
     assert shop.tasks.reward({"answer": "14"}, output) == expected
 
@@ -78,7 +85,9 @@ def test_demonstrations_follow_from_the_seed_and_never_show_a_heldout_structure(
     assert not any(shop.tasks.is_heldout(shop.tasks.structure(d.problem)) for d in shown)
 
 
-def test_a_conversation_takes_less_than_60_tokens_and_an_answer_at_most_six(shop: Any, shown: list[Any], tmp_path: Path) -> None:
+def test_a_conversation_takes_less_than_60_tokens_and_an_answer_at_most_six(
+    shop: Any, shown: list[Any], tmp_path: Path
+) -> None:
     shop.warmstart.tokenizer_for([]).save_pretrained(tmp_path)
     answers = [answers_of({"messages": d.messages, "tools": shop.demonstrations.TOOLS}) for d in shown]
     examples = examples_of(answers, ChatTemplate.load(tmp_path), max_length=59)

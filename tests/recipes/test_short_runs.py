@@ -36,7 +36,10 @@ def test_a_recipe_that_learnt_and_whose_forks_are_meant_passes() -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        (replace(LEARNT, after=0.2001, standard_errors=1.9), "did not rise beyond chance: 0.200 → 0.200 is +1.9 standard errors"),
+        (
+            replace(LEARNT, after=0.2001, standard_errors=1.9),
+            "did not rise beyond chance: 0.200 → 0.200 is +1.9 standard errors",
+        ),
         (replace(LEARNT, standard_errors=float("nan")), "did not rise beyond chance"),
         (replace(LEARNT, fork_reasons={"as the agent means it": 1553}), "1553 calls in 1552 rollouts were forked"),
         (replace(LEARNT, fork_reasons={"another reason": 1}), "1 calls in 1552 rollouts were forked"),

@@ -1,4 +1,6 @@
-"""The agent follows write → execute → check → rewrite against any OpenAI-compatible server, here a scripted one on a real socket."""
+"""The agent follows write → execute → check → rewrite against any OpenAI-compatible server, here a scripted one on a
+real socket.
+"""
 
 import json
 import subprocess
@@ -27,8 +29,16 @@ def test_an_error_and_an_empty_result_are_read_and_rewritten_in_one_growing_conv
     assert sql.agent.run(TASK) == {"sql": GOOD, "queries": [BROKEN, EMPTY, GOOD]}
     assert [request["model"] for request in server.asked] == ["sql-writer", "sql-rewriter", "sql-rewriter"]
     first, second, third = (request["messages"] for request in server.asked)
-    assert second == [*first, {"role": "assistant", "content": BROKEN}, {"role": "user", "content": "no such column: c\ncolumns of t: a b"}]
-    assert third == [*second, {"role": "assistant", "content": EMPTY}, {"role": "user", "content": "nothing found\nvalues of b: 'RED' 'BLUE'"}]
+    assert second == [
+        *first,
+        {"role": "assistant", "content": BROKEN},
+        {"role": "user", "content": "no such column: c\ncolumns of t: a b"},
+    ]
+    assert third == [
+        *second,
+        {"role": "assistant", "content": EMPTY},
+        {"role": "user", "content": "nothing found\nvalues of b: 'RED' 'BLUE'"},
+    ]
 
 
 def test_the_third_query_is_the_last(sql: Any, server: Any) -> None:
@@ -47,7 +57,12 @@ def test_a_model_may_check_in_place_of_the_rule(sql: Any, server: Any, monkeypat
     monkeypatch.setenv("SQL_CHECKER", "model")
     server.answers = ["SELECT a FROM t", "no", GOOD, "Yes"]
     assert sql.agent.run(TASK) == {"sql": GOOD, "queries": ["SELECT a FROM t", GOOD]}
-    assert [request["model"] for request in server.asked] == ["sql-writer", "sql-checker", "sql-rewriter", "sql-checker"]
+    assert [request["model"] for request in server.asked] == [
+        "sql-writer",
+        "sql-checker",
+        "sql-rewriter",
+        "sql-checker",
+    ]
     assert server.asked[1]["messages"][-1]["content"] == "7\n8\nis this right ? yes or no"
 
 
@@ -58,7 +73,9 @@ def test_model_names_come_from_the_environment(sql: Any, server: Any, monkeypatc
     assert server.asked[0]["model"] == "other"
 
 
-def test_a_key_that_changes_is_used_from_the_next_run_on(sql: Any, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_changes_is_used_from_the_next_run_on(
+    sql: Any, server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.answers = [GOOD, GOOD]
     sql.agent.run(TASK)
     monkeypatch.setenv("OPENAI_API_KEY", "another-token")
@@ -69,7 +86,13 @@ def test_a_key_that_changes_is_used_from_the_next_run_on(sql: Any, server: Any, 
 def test_the_agent_is_also_a_program(sql: Any, server: Any) -> None:
     server.answers = [GOOD]
     done = subprocess.run(
-        [sys.executable, "agent.py"], cwd=sql.folder, input=json.dumps(TASK), capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "agent.py"],
+        cwd=sql.folder,
+        input=json.dumps(TASK),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     assert json.loads(done.stdout) == {"sql": GOOD, "queries": [GOOD]}
 

@@ -14,7 +14,9 @@ def shown(sql: Any) -> list[Any]:
 
 
 def test_demonstrations_follow_from_the_seed_alone(sql: Any) -> None:
-    assert sql.demonstrations.demonstrations(seed=5, count=20) == sql.demonstrations.demonstrations(seed=5, count=30)[:20]
+    assert (
+        sql.demonstrations.demonstrations(seed=5, count=20) == sql.demonstrations.demonstrations(seed=5, count=30)[:20]
+    )
     assert sql.demonstrations.demonstrations(seed=6, count=20) != sql.demonstrations.demonstrations(seed=5, count=20)
 
 
@@ -45,7 +47,9 @@ def test_perfect_demonstrations_all_succeed(sql: Any) -> None:
         assert not d.slips and not d.ignored
 
 
-def test_a_demonstration_is_what_the_agent_would_have_recorded(sql: Any, shown: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_demonstration_is_what_the_agent_would_have_recorded(
+    sql: Any, shown: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from langchain_core.messages import AIMessage
 
     for demonstration in shown[:40]:

@@ -49,7 +49,9 @@ def words_of(problem: Any) -> list[str]:
     return re.findall(r"\w+", f"{problem.schema.text()} {problem.question} {problem.gold}")
 
 
-def test_databases_have_two_or_three_tables_of_8_to_20_rows_and_foreign_keys_that_hold(sql: Any, heldout: list[Any]) -> None:
+def test_databases_have_two_or_three_tables_of_8_to_20_rows_and_foreign_keys_that_hold(
+    sql: Any, heldout: list[Any]
+) -> None:
     for problem in heldout[:50]:
         for setup in problem.setups:
             database = sqlite3.connect(":memory:")
@@ -146,7 +148,9 @@ def test_a_query_can_only_read(sql: Any, tmp_path: Any) -> None:
     database.close()
 
 
-def test_feedback_is_needed_for_at_least_a_third_of_the_tasks_and_then_tells_what_was_missing(sql: Any, heldout: list[Any]) -> None:
+def test_feedback_is_needed_for_at_least_a_third_of_the_tasks_and_then_tells_what_was_missing(
+    sql: Any, heldout: list[Any]
+) -> None:
     hidden = [p for p in heldout if p.kind != "plain"]
     assert len(hidden) >= COUNT / 3
     for problem in hidden:
@@ -161,11 +165,17 @@ def test_feedback_is_needed_for_at_least_a_third_of_the_tasks_and_then_tells_wha
             assert all(word in feedback.text for word in written)
         else:
             assert feedback.text.startswith("no such column")
-            assert any(column.name in feedback.text.split("\n", 1)[1] for column in problem.query.used() if column.name != column.shown)
+            assert any(
+                column.name in feedback.text.split("\n", 1)[1]
+                for column in problem.query.used()
+                if column.name != column.shown
+            )
 
 
 def test_feedback_on_a_good_query_is_its_first_rows(sql: Any) -> None:
     database = sql.database.open_database({"setup": "CREATE TABLE t(a INTEGER); INSERT INTO t VALUES (1),(2),(3),(4);"})
     assert sql.feedback.execute(database, "SELECT a FROM t") == sql.feedback.Feedback(text="1\n2\n3", good=True)
-    assert sql.feedback.execute(database, "SELECT SUM(a) FROM t WHERE a > 9") == sql.feedback.Feedback(text="nothing found", good=False)
+    assert sql.feedback.execute(database, "SELECT SUM(a) FROM t WHERE a > 9") == sql.feedback.Feedback(
+        text="nothing found", good=False
+    )
     database.close()

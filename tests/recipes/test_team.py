@@ -1,4 +1,6 @@
-"""Three roles, one number: planner, solver and critic as an ordinary LangGraph program, and riddles that follow from (split, seed) alone."""
+"""Three roles, one number: planner, solver and critic as an ordinary LangGraph program, and riddles that follow from
+(split, seed) alone.
+"""
 
 from typing import Any
 
@@ -37,7 +39,9 @@ def test_what_the_critic_finds_good_is_the_answer(team: Any, server: Any) -> Non
     assert server.asked[2]["messages"][-1]["content"] == f"{RIDDLE}\nplan 3 + 2 * 2\nsums 5 10"
 
 
-def test_wrong_sums_go_back_to_the_solver_and_a_wrong_plan_to_the_planner(team: Any, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_sums_go_back_to_the_solver_and_a_wrong_plan_to_the_planner(
+    team: Any, server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TEAM_LOOKS", "2")
     server.answers = ["3 - 2 * 2", "1 2", "plan", "3 + 2 * 2", "5 11", "sums", "5 10"]
     assert team.agent.run(TASK)["answer"] == "10"
@@ -69,7 +73,9 @@ def test_plans_are_worked_off_from_the_left(team: Any) -> None:
 
 
 def test_every_role_slips_often_and_no_perfect_one_does(team: Any) -> None:
-    shown, perfect = (team.demonstrations.demonstrations(seed=0, count=COUNT, perfect=perfect) for perfect in (False, True))
+    shown, perfect = (
+        team.demonstrations.demonstrations(seed=0, count=COUNT, perfect=perfect) for perfect in (False, True)
+    )
     for role in ("plan", "solve", "check"):
         said, right = ([d.messages[2]["content"] for d in made if d.role == role] for made in (shown, perfect))
         assert len(said) == COUNT
@@ -77,11 +83,16 @@ def test_every_role_slips_often_and_no_perfect_one_does(team: Any) -> None:
             assert all(team.tasks.sums_of(plan) for plan in right if role == "plan")
         else:
             assert set(right) == {"good", "plan", "sums"} == set(said)
-    problems = [team.demonstrations.random_problem(team.demonstrations.random.Random(f"demonstration-0-{i}"), heldout=False) for i in range(COUNT)]
+    problems = [
+        team.demonstrations.random_problem(team.demonstrations.random.Random(f"demonstration-0-{i}"), heldout=False)
+        for i in range(COUNT)
+    ]
     plans = [d.messages[2]["content"] for d in shown if d.role == "plan"]
     wrong = sum(plan != team.tasks.plan_of(problem) for plan, problem in zip(plans, problems, strict=True)) / COUNT
     assert 0.35 < wrong < 0.65
-    assert [d.messages[2]["content"] for d in perfect if d.role == "plan"] == [team.tasks.plan_of(problem) for problem in problems]
+    assert [d.messages[2]["content"] for d in perfect if d.role == "plan"] == [
+        team.tasks.plan_of(problem) for problem in problems
+    ]
 
 
 def test_nothing_in_the_agent_knows_who_trains_it(team: Any) -> None:

@@ -1,6 +1,8 @@
-"""The newcomer's road: the wheel in a fresh venv, then every command of docs/tutorial.md as it stands, with what must come of it. `make road`.
+"""The newcomer's road: the wheel in a fresh venv, then every command of docs/tutorial.md as it stands, with what must
+come of it. `make road`.
 
-What the tutorial writes as `bash` is run, what it writes as `python` with a file's name is that file, and its last `python` is run on the model.
+What the tutorial writes as `bash` is run, what it writes as `python` with a file's name is that file, and its last
+`python` is run on the model.
 """
 
 import json

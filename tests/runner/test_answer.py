@@ -24,11 +24,15 @@ from lightningrl.runner.wire import MAX_OUTPUT
         (b"", ""),
     ],
 )
-def test_what_was_printed_is_the_answer_or_its_last_line_if_that_is_an_object(tmp_path: Path, printed: bytes, answer: Any) -> None:
+def test_what_was_printed_is_the_answer_or_its_last_line_if_that_is_an_object(
+    tmp_path: Path, printed: bytes, answer: Any
+) -> None:
     assert answer_of(printed, tmp_path / "output") == answer
 
 
-@pytest.mark.parametrize(("written", "answer"), [('{"x": 1}', {"x": 1}), ("two\nlines\n", "two\nlines"), ("", "printed")])
+@pytest.mark.parametrize(
+    ("written", "answer"), [('{"x": 1}', {"x": 1}), ("two\nlines\n", "two\nlines"), ("", "printed")]
+)
 def test_a_file_that_was_written_goes_before_what_was_printed(tmp_path: Path, written: str, answer: Any) -> None:
     (tmp_path / "output").write_text(written)
     assert answer_of(b"printed\n", tmp_path / "output") == answer

@@ -105,11 +105,20 @@ def gateway() -> Iterator[tuple[str, list[tuple[str, str, str, str]]]]:
             seen.append((self.path, self.headers.get("baggage", ""), self.headers.get("authorization", ""), text))
             if body.get("stream"):
                 chunks = [{"delta": {"content": text}, "index": 0}, {"delta": {}, "index": 0, "finish_reason": "stop"}]
-                events = [json.dumps({"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "m", "choices": [c]}) for c in chunks]
+                events = [
+                    json.dumps(
+                        {"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "m", "choices": [c]}
+                    )
+                    for c in chunks
+                ]
                 self.answer("".join(f"data: {e}\n\n" for e in [*events, "[DONE]"]), kind="text/event-stream")
             else:
                 choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
-                self.answer(json.dumps({"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}))
+                self.answer(
+                    json.dumps(
+                        {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
+                    )
+                )
 
         def answer(self, text: str, *, kind: str = "application/json") -> None:
             self.send_response(200)
@@ -143,7 +152,12 @@ async def outcomes(root: Path, entry: str, url: str, *tasks: dict[str, Any]) -> 
     try:
         await runner.start()
         jobs = [attempt(task, name=task["name"], timeout_s=60) for task in tasks]
-        results = await asyncio.gather(*(runner.run(rollout, a, {**env, "OPENAI_BASE_URL": url, "OPENAI_API_BASE": url}) for rollout, a, env in jobs))
+        results = await asyncio.gather(
+            *(
+                runner.run(rollout, a, {**env, "OPENAI_BASE_URL": url, "OPENAI_API_BASE": url})
+                for rollout, a, env in jobs
+            )
+        )
     finally:
         await runner.close()
     for result in results:
@@ -151,7 +165,9 @@ async def outcomes(root: Path, entry: str, url: str, *tasks: dict[str, Any]) -> 
     return [result.output for result in results]
 
 
-@pytest.mark.parametrize("entry", ["sync_sdk", "async_sdk", "streamed", "threads", "executor", "langgraph", "langgraph_async"])
+@pytest.mark.parametrize(
+    "entry", ["sync_sdk", "async_sdk", "streamed", "threads", "executor", "langgraph", "langgraph_async"]
+)
 async def test_every_call_carries_the_token_of_its_own_attempt(tmp_path: Path, entry: str) -> None:
     names = [f"n{i}" for i in range(32)]
     with gateway() as (origin, seen):
@@ -159,13 +175,21 @@ async def test_every_call_carries_the_token_of_its_own_attempt(tmp_path: Path, e
     assert [set(output) for output in outputs] == [{name} for name in names]
     assert len(seen) == sum(map(len, outputs))
     for path, baggage, key, text in seen:
-        assert path == "/v1/chat/completions" and baggage == f"lightningrl.token=token-{text}" and key == "Bearer lightningrl"
+        assert (
+            path == "/v1/chat/completions"
+            and baggage == f"lightningrl.token=token-{text}"
+            and key == "Bearer lightningrl"
+        )
 
 
 async def test_the_token_is_told_to_nobody_but_the_gateway(tmp_path: Path) -> None:
     with gateway() as (origin, seen), gateway() as (other, overheard):
         paths = ["/g/v1/chat", "/g/v1beta/models/m:generateContent", "/gg/v1/chat", "/v1/chat"]
-        urls = [*(f"{origin}{path}" for path in paths), f"{other}/g/v1/chat", f"{origin.replace('127.0.0.1', 'localhost')}/g/v1/chat"]
+        urls = [
+            *(f"{origin}{path}" for path in paths),
+            f"{other}/g/v1/chat",
+            f"{origin.replace('127.0.0.1', 'localhost')}/g/v1/chat",
+        ]
         await outcomes(tmp_path, "elsewhere", f"{origin}/g/v1", {"name": "n", "urls": urls})
     assert sorted((path, baggage) for path, baggage, _, _ in seen) == [
         ("/g/v1/chat", "mine=1"),
@@ -215,7 +239,9 @@ async def asking(client: str, attempts: int) -> AsyncIterator[Ask]:
         async with AsyncExitStack() as stack:
             session = stack.enter_context(requests.Session())
             session.mount("http://", HTTPAdapter(pool_maxsize=attempts))
-            yield lambda url, name: asyncio.to_thread(lambda: text(session.post(url, json=body(name), timeout=30).json()))
+            yield lambda url, name: asyncio.to_thread(
+                lambda: text(session.post(url, json=body(name), timeout=30).json())
+            )
     elif client == "aiohttp":
         async with aiohttp.ClientSession() as shared:
 
@@ -253,7 +279,7 @@ def in_threads(client: str, origin: str, mine: list[str]) -> None:
     def run(name: str) -> None:
         try:
             asyncio.run(in_one_loop(client, origin, [name]))
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:
             failures.append(error)
 
     threads = [threading.Thread(target=run, args=(name,)) for name in mine]
@@ -269,14 +295,24 @@ def in_threads(client: str, origin: str, mine: list[str]) -> None:
 async def test_fifty_attempts_at_once_are_told_apart(client: str, where: str) -> None:
     with gateway() as (origin, seen):
         in_loop = {"loop": ATTEMPTS, "threads": 0, "both": ATTEMPTS // 2}[where]
-        await asyncio.gather(in_one_loop(client, origin, names[:in_loop]), asyncio.to_thread(in_threads, client, origin, names[in_loop:]))
+        await asyncio.gather(
+            in_one_loop(client, origin, names[:in_loop]), asyncio.to_thread(in_threads, client, origin, names[in_loop:])
+        )
     assert len(seen) == 3 * ATTEMPTS
     assert [baggage for _, baggage, _, _ in seen] == [f"lightningrl.token=token-{name}" for _, _, _, name in seen]
 
 
 def test_blocking_clients_in_threads_are_told_apart_too() -> None:
-    """One `httpx.Client`, one `httpx2.Client` and one `requests.Session` for all threads of a pool that all attempts share."""
-    with gateway() as (origin, seen), httpx.Client() as one, httpx2.Client() as two, requests.Session() as three, ThreadPoolExecutor(16) as pool:
+    """One `httpx.Client`, one `httpx2.Client` and one `requests.Session` for all threads of a pool that all attempts
+    share.
+    """
+    with (
+        gateway() as (origin, seen),
+        httpx.Client() as one,
+        httpx2.Client() as two,
+        requests.Session() as three,
+        ThreadPoolExecutor(16) as pool,
+    ):
 
         def run(name: str) -> None:
             with lightningrl.attach(f"token-{name}", base_url=f"{origin}/v1"):
@@ -287,14 +323,19 @@ def test_blocking_clients_in_threads_are_told_apart_too() -> None:
     assert [baggage for _, baggage, _, _ in seen] == [f"lightningrl.token=token-{name}" for _, _, _, name in seen]
 
 
-async def test_without_a_block_the_context_belongs_to_the_attempt_until_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_block_the_context_belongs_to_the_attempt_until_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with gateway() as (origin, seen):
         monkeypatch.setenv("OPENAI_BASE_URL", f"{origin}/v1")
         monkeypatch.setenv("OPENAI_API_KEY", "key with, odd;signs")
 
         async def plain() -> None:
             lightningrl.attach()
-            async with aiohttp.ClientSession(headers={"baggage": "mine=1"}) as session, session.post(f"{origin}/v1/chat", json=body("x")) as answer:
+            async with (
+                aiohttp.ClientSession(headers={"baggage": "mine=1"}) as session,
+                session.post(f"{origin}/v1/chat", json=body("x")) as answer,
+            ):
                 assert answer.status == 200
 
         await asyncio.create_task(plain())

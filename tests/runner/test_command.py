@@ -58,7 +58,9 @@ async def test_an_answer_that_is_not_json_is_text(tmp_path: Path) -> None:
 
 
 async def test_the_answer_may_go_to_a_file_of_the_attempt(tmp_path: Path) -> None:
-    async with pool(tmp_path, "sh", "-c", 'echo "thinking…"; cat > "$LIGHTNINGRL_OUTPUT"; echo "$LIGHTNINGRL_OUTPUT" >> files') as runner:
+    async with pool(
+        tmp_path, "sh", "-c", 'echo "thinking…"; cat > "$LIGHTNINGRL_OUTPUT"; echo "$LIGHTNINGRL_OUTPUT" >> files'
+    ) as runner:
         outcomes = await asyncio.gather(*(run(runner, str(i), x=i) for i in range(2)))
     assert [outcome.output for outcome in outcomes] == [{"x": 0}, {"x": 1}]
     files = (tmp_path / "files").read_text().split()
@@ -97,11 +99,17 @@ async def test_a_program_that_is_killed_has_failed(tmp_path: Path) -> None:
 async def test_a_program_that_floods_stdout_is_stopped(tmp_path: Path) -> None:
     async with pool(tmp_path, "yes") as runner:
         outcome = await run(runner)
-    assert outcome.status == "failed" and outcome.error and outcome.error.startswith("AgentError: the agent printed more than `16777216` bytes")
+    assert (
+        outcome.status == "failed"
+        and outcome.error
+        and outcome.error.startswith("AgentError: the agent printed more than `16777216` bytes")
+    )
 
 
 async def test_on_timeout_the_whole_group_is_killed_and_the_worker_stays(tmp_path: Path) -> None:
-    async with pool(tmp_path, "sh", "-c", "cat > /dev/null; sleep 1000 & echo $! > child; echo $$ > group; wait") as runner:
+    async with pool(
+        tmp_path, "sh", "-c", "cat > /dev/null; sleep 1000 & echo $! > child; echo $$ > group; wait"
+    ) as runner:
         worker = runner._workers[0].pid
         outcome = await run(runner, timeout_s=0.5)
         assert outcome.status == "timeout"

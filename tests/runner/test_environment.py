@@ -30,7 +30,9 @@ GATEWAY = "http://127.0.0.1:8000"
 HEADERS = "OTEL_EXPORTER_OTLP_TRACES_HEADERS"
 
 
-def test_every_sdk_finds_the_gateway_and_the_key_by_itself(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_sdk_finds_the_gateway_and_the_key_by_itself(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "a person's own")
     for name in ("ANTHROPIC_AUTH_TOKEN", "GOOGLE_API_KEY", *addresses(GATEWAY, key="k")):
         monkeypatch.delenv(name, raising=False)
@@ -43,7 +45,11 @@ def test_every_sdk_finds_the_gateway_and_the_key_by_itself(monkeypatch: pytest.M
     google = genai.Client()
     assert not caplog.records, "it warns where it finds two keys"
     options = google._api_client._http_options
-    assert (options.base_url or "").rstrip("/") == GATEWAY and google._api_client.api_key == "secret" and not google.vertexai
+    assert (
+        (options.base_url or "").rstrip("/") == GATEWAY
+        and google._api_client.api_key == "secret"
+        and not google.vertexai
+    )
 
 
 def test_what_would_lead_past_the_gateway_is_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +79,13 @@ SECRETS = {
 
 
 def test_secrets_of_ours_are_not_inherited_and_what_programs_need_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    useful = {"LC_ALL": "C.UTF-8", "NODE_PATH": "/node", "https_proxy": "http://proxy:3128", "CUDA_VISIBLE_DEVICES": "1", "PYTHONPATH": "/python"}
+    useful = {
+        "LC_ALL": "C.UTF-8",
+        "NODE_PATH": "/node",
+        "https_proxy": "http://proxy:3128",
+        "CUDA_VISIBLE_DEVICES": "1",
+        "PYTHONPATH": "/python",
+    }
     for name, value in {**SECRETS, **useful}.items():
         monkeypatch.setenv(name, value)
     found = process_environment(GATEWAY, secrets=["UPSTREAM_KEY"])
@@ -87,16 +99,24 @@ def test_a_recipe_may_ask_for_more_but_never_for_the_key_of_an_upstream(monkeypa
     found = process_environment(GATEWAY, inherit=["HF_TOKEN", "AWS_*"], secrets=["UPSTREAM_KEY"])
     assert SECRETS.keys() & found.keys() == {"HF_TOKEN", "AWS_SECRET_ACCESS_KEY"}
     everything = process_environment(GATEWAY, inherit=EVERYTHING, secrets=["UPSTREAM_KEY"])
-    assert SECRETS.keys() - everything.keys() == {"UPSTREAM_KEY", "SAME_KEY"}, "the same value under another name is the same key"
+    assert SECRETS.keys() - everything.keys() == {"UPSTREAM_KEY", "SAME_KEY"}, (
+        "the same value under another name is the same key"
+    )
 
 
-async def test_neither_functions_nor_programs_find_a_secret_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_neither_functions_nor_programs_find_a_secret_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
-    (tmp_path / "agent.py").write_text("import os\ndef run(task):\n    return dict(os.environ)\ndef reward(task, output):\n    return 1\n")
+    (tmp_path / "agent.py").write_text(
+        "import os\ndef run(task):\n    return dict(os.environ)\ndef reward(task, output):\n    return 1\n"
+    )
     program = "import json, os; print(json.dumps(dict(os.environ)))"
     for how in ({"entry": "agent:run"}, {"command": ["python", "-c", program]}):
-        agent = AgentConfig.model_validate({**how, "reward": "agent:reward", "workers": 1, "inherit_env": ["GITHUB_*", "S*_KEY"]})
+        agent = AgentConfig.model_validate(
+            {**how, "reward": "agent:reward", "workers": 1, "inherit_env": ["GITHUB_*", "S*_KEY"]}
+        )
         runner = WorkerPool(agent, root=tmp_path, secrets=["UPSTREAM_KEY"])
         await runner.start()
         try:
@@ -125,7 +145,9 @@ def test_spans_go_to_the_gateway_with_the_key_of_a_program(monkeypatch: pytest.M
     for name, value in process_environment(GATEWAY, key="lrl-secret").items():
         monkeypatch.setenv(name, value)
     exporter = OTLPSpanExporter()
-    assert exporter._endpoint == f"{GATEWAY}/v1/traces" and parse_env_headers(os.environ[HEADERS]) == {"x-api-key": "lrl-secret"}
+    assert exporter._endpoint == f"{GATEWAY}/v1/traces" and parse_env_headers(os.environ[HEADERS]) == {
+        "x-api-key": "lrl-secret"
+    }
     exporter.shutdown()
     shared = process_environment(GATEWAY)
     assert shared["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] == f"{GATEWAY}/v1/traces"
@@ -156,9 +178,15 @@ def test_codex_is_given_a_provider_of_its_own(tmp_path: Path) -> None:
 
 def test_openhands_finds_the_gateway_and_a_model_that_a_recipe_may_change() -> None:
     found = process_environment(GATEWAY, key="secret")
-    assert (found["LLM_BASE_URL"], found["LLM_API_KEY"], found["LLM_MODEL"]) == (f"{GATEWAY}/v1", "secret", "openai/policy")
+    assert (found["LLM_BASE_URL"], found["LLM_API_KEY"], found["LLM_MODEL"]) == (
+        f"{GATEWAY}/v1",
+        "secret",
+        "openai/policy",
+    )
     assert process_environment(GATEWAY, wishes={"LLM_MODEL": "openai/coder"})["LLM_MODEL"] == "openai/coder"
 
 
 def test_the_page_has_the_table_of_the_environment() -> None:
-    assert environment_page() in PAGE.read_text(), "python -c 'from lightningrl.runner.environment import *; print(environment_page())'"
+    assert environment_page() in PAGE.read_text(), (
+        "python -c 'from lightningrl.runner.environment import *; print(environment_page())'"
+    )

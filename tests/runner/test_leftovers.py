@@ -88,7 +88,9 @@ async def test_a_detached_process_ends_with_its_attempt_and_none_of_a_neighbour(
 
 @linux
 async def test_a_process_that_wiped_its_environment_goes_with_its_worker(tmp_path: Path) -> None:
-    async with pool(tmp_path, "(env -i setsid sleep 1000 < /dev/null > /dev/null 2>&1 & echo $! > child); echo done") as runner:
+    async with pool(
+        tmp_path, "(env -i setsid sleep 1000 < /dev/null > /dev/null 2>&1 & echo $! > child); echo done"
+    ) as runner:
         assert (await run(runner)).output == "done"
         child = await written(tmp_path / "child")
     assert await gone([child], timeout_s=1)
@@ -113,7 +115,11 @@ async def test_orphans_that_end_by_themselves_leave_no_zombies(tmp_path: Path) -
     async with pool(tmp_path, "(setsid true &); sleep 0.2; echo done") as runner:
         keeper = runner._workers[0].pid
         await asyncio.gather(*(run(runner, str(i)) for i in range(3)))
-        states = [stat for stat in (_stat(name) for name in os.listdir("/proc") if name.isdigit()) if stat and stat[1] == str(keeper)]
+        states = [
+            stat
+            for stat in (_stat(name) for name in os.listdir("/proc") if name.isdigit())
+            if stat and stat[1] == str(keeper)
+        ]
         assert len(states) == 1 and states[0][0] != "Z", "the worker alone"
 
 

@@ -65,7 +65,9 @@ LOG_LIMIT = 100_000
 
 
 @asynccontextmanager
-async def pool(root: Path, *, workers: int = 1, watchdog_s: float = 1.0, command: list[str] | None = None) -> AsyncIterator[WorkerPool]:
+async def pool(
+    root: Path, *, workers: int = 1, watchdog_s: float = 1.0, command: list[str] | None = None
+) -> AsyncIterator[WorkerPool]:
     (root / "agent.py").write_text(AGENT)
     how: dict[str, Any] = {"command": command} if command else {"entry": "agent:run"}
     agent = AgentConfig(**how, reward="agent:reward", workers=workers, concurrency=8 * workers)
@@ -92,10 +94,14 @@ async def test_one_that_blocks_its_loop_is_charged_and_its_neighbours_are_lost(t
         assert blocked.status == "timeout" and blocked.error and "it blocks the event loop" in blocked.error
         lost = await beside
         assert {outcome.status for outcome in lost} == {"lost"}
-        assert {outcome.error for outcome in lost} == {"attempt `attempt-culprit` blocked the event loop of their process"}
+        assert {outcome.error for outcome in lost} == {
+            "attempt `attempt-culprit` blocked the event loop of their process"
+        }
         again = await neighbours(runner)
         assert {outcome.status for outcome in again} == {"succeeded"}
-        assert len({outcome.output for outcome in again}) == 1, "they share a worker as before: it is known that they did no harm"
+        assert len({outcome.output for outcome in again}) == 1, (
+            "they share a worker as before: it is known that they did no harm"
+        )
 
 
 async def test_who_was_held_up_for_a_while_is_lost_and_not_late(tmp_path: Path) -> None:
@@ -103,7 +109,11 @@ async def test_who_was_held_up_for_a_while_is_lost_and_not_late(tmp_path: Path) 
         culprit = asyncio.create_task(run(runner, "culprit", do="block", block=4, note=str(tmp_path / "note")))
         await asyncio.sleep(0)
         (late,) = await neighbours(runner, count=1, sleep=1000, timeout_s=2.5)
-        assert late.status == "lost" and late.error and late.error.startswith("other attempts in its process blocked the event loop for ")
+        assert (
+            late.status == "lost"
+            and late.error
+            and late.error.startswith("other attempts in its process blocked the event loop for ")
+        )
         assert (await culprit).status == "succeeded"
 
 
@@ -114,7 +124,9 @@ async def test_where_it_is_not_known_who_blocks_each_is_tried_alone(tmp_path: Pa
         beside = await neighbours(runner, count=2, sleep=1000, timeout_s=2)
         assert [outcome.status for outcome in [*beside, await held]] == ["lost"] * 3
         runner._workers[-1].retired = False
-        again = await asyncio.gather(neighbours(runner, count=2), run(runner, "culprit", do="hold the GIL", timeout_s=2))
+        again = await asyncio.gather(
+            neighbours(runner, count=2), run(runner, "culprit", do="hold the GIL", timeout_s=2)
+        )
         assert [outcome.status for outcome in again[0]] == ["succeeded"] * 2 and again[1].status == "timeout"
         assert len({outcome.output for outcome in again[0]}) == 2, "each had a worker of its own"
 
@@ -142,16 +154,25 @@ async def test_a_crash_is_found_out_and_the_others_go_on(tmp_path: Path, do: str
     assert all(statuses in (["succeeded"], ["lost", "succeeded"]) for statuses in tries.values()), tries
 
 
-@pytest.mark.parametrize(("do", "said"), [("open files", "OSError: [Errno 24] Too many open files"), ("use memory", "MemoryError")])
+@pytest.mark.parametrize(
+    ("do", "said"), [("open files", "OSError: [Errno 24] Too many open files"), ("use memory", "MemoryError")]
+)
 async def test_a_worker_that_has_run_out_of_files_or_memory_is_replaced(tmp_path: Path, do: str, said: str) -> None:
     async with pool(tmp_path) as runner:
         before = (await run(runner, "before")).output
         lost = await run(runner, "culprit", do=do)
         assert lost.status == "lost" and lost.error and said in lost.error
         after = await neighbours(runner)
-        assert [outcome.status for outcome in after] == ["succeeded"] * 7 and before not in [outcome.output for outcome in after]
+        assert [outcome.status for outcome in after] == ["succeeded"] * 7 and before not in [
+            outcome.output for outcome in after
+        ]
         failed = await run(runner, "culprit", do=do)
-        assert failed.status == "failed" and failed.error and f"{said}" in failed.error and "also when the attempt ran alone" in failed.error
+        assert (
+            failed.status == "failed"
+            and failed.error
+            and f"{said}" in failed.error
+            and "also when the attempt ran alone" in failed.error
+        )
 
 
 async def test_a_worker_that_keeps_most_of_its_files_open_is_replaced_before_it_runs_out(tmp_path: Path) -> None:
@@ -165,7 +186,9 @@ async def test_a_worker_that_keeps_most_of_its_files_open_is_replaced_before_it_
 async def test_endless_output_of_a_program_stops_at_its_own_end(tmp_path: Path, where: str) -> None:
     script = f'case "$LIGHTNINGRL_TASK" in *flood*) echo $$ > "$PWD/flood"; exec yes {where};; *) sleep 0.5; echo fine;; esac'
     async with pool(tmp_path, command=["sh", "-c", script]) as runner:
-        beside, flood = await asyncio.gather(neighbours(runner, count=3), run(runner, "flood", do="flood", timeout_s=3 if where else 60))
+        beside, flood = await asyncio.gather(
+            neighbours(runner, count=3), run(runner, "flood", do="flood", timeout_s=3 if where else 60)
+        )
         assert [outcome.output for outcome in beside] == ["fine"] * 3
         assert flood.status == ("timeout" if where else "failed")
         assert await written(tmp_path / "flood")
@@ -174,7 +197,10 @@ async def test_endless_output_of_a_program_stops_at_its_own_end(tmp_path: Path, 
 async def test_an_error_that_is_no_unicode_is_told_and_harms_nobody(tmp_path: Path) -> None:
     async with pool(tmp_path) as runner:
         beside, failed = await asyncio.gather(neighbours(runner), run(runner, "half", do="half a character"))
-        assert (failed.status, failed.error and failed.error.splitlines()[0]) == ("failed", "AgentError: ValueError: \\udcff")
+        assert (failed.status, failed.error and failed.error.splitlines()[0]) == (
+            "failed",
+            "AgentError: ValueError: \\udcff",
+        )
         assert {outcome.status for outcome in beside} == {"succeeded"}
 
 

@@ -101,7 +101,9 @@ async def pool(
 ) -> AsyncIterator[WorkerPool]:
     (root / "agent.py").write_text(AGENT)
     env = {"FLAVOUR": "mint"}
-    agent = AgentConfig(entry=entry, reward=reward, reward_range=reward_range, workers=workers, concurrency=concurrency, env=env)
+    agent = AgentConfig(
+        entry=entry, reward=reward, reward_range=reward_range, workers=workers, concurrency=concurrency, env=env
+    )
     runner = WorkerPool(agent, root=root, env={"OPENAI_BASE_URL": "http://gateway/v1"}, log_path=root / "agent.log")
     try:
         await runner.start()
@@ -159,7 +161,9 @@ async def test_a_coroutine_that_will_not_be_cancelled_costs_its_worker_only(tmp_
 
 async def test_a_killed_worker_loses_what_it_ran_and_is_replaced(tmp_path: Path) -> None:
     async with pool(tmp_path, "agent:run") as runner:
-        running = asyncio.create_task(run(runner, "1", sleep=1000, note=str(tmp_path / "pid"), child=str(tmp_path / "child")))
+        running = asyncio.create_task(
+            run(runner, "1", sleep=1000, note=str(tmp_path / "pid"), child=str(tmp_path / "child"))
+        )
         worker = await written(tmp_path / "pid")
         os.kill(worker, signal.SIGKILL)
         lost = await running
@@ -178,13 +182,21 @@ async def test_an_agent_that_exits_has_failed_and_the_worker_lives(tmp_path: Pat
     async with pool(tmp_path, "agent:leaves") as runner:
         for name in "ab":
             outcome = await run(runner, name)
-            assert outcome.status == "failed" and outcome.error and outcome.error.startswith("AgentError: SystemExit: enough")
+            assert (
+                outcome.status == "failed"
+                and outcome.error
+                and outcome.error.startswith("AgentError: SystemExit: enough")
+            )
 
 
 async def test_a_hung_grader_is_blamed(tmp_path: Path) -> None:
     async with pool(tmp_path, "agent:pid", reward="agent:hangs_in_grading") as runner:
         outcome = await run(runner, timeout_s=0.5)
-        assert outcome.status == "timeout" and outcome.error and outcome.error.startswith("GraderError: timed out, no reward")
+        assert (
+            outcome.status == "timeout"
+            and outcome.error
+            and outcome.error.startswith("GraderError: timed out, no reward")
+        )
 
 
 @pytest.mark.parametrize(
@@ -195,15 +207,21 @@ async def test_a_hung_grader_is_blamed(tmp_path: Path) -> None:
         (1 + 1e-6, "reward `final` is `1.000001`, outside of its range `[-1, 1]`"),
     ],
 )
-async def test_a_reward_outside_of_its_declared_range_is_the_graders_failure(tmp_path: Path, reward: Any, said: str) -> None:
+async def test_a_reward_outside_of_its_declared_range_is_the_graders_failure(
+    tmp_path: Path, reward: Any, said: str
+) -> None:
     async with pool(tmp_path, "agent:pid", reward="agent:as_told", reward_range=(-1.0, 1.0)) as runner:
         outcome = await run(runner, reward=reward)
         assert outcome.status == "failed" and outcome.rewards == ()
         assert outcome.error == f"GraderError: {said}\nhint: mend the reward function, or widen `agent.reward_range`"
 
 
-@pytest.mark.parametrize(("reward", "final"), [(-1, -1), (1, 1), (1 + 1e-15, 1 + 1e-15), ({"final": 0.5, "tokens": 300}, 0.5)])
-async def test_a_reward_at_the_end_of_its_range_counts_and_so_does_what_rounding_has_put_beyond_it(tmp_path: Path, reward: Any, final: float) -> None:
+@pytest.mark.parametrize(
+    ("reward", "final"), [(-1, -1), (1, 1), (1 + 1e-15, 1 + 1e-15), ({"final": 0.5, "tokens": 300}, 0.5)]
+)
+async def test_a_reward_at_the_end_of_its_range_counts_and_so_does_what_rounding_has_put_beyond_it(
+    tmp_path: Path, reward: Any, final: float
+) -> None:
     async with pool(tmp_path, "agent:pid", reward="agent:as_told", reward_range=(-1.0, 1.0)) as runner:
         outcome = await run(runner, reward=reward)
         assert outcome.status == "succeeded" and outcome.rewards[0].value == final
@@ -234,7 +252,9 @@ async def test_a_worker_loads_no_torch(tmp_path: Path) -> None:
     assert not {"torch", "transformers"} & set(loaded)
 
 
-async def test_a_process_that_dies_before_it_reads_anything_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_dies_before_it_reads_anything_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("lightningrl.runner.process.sys.executable", "/bin/false")
     too_much_for_a_socket = ["true", "x" * 2**22]
     runner = WorkerPool(AgentConfig(command=too_much_for_a_socket, reward="dies:reward"), root=tmp_path)
@@ -244,7 +264,9 @@ async def test_a_process_that_dies_before_it_reads_anything_is_reported(tmp_path
 
 async def test_a_process_that_dies_while_loading_is_reported(tmp_path: Path) -> None:
     (tmp_path / "dies.py").write_text("import os\nprint('so long')\nos._exit(7)\n")
-    runner = WorkerPool(AgentConfig(entry="dies:run", reward="dies:reward"), root=tmp_path, log_path=tmp_path / "agent.log")
+    runner = WorkerPool(
+        AgentConfig(entry="dies:run", reward="dies:reward"), root=tmp_path, log_path=tmp_path / "agent.log"
+    )
     with pytest.raises(AgentError, match=r"died while it loaded the agent \(exit code 7\)") as raised:
         await runner.start()
     assert "agent.log" in (raised.value.hint or "") and "so long" in (tmp_path / "agent.log").read_text()
@@ -252,7 +274,9 @@ async def test_a_process_that_dies_while_loading_is_reported(tmp_path: Path) -> 
 
 async def test_a_module_that_never_finishes_loading_is_reported(tmp_path: Path) -> None:
     (tmp_path / "waits.py").write_text("import time\ntime.sleep(1000)\n")
-    runner = WorkerPool(AgentConfig(entry="waits:run", reward="waits:reward", workers=1), root=tmp_path, start_timeout_s=1.0)
+    runner = WorkerPool(
+        AgentConfig(entry="waits:run", reward="waits:reward", workers=1), root=tmp_path, start_timeout_s=1.0
+    )
     with pytest.raises(AgentError, match="not loaded within 1 s"):
         await runner.start()
 
@@ -313,7 +337,9 @@ asyncio.run(main(Path(sys.argv[1]), sys.argv[2], {"sleep": 1000, "block": True, 
 
 
 @pytest.mark.parametrize(
-    ("kind", "started"), [("agent:run", "child"), ("agent:blocking", None), ("command", "command")], ids=["callable", "blocked", "command"]
+    ("kind", "started"),
+    [("agent:run", "child"), ("agent:blocking", None), ("command", "command")],
+    ids=["callable", "blocked", "command"],
 )
 async def test_when_the_parent_is_killed_everything_goes(tmp_path: Path, kind: str, started: str | None) -> None:
     (tmp_path / "agent.py").write_text(AGENT)

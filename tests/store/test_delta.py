@@ -13,7 +13,11 @@ from lightningrl.store.delta import NOTHING, Delta, Said, common, pack, read, un
 from lightningrl.types import Floats, Ints
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=40),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=40),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=20,
 )
@@ -21,7 +25,9 @@ IDS = st.sampled_from([2**8, 2**16, 2**18, 2**31]).flatmap(lambda end: st.lists(
 
 
 def said(request: object, response: object, ids: list[int]) -> Said:
-    return Said(ids=np.array(ids, np.int32), request=msgspec.json.encode(request), response=msgspec.json.encode(response))
+    return Said(
+        ids=np.array(ids, np.int32), request=msgspec.json.encode(request), response=msgspec.json.encode(response)
+    )
 
 
 def logprobs(count: int) -> Floats:
@@ -58,13 +64,17 @@ def test_ids_are_packed_without_loss(end: int, count: int) -> None:
 
 
 def test_every_bit_of_a_logprob_is_kept() -> None:
-    odd = np.array([0x7FC00001, 0xFF800000, 0x80000000, 1, 0x0A0A0A0A, 0xBF0A0A0A], np.uint32).view(np.float32)  # NaN, -inf, -0, tiny, newlines
+    odd = np.array([0x7FC00001, 0xFF800000, 0x80000000, 1, 0x0A0A0A0A, 0xBF0A0A0A], np.uint32).view(
+        np.float32
+    )  # NaN, -inf, -0, tiny, newlines
     new = said({}, {}, [5] * 6)
     assert read(write(new, odd, NOTHING, prompt_length=0), NOTHING)[1].tobytes() == odd.tobytes()
 
 
 def _turns() -> tuple[Said, Said, str]:
-    """A call and the next one: tools after the messages, and the client's echo of the answer in its own words around it."""
+    """A call and the next one: tools after the messages, and the client's echo of the answer in its own words around
+    it.
+    """
     text = random.Random(0)
 
     def words(count: int) -> str:
@@ -72,14 +82,24 @@ def _turns() -> tuple[Said, Said, str]:
 
     answer, tools = words(3000), [{"name": words(20), "description": words(60_000)}]
     messages = [{"role": "system", "content": words(9000)}, {"role": "user", "content": words(200)}]
-    first = said({"messages": messages, "tools": tools, "seed": 1}, {"choices": [{"message": {"content": answer}}]}, list(range(900)))
+    first = said(
+        {"messages": messages, "tools": tools, "seed": 1},
+        {"choices": [{"message": {"content": answer}}]},
+        list(range(900)),
+    )
     echo = [{"content": answer, "role": "assistant", "annotations": None}, {"role": "user", "content": "go on"}]
-    second = said({"messages": messages + echo, "tools": tools, "seed": 2}, {"choices": [{"message": {"content": "so"}}]}, list(range(930)))
+    second = said(
+        {"messages": messages + echo, "tools": tools, "seed": 2},
+        {"choices": [{"message": {"content": "so"}}]},
+        list(range(930)),
+    )
     return first, second, answer
 
 
 def test_a_turn_costs_what_is_new_in_it() -> None:
-    """Not history, nor tools that are longer than deflate can look back, nor the echo of 3,000 characters, nor the prompt but for ten ids."""
+    """Not history, nor tools that are longer than deflate can look back, nor the echo of 3,000 characters, nor the
+    prompt but for ten ids.
+    """
     first, second, _ = _turns()
     turn = write(second, logprobs(20), first, prompt_length=910)
     assert turn.shared == 900
@@ -126,4 +146,10 @@ def test_the_common_prefix_is_found() -> None:
     def length(one: list[int], other: list[int]) -> int:
         return common(np.array(one, np.int32), np.array(other, np.int32))
 
-    assert [length([], [1]), length([1], [1]), length([1, 2], [1, 3]), length([2], [1]), length([1, 2, 3], [1, 2])] == [0, 1, 1, 0, 2]
+    assert [length([], [1]), length([1], [1]), length([1, 2], [1, 3]), length([2], [1]), length([1, 2, 3], [1, 2])] == [
+        0,
+        1,
+        1,
+        0,
+        2,
+    ]

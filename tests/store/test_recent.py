@@ -24,7 +24,10 @@ async def claimed(store: SQLiteStore, count: int) -> list[Attempt]:
 def conversation(attempt: Attempt, turns: int, *, system: str = "be brief", task: int = 0) -> list[Call]:
     """Turns of an agent, each with the whole history."""
     prompt, parent = [*range(60 + len(system) // 4), task], None
-    messages: list[dict[str, Any]] = [{"role": "system", "content": system}, {"role": "user", "content": f"task {task}"}]
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": system},
+        {"role": "user", "content": f"task {task}"},
+    ]
     calls: list[Call] = []
     for index in range(turns):
         answer = {"role": "assistant", "content": f"{attempt.id} says {index}"}
@@ -65,7 +68,9 @@ async def test_memory_is_given_back_when_attempts_end(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_memory_that_is_too_small_costs_time_but_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_that_is_too_small_costs_time_but_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(recent, "SAID_LIMIT", 3000)
     monkeypatch.setattr(recent, "ROOTS_LIMIT", 3000)
     monkeypatch.setattr(recent, "BOOKS_LIMIT", 10)
@@ -95,7 +100,10 @@ async def test_what_all_attempts_begin_with_is_kept_once(tmp_path: Path) -> None
         for one in calls:
             await store.append(one)
     assert await come_back(store, conversations)
-    whole, rest = rows_of(tmp_path / "s.db", "SELECT length(body) > 2000, sum(length(body) + length(ids)) FROM calls GROUP BY 1 ORDER BY 1 DESC")
+    whole, rest = rows_of(
+        tmp_path / "s.db",
+        "SELECT length(body) > 2000, sum(length(body) + length(ids)) FROM calls GROUP BY 1 ORDER BY 1 DESC",
+    )
     assert whole[0] == 1
     assert rest[1] < 62 * 200
     await store.close()
@@ -121,7 +129,9 @@ async def test_reading_an_attempt_reads_at_most_two_calls_of_others(tmp_path: Pa
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_whatever_agents_do_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """Branches, rewritten histories and lost parents, written by two processes in turn, which remember little and start afresh now and then."""
+    """Branches, rewritten histories and lost parents, written by two processes in turn, which remember little and start
+    afresh now and then.
+    """
     monkeypatch.setattr(recent, "SAID_LIMIT", 20_000)
     monkeypatch.setattr(recent, "ROOTS_LIMIT", 10_000)
     chance, path = random.Random(seed), tmp_path / "s.db"
@@ -137,9 +147,17 @@ async def test_whatever_agents_do_comes_back(tmp_path: Path, monkeypatch: pytest
         if messages and chance.random() < 0.2:
             messages[chance.randrange(len(messages))] = {"role": "user", "content": "rewritten"}
         prompt = [] if source is None else [*source.prompt_ids, *source.completion_ids][: chance.randrange(400)]
-        bare = call(attempts[which], len(calls), [*prompt, chance.randrange(2**20)], [chance.randrange(2**17)] * chance.randrange(9))
+        bare = call(
+            attempts[which],
+            len(calls),
+            [*prompt, chance.randrange(2**20)],
+            [chance.randrange(2**17)] * chance.randrange(9),
+        )
         answer = {"role": "assistant", "content": "".join(chance.choices("abc é", k=chance.randrange(300)))}
-        body = {"messages": [*messages, {"role": "user", "content": "?" * chance.randrange(9)}], "seed": chance.randrange(3)}
+        body = {
+            "messages": [*messages, {"role": "user", "content": "?" * chance.randrange(9)}],
+            "seed": chance.randrange(3),
+        }
         calls.append(replace(bare, request=body, response=answer, parent_call_id=None if parent is None else parent.id))
         writer = chance.randrange(2)
         if chance.random() < 0.05:
@@ -156,7 +174,9 @@ async def test_what_is_rolled_back_is_forgotten(tmp_path: Path) -> None:
     first, second = await claimed(store, 2)
     lost, kept = conversation(first, 2, system="x" * 2000), conversation(second, 2, system="x" * 2000)
     with pytest.raises(StoreError, match="reward `final` is `nan`"):
-        await store.append(*[replace(one, agent="new") for one in lost], Reward(attempt_id=first.id, value=float("nan")))
+        await store.append(
+            *[replace(one, agent="new") for one in lost], Reward(attempt_id=first.id, value=float("nan"))
+        )
     for one in [*kept, *lost]:
         await store.append(replace(one, agent="new"))
     assert await come_back(store, [[replace(one, agent="new") for one in calls] for calls in (kept, lost)])
@@ -167,15 +187,22 @@ async def test_a_grammar_is_kept_once(tmp_path: Path) -> None:
     store = await SQLiteStore.open(tmp_path / "s.db")
     attempt = await begin(store)
     grammars = [np.random.default_rng(n).bytes(10_000).hex() for n in range(2)]
-    calls = [replace(one, sampling=Sampling(grammar=grammars[one.index % 2], seed=one.index)) for one in conversation(attempt, 60)]
+    calls = [
+        replace(one, sampling=Sampling(grammar=grammars[one.index % 2], seed=one.index))
+        for one in conversation(attempt, 60)
+    ]
     for one in calls:
         await store.append(one)
     assert await come_back(store, [calls])
     await store.close()
-    assert (tmp_path / "s.db").stat().st_size < 4 * 20_000 + 180_000  # each twice: in its row and in the index that finds it
+    assert (
+        tmp_path / "s.db"
+    ).stat().st_size < 4 * 20_000 + 180_000  # each twice: in its row and in the index that finds it
 
 
-async def test_ids_that_follow_from_attempt_and_index_cost_nothing_and_others_are_kept_as_they_are(tmp_path: Path) -> None:
+async def test_ids_that_follow_from_attempt_and_index_cost_nothing_and_others_are_kept_as_they_are(
+    tmp_path: Path,
+) -> None:
     store = await SQLiteStore.open(tmp_path / "s.db")
     attempt = await begin(store)
     names = [
@@ -191,5 +218,10 @@ async def test_ids_that_follow_from_attempt_and_index_cost_nothing_and_others_ar
     calls = [replace(call(attempt, index, [1], [2]), id=name) for index, name in enumerate(names)]
     await store.append(*calls)
     assert await come_back(store, [calls])
-    assert [row[0] for row in rows_of(tmp_path / "s.db", "SELECT id FROM calls ORDER BY seq")] == [None, *names[1:3], None, *names[4:]]
+    assert [row[0] for row in rows_of(tmp_path / "s.db", "SELECT id FROM calls ORDER BY seq")] == [
+        None,
+        *names[1:3],
+        None,
+        *names[4:],
+    ]
     await store.close()

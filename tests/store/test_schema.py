@@ -32,13 +32,36 @@ CALLS = (
 
 
 def old_call(
-    connection: sqlite3.Connection, attempt_id: str, index: int, *, base: str | None, parent: str | None, shared: int, delta: list[int]
+    connection: sqlite3.Connection,
+    attempt_id: str,
+    index: int,
+    *,
+    base: str | None,
+    parent: str | None,
+    shared: int,
+    delta: list[int],
 ) -> None:
     sampling = f'{{"temperature":0.5,"top_p":1.0,"top_k":0,"max_tokens":9,"stop":[";"],"stop_token_ids":[2],"seed":{2**63 + index}}}'
     row = (
         *(f"{'c' if attempt_id == 'a/0.2' else 'd'}-{index}", attempt_id, index, parent, "writer", "policy", 3),
-        *("openai.chat", '{"messages":["naïve\\n"]}', f'{{"n":{index},"f":1.0}}', base, shared, np.array(delta, "<i4").tobytes()),
-        *(np.array([10, index], "<i4").tobytes(), np.array([-0.1, -2.0], "<f4").tobytes(), sampling, "stop", "bridged", None, 1.5, 2.5),
+        *(
+            "openai.chat",
+            '{"messages":["naïve\\n"]}',
+            f'{{"n":{index},"f":1.0}}',
+            base,
+            shared,
+            np.array(delta, "<i4").tobytes(),
+        ),
+        *(
+            np.array([10, index], "<i4").tobytes(),
+            np.array([-0.1, -2.0], "<f4").tobytes(),
+            sampling,
+            "stop",
+            "bridged",
+            None,
+            1.5,
+            2.5,
+        ),
     )
     connection.execute(f"INSERT INTO calls ({CALLS}) VALUES ({', '.join('?' * 21)})", row)
 
@@ -82,8 +105,19 @@ def expected(call_id: str, attempt_id: str, index: int, prompt: list[int], *, pa
 async def test_a_file_of_the_first_schema_reads_as_it_was_written(first_schema: Path) -> None:
     store = await SQLiteStore.open(first_schema)
     task = Task(id="t", input={"question": "wie groß?"}, split="train")
-    ended = Rollout(id="a/0", group_id="a", task=task, status="succeeded", timeout_s=30.0, sampling={"temperature": 0.5}, accepted_attempt_id="a/0.2")
-    assert await store.rollouts() == [ended, Rollout(id="a/1", group_id="a", task=task, status="running", timeout_s=30.0)]
+    ended = Rollout(
+        id="a/0",
+        group_id="a",
+        task=task,
+        status="succeeded",
+        timeout_s=30.0,
+        sampling={"temperature": 0.5},
+        accepted_attempt_id="a/0.2",
+    )
+    assert await store.rollouts() == [
+        ended,
+        Rollout(id="a/1", group_id="a", task=task, status="running", timeout_s=30.0),
+    ]
     attempts = await store.attempts(["a/0", "a/1"])
     assert [(a.id, a.rollout_id, a.number, a.token_hash, a.status) for a in attempts] == [
         ("a/0.1", "a/0", 1, hash_token("other"), "failed"),
@@ -91,7 +125,10 @@ async def test_a_file_of_the_first_schema_reads_as_it_was_written(first_schema: 
         ("a/1.1", "a/1", 1, hash_token(TOKEN), "running"),
     ]
     assert (attempts[1].output, attempts[1].ended_at) == ({"sql": "SELECT 1"}, 3.0)
-    final, step = Reward(attempt_id="a/0.2", value=1.0), Reward(attempt_id="a/0.2", value=0.5, name="format", source="air", call_id="c-0")
+    final, step = (
+        Reward(attempt_id="a/0.2", value=1.0),
+        Reward(attempt_id="a/0.2", value=0.5, name="format", source="air", call_id="c-0"),
+    )
     assert await store.rewards(["a/0.2"]) == [final, step]
     kept = await store.calls(["a/0.2", "a/1.1"])
     assert all(
@@ -116,7 +153,10 @@ async def test_a_file_of_the_first_schema_goes_on(first_schema: Path) -> None:
     found = await store.attempt_by_token(TOKEN)
     assert found is not None
     attempt: Attempt = found[1]
-    more = [call(attempt, 1, [4, 5, 10, 0, 6], [7], parent="d-0"), call(attempt, 2, [4, 5, 10, 0, 6, 7, 8], [9], parent=f"{attempt.id}/1")]
+    more = [
+        call(attempt, 1, [4, 5, 10, 0, 6], [7], parent="d-0"),
+        call(attempt, 2, [4, 5, 10, 0, 6, 7, 8], [9], parent=f"{attempt.id}/1"),
+    ]
     for one in more:
         await store.append(one)
     assert all(same(one, other) for one, other in zip(more, (await store.calls([attempt.id]))[1:], strict=True))
@@ -153,7 +193,10 @@ async def test_tokens_of_the_third_schema_are_hashed(tmp_path: Path) -> None:
     connection.execute("INSERT INTO inputs VALUES (1, x'00', '{}')")
     connection.execute("INSERT INTO rollouts VALUES (1, 'r', 'g', 't', 1, 'train', 'running', 1, 30.0, '{}', NULL)")
     for number, token in enumerate((b"\xfb\xfe\xfb" * 6, "given"), start=1):
-        connection.execute("INSERT INTO attempts VALUES (?, 1, ?, ?, 'running', 'w', 9e9, NULL, NULL, 1.0, NULL)", (number, number, token))
+        connection.execute(
+            "INSERT INTO attempts VALUES (?, 1, ?, ?, 'running', 'w', 9e9, NULL, NULL, 1.0, NULL)",
+            (number, number, token),
+        )
     connection.commit()
     connection.close()
     store = await SQLiteStore.open(tmp_path / "s.db")

@@ -49,8 +49,12 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("where", ["file", "exclusive", "memory"])
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
-async def test_sqlite_keeps_the_promises_of_a_store(check: Callable[[Store], Awaitable[None]], where: str, tmp_path: Path) -> None:
-    store = await open_store("sqlite:///:memory:" if where == "memory" else f"sqlite://{tmp_path}/s.db", exclusive=where == "exclusive")
+async def test_sqlite_keeps_the_promises_of_a_store(
+    check: Callable[[Store], Awaitable[None]], where: str, tmp_path: Path
+) -> None:
+    store = await open_store(
+        "sqlite:///:memory:" if where == "memory" else f"sqlite://{tmp_path}/s.db", exclusive=where == "exclusive"
+    )
     try:
         await check(store)
     finally:
@@ -81,10 +85,16 @@ async def test_everything_acknowledged_survives_sigkill_and_nothing_is_there_twi
         kept = await store.calls([lost[0].id])
         assert acknowledged
         assert set(acknowledged) <= {c.id for c in kept}
-        assert len(kept) == len({c.id for c in kept}) <= len(acknowledged) + 4  # at most one unacknowledged in each lane
+        assert (
+            len(kept) == len({c.id for c in kept}) <= len(acknowledged) + 4
+        )  # at most one unacknowledged in each lane
         by_id = {c.id: c for c in kept}
         for c in kept:
-            before = [] if c.parent_call_id is None else [*by_id[c.parent_call_id].prompt_ids, *by_id[c.parent_call_id].completion_ids, 7]
+            before = (
+                []
+                if c.parent_call_id is None
+                else [*by_id[c.parent_call_id].prompt_ids, *by_id[c.parent_call_id].completion_ids, 7]
+            )
             assert c.prompt_ids.tolist() == (before or [c.index % 4])
         [(again, attempt)] = await store.claim("w", limit=1, lease_s=60)
         assert again.id == f"r{life}"
@@ -163,7 +173,9 @@ async def test_a_second_process_reads_while_the_first_writes(tmp_path: Path) -> 
         "    print(len(await store.calls([sys.argv[2]]))); await store.close()\n"
         "asyncio.run(main())"
     )
-    reader = await asyncio.create_subprocess_exec(sys.executable, "-c", script, str(tmp_path / "s.db"), attempt.id, stdout=asyncio.subprocess.PIPE)
+    reader = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, str(tmp_path / "s.db"), attempt.id, stdout=asyncio.subprocess.PIPE
+    )
     for index in range(1, 50):
         await store.append(call(attempt, index, [1], [2]))
     output, _ = await reader.communicate()
@@ -247,7 +259,13 @@ async def test_a_run_that_has_ended_is_read_from_a_disk_that_cannot_be_written(t
             "    records = await open_records(f'sqlite://{sys.argv[1]}'); print(await records.count()); await records.close()\n"
             "asyncio.run(main())"
         )
-        done = subprocess.run([sys.executable, "-c", script, str(folder / "s.db")], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", script, str(folder / "s.db")],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
         assert done.stdout == "{'running': 1}\n", done.stderr
         assert [file.name for file in folder.iterdir()] == ["s.db"]
     finally:
@@ -325,7 +343,9 @@ async def test_a_wall_clock_that_jumps_loses_no_live_attempt_and_keeps_no_dead_o
     await store.enqueue([rollout("live"), rollout("dead")])
     [(_, live)] = await store.claim("w", limit=1, lease_s=60)
     await store.claim("w", limit=1, lease_s=0.0)
-    other = await asyncio.create_subprocess_exec(*(sys.executable, "-c", JUMPED, str(tmp_path / "s.db"), str(jump_s)), stdout=asyncio.subprocess.PIPE)
+    other = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", JUMPED, str(tmp_path / "s.db"), str(jump_s)), stdout=asyncio.subprocess.PIPE
+    )
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + jump_s)
     mine = [(r.id, a.number) for r, a in await store.claim("w", limit=9, lease_s=60)]

@@ -38,7 +38,10 @@ def call(index: int, dialect: str, request: Any, response: Any, *, attempt_id: s
 
 
 def asked(*tools: tuple[str, str, str]) -> dict[str, Any]:
-    calls = [{"id": i, "type": "function", "function": {"name": name, "arguments": arguments}} for i, name, arguments in tools]
+    calls = [
+        {"id": i, "type": "function", "function": {"name": name, "arguments": arguments}}
+        for i, name, arguments in tools
+    ]
     return {"role": "assistant", "content": None, "tool_calls": calls}
 
 
@@ -78,7 +81,11 @@ def test_results_that_nobody_asked_for_are_nobodys() -> None:
     """Examples in a prompt."""
     messages = [asked(("e", "f", "{}")), told("e", "an example"), told("z", "stray")]
     assert (
-        results(call(0, "openai.chat", {"messages": messages}, answered(("c", "g", "{}"))), call(1, "openai.chat", {"messages": messages}, {})) == []
+        results(
+            call(0, "openai.chat", {"messages": messages}, answered(("c", "g", "{}"))),
+            call(1, "openai.chat", {"messages": messages}, {}),
+        )
+        == []
     )
 
 
@@ -86,7 +93,9 @@ def test_gemini_without_ids_goes_by_name_and_place() -> None:
     parts = [{"functionCall": {"name": "f", "args": {"n": n}}} for n in (1, 2)]
     first = call(0, "google.gemini", {}, {"candidates": [{"content": {"parts": parts}}]})
     told = [{"function_response": {"name": "f", "response": {"result": {"got": n}}}} for n in (1, 2)]
-    second = call(1, "google.gemini", {"contents": [{"role": "model", "parts": parts}, {"role": "user", "parts": told}]}, {})
+    second = call(
+        1, "google.gemini", {"contents": [{"role": "model", "parts": parts}, {"role": "user", "parts": told}]}, {}
+    )
     assert results(first, second) == [("a-0", '{"got":1}'), ("a-0", '{"got":2}')]
 
 
@@ -108,12 +117,40 @@ def test_malformed_arguments_are_found_where_the_wire_hides_them() -> None:
     assert (tool.input, tool.status) == ("{oops", "error")
 
 
-KEYS = ["choices", "message", "messages", "content", "tool_calls", "function", "custom", "arguments", "input", "output", "type", "call_id", "role"]
-KEYS += ["id", "name", "candidates", "parts", "functionCall", "functionResponse", "thoughtSignature", "args", "response", "tool_use_id", "tools"]
+KEYS = [
+    "choices",
+    "message",
+    "messages",
+    "content",
+    "tool_calls",
+    "function",
+    "custom",
+    "arguments",
+    "input",
+    "output",
+    "type",
+    "call_id",
+    "role",
+]
+KEYS += [
+    "id",
+    "name",
+    "candidates",
+    "parts",
+    "functionCall",
+    "functionResponse",
+    "thoughtSignature",
+    "args",
+    "response",
+    "tool_use_id",
+    "tools",
+]
 WORDS = ["tool", "tool_use", "tool_result", "function_call", "function_call_output", "text", "assistant"]
 leaves = st.none() | st.booleans() | st.integers(-3, 3) | st.text(max_size=5) | st.sampled_from(WORDS)
 json_values = st.recursive(
-    leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5), max_leaves=25
+    leaves,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5),
+    max_leaves=25,
 )
 
 
@@ -121,6 +158,9 @@ json_values = st.recursive(
 @given(st.sampled_from([*READERS, "openai.completions", "other"]), json_values, json_values)
 def test_no_body_breaks_it(dialect: str, request: Any, response: Any) -> None:
     """Bodies that were relayed to another server have been read by nobody."""
-    request, response = ({"messages": body, "input": body, "contents": body, "content": body, "choices": body} for body in (request, response))
+    request, response = (
+        {"messages": body, "input": body, "contents": body, "content": body, "choices": body}
+        for body in (request, response)
+    )
     spans = spans_of([call(0, dialect, request, response), call(1, dialect, response, request)])
     assert [span.kind for span in spans].count("llm") == 2

@@ -4,7 +4,9 @@ import pytest
 
 from lightningrl.tracing.failure import failure_of
 
-TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\nsqlite3.OperationalError: no such table: x\n'
+TRACEBACK = (
+    'Traceback (most recent call last):\n  File "a.py", line 1, in f\nsqlite3.OperationalError: no such table: x\n'
+)
 
 
 @pytest.mark.parametrize(

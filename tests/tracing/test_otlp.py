@@ -57,10 +57,29 @@ def test_both_vocabularies_say_what_a_span_is(attributes: dict[str, Any], kind: 
 
 
 def test_a_tool_tells_what_went_in_and_out() -> None:
-    one = decoded("t", gen_ai__tool__name="f", gen_ai__tool__call__id="c", gen_ai__tool__call__arguments='{"a":  1}', gen_ai__tool__call__result="3")
-    other = decoded("t", openinference__span__kind="TOOL", tool__name="f", tool_call__id="c", input__value='{"a":  1}', output__value="3")
+    one = decoded(
+        "t",
+        gen_ai__tool__name="f",
+        gen_ai__tool__call__id="c",
+        gen_ai__tool__call__arguments='{"a":  1}',
+        gen_ai__tool__call__result="3",
+    )
+    other = decoded(
+        "t",
+        openinference__span__kind="TOOL",
+        tool__name="f",
+        tool_call__id="c",
+        input__value='{"a":  1}',
+        output__value="3",
+    )
     for span in (one, other):
-        assert (span.name, span.input, span.output, span.attributes["gen_ai.tool.call.id"], span.status) == ("f", '{"a":  1}', "3", "c", "unset")
+        assert (span.name, span.input, span.output, span.attributes["gen_ai.tool.call.id"], span.status) == (
+            "f",
+            '{"a":  1}',
+            "3",
+            "c",
+            "unset",
+        )
         assert span.ended_at >= span.started_at > 1.6e9
 
 
@@ -79,10 +98,14 @@ def test_a_tool_tells_what_went_in_and_out() -> None:
         ({"output__value": "fine"}, "unset", None, None),
     ],
 )
-def test_a_tool_has_failed_only_if_it_says_so(told: dict[str, Any], status: str, error: str | None, exception: str | None) -> None:
+def test_a_tool_has_failed_only_if_it_says_so(
+    told: dict[str, Any], status: str, error: str | None, exception: str | None
+) -> None:
     span = decoded("t", gen_ai__tool__name="f", **told)
     assert (span.status, span.error, span.attributes.get("exception.type")) == (status, error, exception)
-    assert [r.name for r in air_rewards([span], [AirConfig(rule="tool_raised")], root=None)] == (["tool_raised"] if exception else [])
+    assert [r.name for r in air_rewards([span], [AirConfig(rule="tool_raised")], root=None)] == (
+        ["tool_raised"] if exception else []
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,14 +142,27 @@ def test_a_guard_rail_has_fired_only_if_it_says_so(attributes: dict[str, Any], f
 
 
 def test_an_answer_is_known_by_its_id_in_either_vocabulary() -> None:
-    one = decoded("c", gen_ai__operation__name="chat", gen_ai__response__id="chatcmpl-1", gen_ai__input__messages="[long]")
+    one = decoded(
+        "c", gen_ai__operation__name="chat", gen_ai__response__id="chatcmpl-1", gen_ai__input__messages="[long]"
+    )
     output = json.dumps({"id": "chatcmpl-1", "choices": []})
-    other = decoded("c", openinference__span__kind="LLM", output__value=output, llm__input_messages__0__message__content="long")
+    other = decoded(
+        "c", openinference__span__kind="LLM", output__value=output, llm__input_messages__0__message__content="long"
+    )
     for span in (one, other):
         assert span.attributes["gen_ai.response.id"] == "chatcmpl-1"
-        assert (span.input, span.output) == (None, None) and "long" not in str(span.attributes), "calls are kept already, token by token"
+        assert (span.input, span.output) == (None, None) and "long" not in str(span.attributes), (
+            "calls are kept already, token by token"
+        )
 
 
 def test_attributes_of_every_type_come_through() -> None:
     span = decoded("x", a=True, b=3, c=0.5, d=["u", "v"], e="text", f=b"\x00\xff")
-    assert {key: span.attributes[key] for key in "abcdef"} == {"a": True, "b": 3, "c": 0.5, "d": ["u", "v"], "e": "text", "f": "AP8="}
+    assert {key: span.attributes[key] for key in "abcdef"} == {
+        "a": True,
+        "b": 3,
+        "c": 0.5,
+        "d": ["u", "v"],
+        "e": "text",
+        "f": "AP8=",
+    }

@@ -22,10 +22,14 @@ from lightningrl.trainer.local import LocalTrainer
 def make(model_folder: Path) -> Callable[[], LocalTrainer]:
     export = partial(export_folder, tokenizer=load_tokenizer(str(model_folder)))
     config, loss = TrainerConfig(threads=1), LossConfig(kl_coef=0.1)
-    return lambda: LocalTrainer(with_adapter(load_model(str(model_folder)), rank=4), config=config, loss=loss, export=export, critic=True)
+    return lambda: LocalTrainer(
+        with_adapter(load_model(str(model_folder)), rank=4), config=config, loss=loss, export=export, critic=True
+    )
 
 
-PROMISES = [check for check in conformance.CHECKS if check is not conformance.check_publish_writes_a_hugging_face_folder]
+PROMISES = [
+    check for check in conformance.CHECKS if check is not conformance.check_publish_writes_a_hugging_face_folder
+]
 
 
 @pytest.mark.parametrize("check", PROMISES, ids=lambda check: check.__name__)
@@ -38,7 +42,9 @@ def test_trainer_of_an_adapter_keeps_its_promises(
 def test_what_is_below_the_adapter_never_changes(make: Callable[[], LocalTrainer], model_folder: Path) -> None:
     trainer, base = make(), load_model(str(model_folder))
     conformance.step(trainer, 0)
-    below = {name.replace(".base_layer", ""): p for name, p in trainer.model.hf.named_parameters() if not p.requires_grad}
+    below = {
+        name.replace(".base_layer", ""): p for name, p in trainer.model.hf.named_parameters() if not p.requires_grad
+    }
     assert all(torch.equal(below[name], p) for name, p in base.hf.named_parameters())
     assert all(p.requires_grad == ("lora_" in name) for name, p in trainer.model.hf.named_parameters())
 
@@ -57,6 +63,13 @@ def test_reference_is_the_model_below_its_adapter(make: Callable[[], LocalTraine
     forest = build_forest([replace(le, advantages=0 * le.advantages) for le in conformance.lessons(5)])
     assert trainer.forward_backward(forest).metrics["loss/kl"] == pytest.approx(0.0, abs=1e-9)
     conformance.step(trainer, 0)
-    base = LocalTrainer(load_model(str(model_folder)), config=TrainerConfig(threads=1), loss=LossConfig(), export=lambda model, path: None)
+    base = LocalTrainer(
+        load_model(str(model_folder)),
+        config=TrainerConfig(threads=1),
+        loss=LossConfig(),
+        export=lambda model, path: None,
+    )
     delta = trainer.evaluate(forest).logprobs - base.evaluate(forest).logprobs
-    assert trainer.forward_backward(forest).metrics["loss/kl"] == pytest.approx(float(np.mean(np.expm1(-delta) + delta)), rel=1e-3)
+    assert trainer.forward_backward(forest).metrics["loss/kl"] == pytest.approx(
+        float(np.mean(np.expm1(-delta) + delta)), rel=1e-3
+    )

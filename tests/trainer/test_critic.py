@@ -20,7 +20,9 @@ from lightningrl.trainer.local import LocalTrainer
 def make(model_folder: Path, *, critic: bool = True, value_coef: float = 0.5) -> LocalTrainer:
     export = partial(export_folder, tokenizer=load_tokenizer(str(model_folder)))
     loss = LossConfig(name="pg", value_coef=value_coef)
-    return LocalTrainer(load_model(str(model_folder)), config=TrainerConfig(threads=1), loss=loss, export=export, critic=critic)
+    return LocalTrainer(
+        load_model(str(model_folder)), config=TrainerConfig(threads=1), loss=loss, export=export, critic=critic
+    )
 
 
 def silent(made: list[Lesson]) -> list[Lesson]:
@@ -40,7 +42,9 @@ def test_critic_expects_nothing_at_first(model_folder: Path) -> None:
 def test_critic_learns_what_calls_are_worth(model_folder: Path) -> None:
     """Of what the prompt tells: here its last token."""
     trainer = make(model_folder)
-    forest = build_forest(silent([replace(le, returns=float(le.transition.prompt_ids[-1] % 3) - 5) for le in conformance.lessons(0)]))
+    forest = build_forest(
+        silent([replace(le, returns=float(le.transition.prompt_ids[-1] % 3) - 5) for le in conformance.lessons(0)])
+    )
     for _ in range(60):
         trainer.forward_backward(forest)
         trainer.optim_step(learning_rate=1e-2)
@@ -54,7 +58,10 @@ def test_prompts_that_are_the_same_have_the_same_value_whatever_was_sampled(mode
     trainer = make(model_folder)
     conformance.step(trainer, 0)
     rng = np.random.default_rng(0)
-    calls = [conformance.lesson("g", f"r/{i}", [5, 6, 7], completion, rng=rng) for i, completion in enumerate([[1], [2, 3], [1, 4, 4]])]
+    calls = [
+        conformance.lesson("g", f"r/{i}", [5, 6, 7], completion, rng=rng)
+        for i, completion in enumerate([[1], [2, 3], [1, 4, 4]])
+    ]
     values = trainer.evaluate(build_forest(calls)).values
     assert values is not None and values[0] != 0
     assert len(set(values.tolist())) == 1
@@ -88,7 +95,9 @@ def test_large_error_of_the_critic_does_not_shorten_the_step_of_the_policy(model
 
 def test_lessons_without_returns_leave_the_critic_alone(model_folder: Path) -> None:
     trainer = make(model_folder)
-    metrics = trainer.forward_backward(build_forest([replace(le, returns=None) for le in conformance.lessons(0)])).metrics
+    metrics = trainer.forward_backward(
+        build_forest([replace(le, returns=None) for le in conformance.lessons(0)])
+    ).metrics
     assert not any(name.startswith("critic/") for name in metrics)
     trainer.optim_step(learning_rate=1e-2)
     assert not look(trainer).any()
@@ -108,7 +117,10 @@ def test_critic_is_saved_and_loaded_bit_for_bit_and_never_published(model_folder
     np.testing.assert_array_equal(look(other), look(trainer))
     assert look(trainer).any()
     trainer.publish(tmp_path / "model")
-    assert load_file(tmp_path / "model" / "model.safetensors").keys() == load_file(model_folder / "model.safetensors").keys()
+    assert (
+        load_file(tmp_path / "model" / "model.safetensors").keys()
+        == load_file(model_folder / "model.safetensors").keys()
+    )
 
 
 def test_checkpoint_without_a_critic_is_refused_by_a_trainer_with_one(model_folder: Path, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
-"""Invariants 4 and 5: a forest has the loss and the gradient of one call at a time, for every loss, however it is packed.
+"""Invariants 4 and 5: a forest has the loss and the gradient of one call at a time, for every loss, however it is
+packed.
 
-The reference is a plain Hugging Face forward of one call after the other, with the losses written out once more by hand.
+The reference is a plain Hugging Face forward of one call after the other, with the losses written out once more by
+hand.
 """
 
 import copy
@@ -127,16 +129,22 @@ def scene(name: str = "ppo_clip", seed: int = 5, *, family: str = "qwen3", **sha
     loss, critic = LossConfig(**LOSSES[name]), "value_coef" in LOSSES[name]
     model = build(family)
     started = DenseModel(copy.deepcopy(model.hf))
-    trainer = LocalTrainer(model, config=TrainerConfig(threads=1), loss=loss, export=lambda model, path: None, critic=critic)
+    trainer = LocalTrainer(
+        model, config=TrainerConfig(threads=1), loss=loss, export=lambda model, path: None, critic=critic
+    )
     noise = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for p in [*model.hf.parameters(), *(trainer.critic.parameters() if trainer.critic else ())]:
             p += 0.03 * torch.randn(p.shape, generator=noise, dtype=p.dtype)
-    return Scene(trainer=trainer, started=started, given=centred(lessons(seed, **shape), trainer), loss=loss, critic=critic)
+    return Scene(
+        trainer=trainer, started=started, given=centred(lessons(seed, **shape), trainer), loss=loss, critic=critic
+    )
 
 
 def centred(given: list[Lesson], trainer: LocalTrainer) -> list[Lesson]:
-    """Recorded and proximal logprobs around the true ones, so that some ratios are clipped and others are not. Some weights are 0."""
+    """Recorded and proximal logprobs around the true ones, so that some ratios are clipped and others are not. Some
+    weights are 0.
+    """
     rng = np.random.default_rng(1)
     made: list[Lesson] = []
     for i, lesson in enumerate(given):
@@ -214,7 +222,9 @@ def importance(x: dict[str, Any], tokens: list[dict[str, Any]], loss: LossConfig
         return 1.0
     level, masked = loss.importance.removesuffix("-mask"), loss.importance.endswith("-mask")
     mates = [y for y in tokens if y[level] == x[level]]
-    ratio = math.prod(math.exp((y["new"].item() if loss.name == "pg" else y["proximal"]) - y["recorded"]) for y in mates)
+    ratio = math.prod(
+        math.exp((y["new"].item() if loss.name == "pg" else y["proximal"]) - y["recorded"]) for y in mates
+    )
     return ratio if ratio <= loss.importance_cap else 0.0 if masked else loss.importance_cap
 
 
@@ -235,7 +245,9 @@ def test_forest_has_the_gradient_of_one_call_at_a_time(name: str) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("name", ["ppo_clip", "everything"])
-def test_any_shape_has_the_gradient_of_one_call_at_a_time(seed: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_shape_has_the_gradient_of_one_call_at_a_time(
+    seed: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(forest_attention, "BLOCK", 2 + seed)  # segments of a few tokens are cut into blocks, too
     s = scene(name, seed, groups=1 + seed % 3, group_size=1 + seed, turns=1 + seed % 4)
     value, expected = s.one_call_at_a_time()
@@ -256,12 +268,19 @@ def test_clipping_and_sharing_do_happen_in_these_tests() -> None:
     s = scene("everything", group_size=6)
     forest = build_forest(s.given)
     metrics = s.trainer.forward_backward(forest).metrics
-    for name in ("loss/clip_fraction_low", "loss/clip_fraction_high", "loss/clip_fraction_dual", "loss/importance_capped"):
+    for name in (
+        "loss/clip_fraction_low",
+        "loss/clip_fraction_high",
+        "loss/clip_fraction_dual",
+        "loss/importance_capped",
+    ):
         assert 0.03 < metrics[name] < 0.9, name
     assert metrics["loss/kl"] > 1e-3
     assert len(set(forest.sources.tolist())) < len(forest.sources)  # one token taught by several calls
     assert (forest.parents == -1).sum() > 2
-    assert len(forest.token_ids) < 0.7 * sum(len(le.transition.prompt_ids) + len(le.transition.completion_ids) for le in s.given)
+    assert len(forest.token_ids) < 0.7 * sum(
+        len(le.transition.prompt_ids) + len(le.transition.completion_ids) for le in s.given
+    )
     assert any(len(le.transition.completion_ids) == 1 for le in s.given)
     assert any(0 < np.count_nonzero(le.weights) < len(le.weights) for le in s.given)
 
@@ -271,7 +290,10 @@ def test_packing_and_order_change_neither_loss_nor_gradient(name: str) -> None:
     """Also where calls without an advantage are left out, which is as often as the loss has no gradient for them."""
     s = scene(name, 4, groups=3)
     silent = {s.given[0].rollout_id, s.given[-2].rollout_id}
-    s.given = [dataclasses.replace(le, advantages=le.advantages * (le.rollout_id not in silent and i % 6 > 0)) for i, le in enumerate(s.given)]
+    s.given = [
+        dataclasses.replace(le, advantages=le.advantages * (le.rollout_id not in silent and i % 6 > 0))
+        for i, le in enumerate(s.given)
+    ]
     value, expected = s.from_forests([s.given])
     for max_tokens in (1, 40):
         shuffled = random.Random(max_tokens).sample(s.given, len(s.given))

@@ -49,7 +49,10 @@ def test_fewer_demonstrations_than_a_batch_takes_are_all_taken(trainer: LocalTra
 
 
 def test_reading_learns_the_rest_of_a_conversation() -> None:
-    turns = [Example(prompt_ids=[1, 2], completion_ids=[3, 4]), Example(prompt_ids=[1, 2, 3, 4, 5, 6], completion_ids=[7, 8])]
+    turns = [
+        Example(prompt_ids=[1, 2], completion_ids=[3, 4]),
+        Example(prompt_ids=[1, 2, 3, 4, 5, 6], completion_ids=[7, 8]),
+    ]
     unlike = Example(prompt_ids=[1, 9, 3, 4, 5, 6], completion_ids=[8])
     for read in (turns, [*turns, unlike]):
         assert whole(read, prompt=False) == Example(prompt_ids=[1, 2], completion_ids=[3, 4, 5, 6, 7, 8])

@@ -19,24 +19,39 @@ from lightningrl.trainer import conformance
 from lightningrl.trainer.local import LocalTrainer
 from lightningrl.trainer.metrics import merged
 
-EVERYTHING = LossConfig(ratio="rollout", clip_low=0.5, clip_high=0.5, clip_dual=3.0, proximal=True, importance="call", kl_coef=0.1, entropy_coef=0.01)
+EVERYTHING = LossConfig(
+    ratio="rollout",
+    clip_low=0.5,
+    clip_high=0.5,
+    clip_dual=3.0,
+    proximal=True,
+    importance="call",
+    kl_coef=0.1,
+    entropy_coef=0.01,
+)
 
 
 @pytest.fixture
 def make(model_folder: Path) -> conformance.Make:
     export = partial(export_folder, tokenizer=load_tokenizer(str(model_folder)))
-    return lambda: LocalTrainer(load_model(str(model_folder)), config=TrainerConfig(threads=1), loss=LossConfig(), export=export)
+    return lambda: LocalTrainer(
+        load_model(str(model_folder)), config=TrainerConfig(threads=1), loss=LossConfig(), export=export
+    )
 
 
 @pytest.fixture
 def make_with_everything(model_folder: Path) -> conformance.Make:
     """Every option of the loss at once, and a critic."""
     export = partial(export_folder, tokenizer=load_tokenizer(str(model_folder)))
-    return lambda: LocalTrainer(load_model(str(model_folder)), config=TrainerConfig(threads=1), loss=EVERYTHING, export=export, critic=True)
+    return lambda: LocalTrainer(
+        load_model(str(model_folder)), config=TrainerConfig(threads=1), loss=EVERYTHING, export=export, critic=True
+    )
 
 
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
-def test_local_trainer_keeps_its_promises(check: Callable[[conformance.Make, Path], None], make: conformance.Make, tmp_path: Path) -> None:
+def test_local_trainer_keeps_its_promises(
+    check: Callable[[conformance.Make, Path], None], make: conformance.Make, tmp_path: Path
+) -> None:
     check(make, tmp_path)
 
 
@@ -51,7 +66,9 @@ def test_two_threads_give_the_same_bits_twice(model_folder: Path) -> None:
     config = TrainerConfig(threads=2)
     found = []
     for _ in range(2):
-        trainer = LocalTrainer(load_model(str(model_folder)), config=config, loss=LossConfig(), export=lambda model, path: None)
+        trainer = LocalTrainer(
+            load_model(str(model_folder)), config=config, loss=LossConfig(), export=lambda model, path: None
+        )
         for seed in range(3):
             conformance.step(trainer, seed)
         found.append([p.detach().clone() for p in trainer.model.hf.parameters()])
@@ -140,11 +157,19 @@ def test_first_look_at_recorded_logprobs_measures_parity(make: Callable[[], Loca
 def test_supervised_learning_is_pg_with_advantages_of_one(model_folder: Path) -> None:
     """The loss is the mean negative log-likelihood, and it falls."""
     trainer = LocalTrainer(
-        load_model(str(model_folder)), config=TrainerConfig(threads=1), loss=LossConfig(name="pg"), export=lambda model, path: None
+        load_model(str(model_folder)),
+        config=TrainerConfig(threads=1),
+        loss=LossConfig(name="pg"),
+        export=lambda model, path: None,
     )
     given = conformance.lessons(0)
     count = sum(len(le.weights) for le in given)
-    forest = build_forest([replace(le, advantages=np.ones_like(le.advantages), weights=np.full_like(le.weights, 1 / count)) for le in given])
+    forest = build_forest(
+        [
+            replace(le, advantages=np.ones_like(le.advantages), weights=np.full_like(le.weights, 1 / count))
+            for le in given
+        ]
+    )
     values = []
     for _ in range(15):
         found = trainer.forward_backward(forest)
@@ -156,11 +181,18 @@ def test_supervised_learning_is_pg_with_advantages_of_one(model_folder: Path) ->
 
 def test_bfloat16_weights_can_be_trained(model_folder: Path) -> None:
     wide, narrow = (
-        LocalTrainer(load_model(str(model_folder), dtype=dtype), config=TrainerConfig(threads=1), loss=LossConfig(), export=lambda model, path: None)
+        LocalTrainer(
+            load_model(str(model_folder), dtype=dtype),
+            config=TrainerConfig(threads=1),
+            loss=LossConfig(),
+            export=lambda model, path: None,
+        )
         for dtype in ("float32", "bfloat16")
     )
     np.testing.assert_allclose(conformance.look(narrow), conformance.look(wide), atol=0.1)
-    assert conformance.step(narrow, 0)["optim/grad_norm"] == pytest.approx(conformance.step(wide, 0)["optim/grad_norm"], rel=0.05)
+    assert conformance.step(narrow, 0)["optim/grad_norm"] == pytest.approx(
+        conformance.step(wide, 0)["optim/grad_norm"], rel=0.05
+    )
     assert all(p.dtype == torch.bfloat16 for p in narrow.model.hf.parameters())
 
 

@@ -1,4 +1,6 @@
-"""Losses against what their equations say: values and gradients in closed form, and on distributions small enough to sum over."""
+"""Losses against what their equations say: values and gradients in closed form, and on distributions small enough to
+sum over.
+"""
 
 import dataclasses
 import math
@@ -23,16 +25,22 @@ NEW = [-1.0, -0.4, -2.0, -1.5, -0.3, -0.9]
 OLD = [-1.5, -0.4, -1.0, -1.4, -0.9, -1.0]
 A = [1.0, -2.0, -1.5, 0.5, 2.0, -1.0]
 R = [math.exp(new - old) for new, old in zip(NEW, OLD, strict=True)]  # 1.65, 1, .37, .90, 1.82, 1.11
-S = [math.exp(sum(math.log(R[j]) for j in range(6) if CALLS[j] == c) / CALLS.count(c)) for c in CALLS]  # .85 ×3, 1.28 ×2, 1.11
+S = [
+    math.exp(sum(math.log(R[j]) for j in range(6) if CALLS[j] == c) / CALLS.count(c)) for c in CALLS
+]  # .85 ×3, 1.28 ×2, 1.11
 
 
-def loss_and_gradient(*, sequences: list[int] | None = None, **settings: Any) -> tuple[list[float], list[float], dict[str, list[bool]]]:
+def loss_and_gradient(
+    *, sequences: list[int] | None = None, **settings: Any
+) -> tuple[list[float], list[float], dict[str, list[bool]]]:
     """Loss of each token, gradient of their sum with respect to each logprob, and what was clipped."""
     logprobs = torch.tensor(NEW, dtype=torch.float64, requires_grad=True)
     old, advantages = (torch.tensor(x, dtype=torch.float64) for x in (OLD, A))
     config = LossConfig(**settings)
     index = None if sequences is None else torch.tensor(sequences)
-    losses, clips = LOSSES[config.name](Terms(logprobs=logprobs, old_logprobs=old, advantages=advantages, sequences=index), config)
+    losses, clips = LOSSES[config.name](
+        Terms(logprobs=logprobs, old_logprobs=old, advantages=advantages, sequences=index), config
+    )
     losses.sum().backward()
     assert logprobs.grad is not None
     return losses.tolist(), logprobs.grad.tolist(), {why: which.tolist() for why, which in clips.items()}
@@ -60,7 +68,9 @@ def test_dual_clip_bounds_the_loss_of_a_negative_advantage() -> None:
 
 
 def test_ratio_of_a_sequence_is_a_geometric_mean_and_its_gradient_reaches_every_token() -> None:
-    """s = (∏ r)^(1/|y|), ds / d log π_t = s / |y|: all advantages of a call flow through all of its tokens (arXiv 2507.18071, eq. 10)."""
+    """s = (∏ r)^(1/|y|), ds / d log π_t = s / |y|: all advantages of a call flow through all of its tokens (arXiv
+    2507.18071, eq. 10).
+    """
     losses, gradient, clips = loss_and_gradient(sequences=CALLS, ratio="call", clip_low=0.2, clip_high=0.2)
     assert clips == {"low": [False] * 6, "high": [False, False, False, True, True, False]}
     assert losses == pytest.approx([-S[0] * A[0], -S[0] * A[1], -S[0] * A[2], -1.2 * A[3], -1.2 * A[4], -S[5] * A[5]])
@@ -102,13 +112,22 @@ def test_estimates_of_kl_have_the_gradient_that_they_are_said_to_have(estimator:
 def test_logprobs_and_entropy_have_the_gradient_of_plain_autograd() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(3, 7, dtype=torch.float64, generator=generator).requires_grad_()
-    of_term, targets, temperatures = torch.tensor([0, 1, 1, 2]), torch.tensor([3, 0, 6, 6]), torch.tensor([[1.0], [0.7], [1.3]], dtype=torch.float64)
+    of_term, targets, temperatures = (
+        torch.tensor([0, 1, 1, 2]),
+        torch.tensor([3, 0, 6, 6]),
+        torch.tensor([[1.0], [0.7], [1.3]], dtype=torch.float64),
+    )
     rows = Rows(sources=torch.arange(3), temperatures=temperatures, of_term=of_term, targets=targets)
-    a, b = torch.randn(4, dtype=torch.float64, generator=generator), torch.randn(3, dtype=torch.float64, generator=generator)
+    a, b = (
+        torch.randn(4, dtype=torch.float64, generator=generator),
+        torch.randn(3, dtype=torch.float64, generator=generator),
+    )
     logprobs, entropies = term_logprobs(logits, rows, entropy_gradient=True)
     (found,) = torch.autograd.grad((a * logprobs).sum() + (b * entropies).sum(), logits)
     plain = (logits / temperatures).log_softmax(1)
-    (expected,) = torch.autograd.grad((a * plain[of_term, targets]).sum() - (b * (plain.exp() * plain).sum(1)).sum(), logits)
+    (expected,) = torch.autograd.grad(
+        (a * plain[of_term, targets]).sum() - (b * (plain.exp() * plain).sum(1)).sum(), logits
+    )
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
     assert not term_logprobs(logits, rows)[1].requires_grad
 
@@ -138,7 +157,9 @@ def test_importance_weights_are_products_truncated_or_masked(importance: Any, ex
     ratios = [[1.5, 1.2], [4.0, 2.0 - 1e-6], [0.5], [1.0]]
     forest = forest_of(*zip(["a", "a", "b", "b"], [[-math.log(r) for r in call] for call in ratios], strict=True))
     behaviour = torch.from_numpy(forest.logprobs)
-    u, exceeds = importance_weights(torch.zeros(6, dtype=torch.float64), behaviour, forest, LossConfig(name="pg", importance=importance))
+    u, exceeds = importance_weights(
+        torch.zeros(6, dtype=torch.float64), behaviour, forest, LossConfig(name="pg", importance=importance)
+    )
     assert u.tolist() == pytest.approx(expected, abs=1e-5)
     assert exceeds.sum() == {"token": 1, "call": 2, "rollout": 4}[importance.removesuffix("-mask")]
 
@@ -148,7 +169,9 @@ def test_importance_of_what_was_all_but_impossible_is_the_cap() -> None:
     zero = torch.zeros(20)
     for importance, expected in (("rollout", 2.0), ("rollout-mask", 0.0)):
         config = LossConfig.model_validate({"name": "pg", "importance": importance})
-        assert importance_weights(zero, torch.from_numpy(forest.logprobs), forest, config)[0].tolist() == pytest.approx([expected] * 20)
+        assert importance_weights(zero, torch.from_numpy(forest.logprobs), forest, config)[0].tolist() == pytest.approx(
+            [expected] * 20
+        )
 
 
 def test_ratio_is_corrected_once() -> None:

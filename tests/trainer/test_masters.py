@@ -1,4 +1,6 @@
-"""What learns in bfloat16 is held in float32: usual learning rates move it, checkpoints keep it, exported folders are in bfloat16 again."""
+"""What learns in bfloat16 is held in float32: usual learning rates move it, checkpoints keep it, exported folders are
+in bfloat16 again.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -42,8 +44,12 @@ def moved(trainer: LocalTrainer, names: str, *, rate: float, folder: Path, steps
     return float(changed.float().mean())
 
 
-@pytest.mark.parametrize(("make", "names", "rate"), [("full", "_proj", 1e-6), ("lora", "lora_A", 2e-5)], indirect=["make"])
-def test_nearly_every_weight_moves_at_a_usual_learning_rate(make: Make, names: str, rate: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("make", "names", "rate"), [("full", "_proj", 1e-6), ("lora", "lora_A", 2e-5)], indirect=["make"]
+)
+def test_nearly_every_weight_moves_at_a_usual_learning_rate(
+    make: Make, names: str, rate: float, tmp_path: Path
+) -> None:
     assert moved(make(), names, rate=rate, folder=tmp_path) > 0.99
 
 
@@ -68,7 +74,9 @@ KEPT = (
 
 
 @pytest.mark.parametrize("check", KEPT, ids=lambda check: check.__name__)
-def test_promises_that_do_not_depend_on_rounding_are_kept(check: Callable[[conformance.Make, Path], None], make: Make, tmp_path: Path) -> None:
+def test_promises_that_do_not_depend_on_rounding_are_kept(
+    check: Callable[[conformance.Make, Path], None], make: Make, tmp_path: Path
+) -> None:
     check(make, tmp_path)
 
 
@@ -81,5 +89,10 @@ def test_exported_weights_have_the_type_of_the_model(make: Make, tmp_path: Path)
 
 
 def test_float32_weights_are_their_own_masters(model_folder: Path) -> None:
-    trainer = LocalTrainer(load_model(str(model_folder)), config=TrainerConfig(threads=1), loss=LossConfig(), export=lambda model, path: None)
+    trainer = LocalTrainer(
+        load_model(str(model_folder)),
+        config=TrainerConfig(threads=1),
+        loss=LossConfig(),
+        export=lambda model, path: None,
+    )
     assert all(p is trainer._policy.tensors[name] for name, p in trainer.model.hf.named_parameters())

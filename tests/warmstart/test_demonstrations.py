@@ -16,8 +16,15 @@ from lightningrl.warmstart.examples import examples_of
 from lightningrl.warmstart.vocabulary import tokenizer_for
 
 GOOD = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}
-TOOL: dict[str, Any] = {"type": "function", "function": {"name": "find", "description": "finds", "parameters": {"type": "object"}}}
-CALL = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"what": "red hat", "where": "attic"}'}}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "find", "description": "finds", "parameters": {"type": "object"}},
+}
+CALL = {
+    "id": "c1",
+    "type": "function",
+    "function": {"name": "find", "arguments": '{"what": "red hat", "where": "attic"}'},
+}
 WITH_TOOL = {
     "tools": [TOOL],
     "messages": [
@@ -41,7 +48,9 @@ def of_file(colours: Path, *rows: object) -> list[list[Answer]]:
 
 def template_of(answers: list[list[Answer]], folder: Path) -> ChatTemplate:
     tokenizer = tokenizer_for(answers)
-    export_folder(build_model(len(tokenizer), hidden=32, eos_token_id=tokenizer.eos_token_id), folder, tokenizer=tokenizer)
+    export_folder(
+        build_model(len(tokenizer), hidden=32, eos_token_id=tokenizer.eos_token_id), folder, tokenizer=tokenizer
+    )
     return ChatTemplate.load(folder)
 
 
@@ -55,7 +64,10 @@ def template_of(answers: list[list[Answer]], folder: Path) -> ChatTemplate:
         ({"messages": [{"role": "user", "content": "hi"}]}, "no message of the assistant"),
         ({"messages": [{"role": "assistant", "content": "ho"}]}, "the assistant speaks first"),
         ({"messages": [{"role": "user", "content": 3}, {"role": "assistant", "content": "ho"}]}, "content"),
-        ({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": ""}]}, "message 2 is an answer that says nothing"),
+        (
+            {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": ""}]},
+            "message 2 is an answer that says nothing",
+        ),
         ({"messages": ["hi"]}, "messages"),
     ],
 )
@@ -68,7 +80,13 @@ def test_a_bad_line_is_named_and_what_a_good_one_is_like(colours: Path, row: obj
 
 def test_every_answer_is_imitated_but_those_of_weight_0(colours: Path) -> None:
     told = {"role": "user", "content": "and"}
-    turns = [*GOOD["messages"], told, {"role": "assistant", "content": "no", "weight": 0}, told, {"role": "assistant", "content": "end"}]
+    turns = [
+        *GOOD["messages"],
+        told,
+        {"role": "assistant", "content": "no", "weight": 0},
+        told,
+        {"role": "assistant", "content": "end"},
+    ]
     [answers, several] = of_file(colours, {"messages": turns}, [GOOD, GOOD])
     assert [(len(answer.messages), answer.message.content) for answer in answers] == [(1, "ho"), (5, "end")]
     assert [answer.message.content for answer in several] == ["ho", "ho"]
@@ -83,7 +101,10 @@ def test_an_answer_reads_to_the_model_as_the_gateway_would_have_served_it(colour
     assert list(call.prompt_ids) == template.render(answers[0][0].messages, tools=[TOOL])
     said = [template.decode(example.completion_ids, control=True) for example in (call, last)]
     arguments = CALL["function"]["arguments"]  # pyright: ignore[reportArgumentType, reportCallIssue, reportIndexIssue]
-    assert said == [f'<tool_call>\n{{"name": "find", "arguments": {arguments}}}\n</tool_call><|im_end|>', "7 francs<|im_end|>"]
+    assert said == [
+        f'<tool_call>\n{{"name": "find", "arguments": {arguments}}}\n</tool_call><|im_end|>',
+        "7 francs<|im_end|>",
+    ]
 
 
 def test_what_repeats_in_every_conversation_is_one_token(colours: Path) -> None:
@@ -92,7 +113,16 @@ def test_what_repeats_in_every_conversation_is_one_token(colours: Path) -> None:
     [[call, _]] = examples_of(answers, template, max_length=64)
     texts = [template.token_text(token) for token in call.prompt_ids]
     assert texts[0].startswith("<|im_start|>system\nfind things") and texts[0].endswith("</tool_call>")
-    words = ['<tool_call>\n{"name": "find", "arguments": {"what": "', "red", " ", "hat", '", "where": "', "attic", '"}}\n</tool_call>', "<|im_end|>"]
+    words = [
+        '<tool_call>\n{"name": "find", "arguments": {"what": "',
+        "red",
+        " ",
+        "hat",
+        '", "where": "',
+        "attic",
+        '"}}\n</tool_call>',
+        "<|im_end|>",
+    ]
     assert [template.token_text(token) for token in call.completion_ids] == words
     for text in ("Zoë's 42 hats — \U0001f3a9\n\t{}", "</tool_call>"):
         assert template.decode(template.encode(text)) == text

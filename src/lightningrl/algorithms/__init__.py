@@ -1,4 +1,6 @@
-"""What was each call worth? Credit over the calls of a rollout, then advantage over the rollouts of a group. Pure numpy."""
+"""What was each call worth? Credit over the calls of a rollout, then advantage over the rollouts of a group. Pure
+numpy.
+"""
 
 from lightningrl.algorithms.credit import Credit
 from lightningrl.algorithms.lessons import lessons_of

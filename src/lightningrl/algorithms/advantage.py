@@ -1,8 +1,9 @@
 """How good was each call, compared with others? Values of a whole batch in, advantages of the same shape out.
 
-Baselines are over rollouts, not over rows: a rollout counts once, with the mean of its calls' values, however many calls it made. A credit that
-brings baselines of its own has them used in place of the group's; the scale is always the advantage's.
-A group of one, or one in which every call was worth the same, teaches nothing, exactly, unless the credit brought baselines.
+Baselines are over rollouts, not over rows: a rollout counts once, with the mean of its calls' values, however many
+calls it made. A credit that brings baselines of its own has them used in place of the group's; the scale is always the
+advantage's. A group of one, or one in which every call was worth the same, teaches nothing, exactly, unless the credit
+brought baselines.
 
 Two rollouts of one and two calls, worth 1 and 0, one token each:
 
@@ -10,7 +11,8 @@ Two rollouts of one and two calls, worth 1 and 0, one token each:
     reinforce++           [1.15] [-.58 -.58]      opo    [ .67] [ -.33  -.33]
     reinforce++-baseline  [1.15] [-.58 -.58]    dr_grpo  [ .50] [ -.50  -.50]
 
-Legend: G rollouts of a group · v[i][c] value of call c of rollout i · V[i] mean over c of v[i][c] · l[i][c] tokens sampled in it.
+Legend: G rollouts of a group · v[i][c] value of call c of rollout i · V[i] mean over c of v[i][c] · l[i][c] tokens
+sampled in it.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,16 +43,19 @@ Group: TypeAlias = Sequence[Member]
 
 
 def grpo(groups: Sequence[Group]) -> list[list[Doubles]]:
-    """A[i][c] = (v[i][c] - b) / (s + EPS),  b = mean(V),  s² = 1/(G-1) Σ_i mean_c (v[i][c] - b)².   (arXiv 2402.03300, eq. 4)
+    """A[i][c] = (v[i][c] - b) / (s + EPS),  b = mean(V),  s² = 1/(G-1) Σ_i mean_c (v[i][c] - b)².   (arXiv 2402.03300,
+    eq. 4)
 
-    With one value per rollout `s` is the unbiased standard deviation of the group. Where the calls of a rollout differ, their spread is
-    part of `s`, so that rollouts with equal means cannot blow it up.
+    With one value per rollout `s` is the unbiased standard deviation of the group. Where the calls of a rollout differ,
+    their spread is part of `s`, so that rollouts with equal means cannot blow it up.
     """
     return [_each(_normalised, group, _mean(group)) for group in groups]
 
 
 def dr_grpo(groups: Sequence[Group]) -> list[list[Doubles]]:
-    """A[i][c] = v[i][c] - mean(V): a deviation would prefer tasks that are nearly always, or hardly ever, solved.   (arXiv 2503.20783, eq. 3)"""
+    """A[i][c] = v[i][c] - mean(V): a deviation would prefer tasks that are nearly always, or hardly ever, solved.
+    (arXiv 2503.20783, eq. 3)
+    """
     return [_each(_centred, group, _mean(group)) for group in groups]
 
 
@@ -60,14 +65,18 @@ def rloo(groups: Sequence[Group]) -> list[list[Doubles]]:
 
 
 def opo(groups: Sequence[Group]) -> list[list[Doubles]]:
-    """A[i][c] = v[i][c] - Σ l v / Σ l: the baseline of least variance, if a gradient's square grows with length.   (arXiv 2505.23585, eq. 10)"""
+    """A[i][c] = v[i][c] - Σ l v / Σ l: the baseline of least variance, if a gradient's square grows with length.
+    (arXiv 2505.23585, eq. 10)
+    """
     return [_each(_centred, group, _weighted(group)) for group in groups]
 
 
 def reinforce_pp(groups: Sequence[Group]) -> list[list[Doubles]]:
-    """A = (v - mean) / (s + EPS), over all tokens of the batch: a rollout is compared with those of other tasks.   (arXiv 2501.03262)
+    """A = (v - mean) / (s + EPS), over all tokens of the batch: a rollout is compared with those of other tasks.
+    (arXiv 2501.03262)
 
-    So a group of one is no special case; a batch of one is. Values with baselines of their own have these taken off first: PPO's advantages.
+    So a group of one is no special case; a batch of one is. Values with baselines of their own have these taken off
+    first: PPO's advantages.
     """
     own = _has_baselines(groups)
     centred = [_centred(group, np.zeros(len(group))) for group in groups]
@@ -76,7 +85,9 @@ def reinforce_pp(groups: Sequence[Group]) -> list[list[Doubles]]:
 
 
 def reinforce_pp_baseline(groups: Sequence[Group]) -> list[list[Doubles]]:
-    """A = (d - mean) / (s + EPS), over all tokens of the batch, of the distances d[i][c] = v[i][c] - mean(V) from the group.   (arXiv 2501.03262)"""
+    """A = (d - mean) / (s + EPS), over all tokens of the batch, of the distances d[i][c] = v[i][c] - mean(V) from the
+    group.   (arXiv 2501.03262)
+    """
     whitened = _whitened([_centred(group, _mean(group)) for group in groups], groups)
     return [_each(lambda members, _, A=A: A, group, _mean(group)) for group, A in zip(groups, whitened, strict=True)]
 
@@ -89,7 +100,10 @@ def _each(compare: Callable[[Group, Doubles], list[Doubles]], group: Group, base
 
 
 def _centred(group: Group, baseline: Doubles) -> list[Doubles]:
-    return [member.values - (b if member.baselines is None else member.baselines) for member, b in zip(group, baseline, strict=True)]
+    return [
+        member.values - (b if member.baselines is None else member.baselines)
+        for member, b in zip(group, baseline, strict=True)
+    ]
 
 
 def _normalised(group: Group, baseline: Doubles) -> list[Doubles]:

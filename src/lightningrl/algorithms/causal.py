@@ -1,7 +1,8 @@
 """Which call of a rollout may be a consequence of which? Order in time and in conversation, as a matrix.
 
-A call d may be a consequence of c if it continues c's conversation, or if it began after c had ended. Calls that overlap in time are parallel:
-neither is a consequence of the other. Where nobody recorded times, all of them are 0 and the order of the trajectory is what there is.
+A call d may be a consequence of c if it continues c's conversation, or if it began after c had ended. Calls that
+overlap in time are parallel: neither is a consequence of the other. Where nobody recorded times, all of them are 0 and
+the order of the trajectory is what there is.
 """
 
 from collections.abc import Sequence
@@ -39,7 +40,8 @@ def consequences(transitions: Sequence[Transition]) -> Bools:
 
 
 def distances(after: Bools) -> Ints:
-    """[calls, calls] calls in the longest chain from the row to the column, without the first: 0 on the diagonal, -1 where there is no chain.
+    """[calls, calls] calls in the longest chain from the row to the column, without the first: 0 on the diagonal, -1
+    where there is no chain.
 
     In the example of `consequences` j is at distance 2 from p and at distance 1 from s1: s2 is not between them.
     """

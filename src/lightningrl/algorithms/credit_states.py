@@ -1,6 +1,8 @@
-"""What was each call worth, beside what other rollouts got from the same state? Credits that bring baselines of their own.
+"""What was each call worth, beside what other rollouts got from the same state? Credits that bring baselines of their
+own.
 
-A state is what the policy read before it chose: the exact prompt of a call. Rollouts of one task begin alike and part where they choose differently.
+A state is what the policy read before it chose: the exact prompt of a call. Rollouts of one task begin alike and part
+where they choose differently.
 
 Legend: G rollouts of a group · R final reward · G_c return-to-go of call c.
 """
@@ -21,17 +23,24 @@ Visits: TypeAlias = dict[bytes, dict[int, float]]
 
 
 def gigpo(
-    group: Sequence[Trajectory], *, discount: float = 0.95, step_weight: float = 1.0, anchor: str = "", root: Path | None = None
+    group: Sequence[Trajectory],
+    *,
+    discount: float = 0.95,
+    step_weight: float = 1.0,
+    anchor: str = "",
+    root: Path | None = None,
 ) -> list[Credit]:
-    """Group-in-group: rollouts are compared with rollouts, calls with calls from the same anchor state. (arXiv 2505.10978, eq. 3, 6 to 8)
+    """Group-in-group: rollouts are compared with rollouts, calls with calls from the same anchor state. (arXiv
+    2505.10978, eq. 3, 6 to 8)
 
         values R + ω G_c      baselines mean R + ω mean G over all calls, of any rollout, with c's anchor
 
-    so that their difference is A^E + ω A^S. γ is `discount`, ω `step_weight`. The anchor is the exact prompt, or what `anchor`
-    (`module:function`, from a `Transition` to anything hashable) says: an environment's state that many prompts may describe.
-    The first call of two rollouts, R = 1 and 0, γ = 1, ω = 1: values [2, 0], baselines [1, 1]. From then on each reads what nobody else read:
-    a later call is its own step group, and its baseline 0.5 + G_c.
-    Not unbiased: a call is part of its own baseline, so rarely visited states count less than they should (docs/oracles.md).
+    so that their difference is A^E + ω A^S. γ is `discount`, ω `step_weight`. The anchor is the exact prompt, or what
+    `anchor` (`module:function`, from a `Transition` to anything hashable) says: an environment's state that many
+    prompts may describe. The first call of two rollouts, R = 1 and 0, γ = 1, ω = 1: values [2, 0], baselines [1, 1].
+    From then on each reads what nobody else read: a later call is its own step group, and its baseline 0.5 + G_c. Not
+    unbiased: a call is part of its own baseline, so rarely visited states count less than they should
+    (docs/oracles.md).
     """
     check_share(discount, name="discount")
     key: Callable[[Transition], Hashable] = plugins.load(anchor, kind="anchor", root=root) if anchor else _prompt
@@ -46,7 +55,10 @@ def gigpo(
     mean_G = {at: np.mean(found) for at, found in step_groups.items()}
     mean_R = np.mean([t.reward for t in group])
     return [
-        Credit(values=t.reward + step_weight * own, baselines=mean_R + step_weight * np.array([mean_G[at] for at in anchors], np.float64))
+        Credit(
+            values=t.reward + step_weight * own,
+            baselines=mean_R + step_weight * np.array([mean_G[at] for at in anchors], np.float64),
+        )
         for t, own, anchors in zip(group, G, keys, strict=True)
     ]
 
@@ -56,10 +68,11 @@ def tree_loo(group: Sequence[Trajectory], *, shrinkage: float = 1.0) -> list[Cre
 
         b(s) = (n Ḡ + κ b(parent)) / (n + κ)      b(root) = mean over the other rollouts of their mean value
 
-    n and Ḡ are the number and the mean return of *other* rollouts that came through s, κ is `shrinkage`, the parent of s is the longest prompt in the
-    group that s continues. Nothing in b depends on the rollout it is for, except on what that had read before it chose: no κ makes a bias.
-    κ = 0: the mean of those who were there, or else of the nearest state where somebody was; κ → ∞: the baseline of `rloo`.
-    Three rollouts, R = 1, 0, 0, where the first two part from the third in their first call and read the same before their second, κ = 1:
+    n and Ḡ are the number and the mean return of *other* rollouts that came through s, κ is `shrinkage`, the parent of
+    s is the longest prompt in the group that s continues. Nothing in b depends on the rollout it is for, except on what
+    that had read before it chose: no κ makes a bias. κ = 0: the mean of those who were there, or else of the nearest
+    state where somebody was; κ → ∞: the baseline of `rloo`. Three rollouts, R = 1, 0, 0, where the first two part from
+    the third in their first call and read the same before their second, κ = 1:
 
         call          values      n·Ḡ        b(parent)   baselines
         first         1  0  0     0  1  1    0  ½  ½     0  ½  ½       b(root); all were there, and it says the same
@@ -67,7 +80,10 @@ def tree_loo(group: Sequence[Trajectory], *, shrinkage: float = 1.0) -> list[Cre
         third's own         0          -         ½              ½      nobody else was there: b(parent)
     """
     if not 0 <= shrinkage < np.inf:
-        raise UserError(f"`shrinkage` is `{shrinkage}`", hint='it must be a number from 0; for the limit take `advantage = "rloo"` and credit `air`')
+        raise UserError(
+            f"`shrinkage` is `{shrinkage}`",
+            hint='it must be a number from 0; for the limit take `advantage = "rloo"` and credit `air`',
+        )
     values = [returns_to_go(t, discount=1.0) for t in group]
     if len(group) < 2 or _all_equal(values, group):
         return [Credit(values=v, baselines=v.copy()) for v in values]
@@ -76,12 +92,17 @@ def tree_loo(group: Sequence[Trajectory], *, shrinkage: float = 1.0) -> list[Cre
     visits = _visits(group, values)
     parents = _parents(list(visits))
     return [
-        Credit(values=values[i], baselines=_baselines(t, i, root=float(root[i]), visits=visits, parents=parents, shrinkage=shrinkage))
+        Credit(
+            values=values[i],
+            baselines=_baselines(t, i, root=float(root[i]), visits=visits, parents=parents, shrinkage=shrinkage),
+        )
         for i, t in enumerate(group)
     ]
 
 
-def _baselines(trajectory: Trajectory, i: int, *, root: float, visits: Visits, parents: dict[bytes, bytes | None], shrinkage: float) -> Doubles:
+def _baselines(
+    trajectory: Trajectory, i: int, *, root: float, visits: Visits, parents: dict[bytes, bytes | None], shrinkage: float
+) -> Doubles:
     """[calls] b at each call of rollout i."""
     known: dict[bytes | None, float] = {None: root}
 
@@ -92,7 +113,11 @@ def _baselines(trajectory: Trajectory, i: int, *, root: float, visits: Visits, p
             state = parents[state]
         for s in reversed(path):
             others = [G for j, G in visits[s].items() if j != i]
-            known[s] = (sum(others) + shrinkage * known[parents[s]]) / (len(others) + shrinkage) if others else known[parents[s]]
+            known[s] = (
+                (sum(others) + shrinkage * known[parents[s]]) / (len(others) + shrinkage)
+                if others
+                else known[parents[s]]
+            )
         return known[path[0] if path else state]
 
     return np.array([b(_prompt(call) or None) for call in trajectory.transitions], np.float64)
@@ -109,7 +134,9 @@ def _visits(group: Sequence[Trajectory], values: Sequence[Doubles]) -> Visits:
 
 
 def _parents(states: Sequence[bytes]) -> dict[bytes, bytes | None]:
-    """State → the longest other state that it begins with; None: the root. In sorted order a prefix comes before all that begin with it."""
+    """State → the longest other state that it begins with; None: the root. In sorted order a prefix comes before all
+    that begin with it.
+    """
     parents: dict[bytes, bytes | None] = {}
     path: list[bytes] = []
     for state in sorted(states):

@@ -29,11 +29,14 @@ class Seat:
     """Places in the trajectory; empty: the rollout never called, and has its final reward alone."""
 
 
-def lessons_of(trajectories: Sequence[Trajectory], algorithm: AlgorithmConfig, *, root: Path | None = None) -> tuple[list[Lesson], dict[str, float]]:
-    """One lesson per call, in order, and what there is to say about them. `root`: where a recipe's own functions are imported from.
+def lessons_of(
+    trajectories: Sequence[Trajectory], algorithm: AlgorithmConfig, *, root: Path | None = None
+) -> tuple[list[Lesson], dict[str, float]]:
+    """One lesson per call, in order, and what there is to say about them. `root`: where a recipe's own functions are
+    imported from.
 
-    Two rollouts of one task, the first right (1) in two calls of one and three tokens, the second wrong (0) in one of two tokens;
-    uniform credit, rloo, rollout-mean:
+    Two rollouts of one task, the first right (1) in two calls of one and three tokens, the second wrong (0) in one of
+    two tokens; uniform credit, rloo, rollout-mean:
 
         call     value   advantage of each token   weight of each token
         r1/c1    1       1                         1/8
@@ -73,7 +76,10 @@ def _credits(trajectories: Sequence[Trajectory], algorithm: AlgorithmConfig, *, 
     for members in groups(trajectories).values():
         made = credit([trajectories[i] for i in members])
         if len(made) != len(members):
-            raise UserError(f"credit `{algorithm.credit}` gave `{len(made)}` credits", hint=f"the group has {len(members)} rollouts: one for each")
+            raise UserError(
+                f"credit `{algorithm.credit}` gave `{len(made)}` credits",
+                hint=f"the group has {len(members)} rollouts: one for each",
+            )
         for i, given in zip(members, made, strict=True):
             found[i] = _checked(given, trajectories[i].transitions, algorithm)
     return [found[i] for i in range(len(trajectories))]
@@ -86,13 +92,17 @@ def _checked(credit: Credit, calls: Sequence[Transition], algorithm: AlgorithmCo
     return replace(credit, values=credit.values - penalties)
 
 
-def _advantages(trajectories: Sequence[Trajectory], credits: Sequence[Credit], algorithm: AlgorithmConfig, *, root: Path | None) -> list[Doubles]:
+def _advantages(
+    trajectories: Sequence[Trajectory], credits: Sequence[Credit], algorithm: AlgorithmConfig, *, root: Path | None
+) -> list[Doubles]:
     """For each trajectory [calls]."""
     compare = plugins.load(algorithm.advantage, kind="advantage", root=root)
     advantages = [np.zeros_like(credit.values) for credit in credits]
     for batch in _batches(trajectories, by_role=algorithm.group_by == "role"):
         batch = [_comparable([_judged(seat, credits[seat.rollout]) for seat in seats], credits) for seats in batch]
-        compared = compare([[_member(trajectories[s.rollout], s, credits[s.rollout]) for s in seats] for seats in batch])
+        compared = compare(
+            [[_member(trajectories[s.rollout], s, credits[s.rollout]) for s in seats] for seats in batch]
+        )
         for seats, found in zip(batch, compared, strict=True):
             for seat, A in zip(seats, found, strict=True):
                 _check(A, shape=(max(len(seat.calls), 1),), what=f"advantage `{algorithm.advantage}`")
@@ -101,13 +111,21 @@ def _advantages(trajectories: Sequence[Trajectory], credits: Sequence[Credit], a
 
 
 def _batches(trajectories: Sequence[Trajectory], *, by_role: bool) -> list[list[list[Seat]]]:
-    """[batches][groups][members] the whole batch at once, or one batch for each role: a rollout that never called it is no member."""
+    """[batches][groups][members] the whole batch at once, or one batch for each role: a rollout that never called it is
+    no member.
+    """
     members = groups(trajectories).values()
     if not by_role:
         return [[[Seat(rollout=i, calls=list(range(len(trajectories[i].transitions)))) for i in of] for of in members]]
     roles = sorted({call.agent for t in trajectories for call in t.transitions})
-    of_role = {(i, role): [c for c, call in enumerate(t.transitions) if call.agent == role] for i, t in enumerate(trajectories) for role in roles}
-    return [[[Seat(rollout=i, calls=of_role[i, role]) for i in of if of_role[i, role]] for of in members] for role in roles]
+    of_role = {
+        (i, role): [c for c, call in enumerate(t.transitions) if call.agent == role]
+        for i, t in enumerate(trajectories)
+        for role in roles
+    }
+    return [
+        [[Seat(rollout=i, calls=of_role[i, role]) for i in of if of_role[i, role]] for of in members] for role in roles
+    ]
 
 
 def _judged(seat: Seat, credit: Credit) -> Seat:
@@ -132,7 +150,9 @@ def _member(trajectory: Trajectory, seat: Seat, credit: Credit) -> Member:
 
 def _check(array: Doubles, *, shape: tuple[int, ...], what: str) -> None:
     if array.shape != shape or not np.isfinite(array).all():
-        raise UserError(f"{what} gave `{array}`", hint=f"it must give finite numbers of shape {shape}: one for each call")
+        raise UserError(
+            f"{what} gave `{array}`", hint=f"it must give finite numbers of shape {shape}: one for each call"
+        )
 
 
 def _metrics(trajectories: Sequence[Trajectory], made: Sequence[Lesson], *, by_role: bool) -> dict[str, float]:
@@ -144,7 +164,11 @@ def _metrics(trajectories: Sequence[Trajectory], made: Sequence[Lesson], *, by_r
         **_group_metrics(trajectories),
         "groups/silent": float(_silent(made)),
         **{f"advantage/{name}": value for name, value in _statistics(trained).items()},
-        **{f"advantage/{name}.{role}": value for role, statistics in of_roles.items() for name, value in statistics.items()},
+        **{
+            f"advantage/{name}.{role}": value
+            for role, statistics in of_roles.items()
+            for name, value in statistics.items()
+        },
         "tokens/trained": float(len(A)),
         "tokens/zero_advantage": float(np.count_nonzero(A == 0)),
     }
@@ -156,7 +180,8 @@ def _group_metrics(trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
     equal = sum(len(set(group)) == 1 for group in rewards)
     return {
         "reward/mean": float(np.mean([t.reward for t in trajectories])) if trajectories else 0.0,
-        "reward/std_in_group": sum(float(np.std(group, ddof=1)) for group in rewards if len(group) > 1) / max(len(rewards), 1),
+        "reward/std_in_group": sum(float(np.std(group, ddof=1)) for group in rewards if len(group) > 1)
+        / max(len(rewards), 1),
         "groups/count": float(len(rewards)),
         "groups/equal_rewards": float(equal),
         "groups/equal_share": equal / max(len(rewards), 1),
@@ -176,7 +201,12 @@ def _statistics(trained: Sequence[Lesson]) -> dict[str, float]:
     A = _trained_advantages(trained)
     if not len(A):
         return {"mean": 0.0, "std": 0.0, "max": 0.0, "positive_share": 0.0}
-    return {"mean": float(A.mean()), "std": float(A.std()), "max": float(np.abs(A).max()), "positive_share": float(np.mean(A > 0))}
+    return {
+        "mean": float(A.mean()),
+        "std": float(A.std()),
+        "max": float(np.abs(A).max()),
+        "positive_share": float(np.mean(A > 0)),
+    }
 
 
 def _trained_advantages(trained: Sequence[Lesson]) -> Doubles:

@@ -1,4 +1,6 @@
-"""Which parameters does a credit take, and does a recipe give them? Found out by looking at its signature, before anything is run."""
+"""Which parameters does a credit take, and does a recipe give them? Found out by looking at its signature, before
+anything is run.
+"""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -18,7 +20,9 @@ ROOT = "root"
 
 
 def bound_credit(algorithm: AlgorithmConfig, *, root: Path | None = None) -> BoundCredit:
-    """The credit of a recipe with its options filled in. Raises `UserError` for an option that is unknown, missing, or of the wrong type."""
+    """The credit of a recipe with its options filled in. Raises `UserError` for an option that is unknown, missing, or
+    of the wrong type.
+    """
     credit = plugins.load(algorithm.credit, kind="credit", root=root)
     parameters = [p for p in inspect.signature(credit, eval_str=True).parameters.values() if p.kind is p.KEYWORD_ONLY]
     options = {p.name: p for p in parameters if p.name != ROOT}
@@ -26,12 +30,20 @@ def bound_credit(algorithm: AlgorithmConfig, *, root: Path | None = None) -> Bou
     known = "known: " + ", ".join(f"`{name}`" for name in options) if options else "it has no options"
     for name in given:
         if name not in options:
-            raise UserError(f"credit `{algorithm.credit}` has no option `{name}`", hint=meant(name, options) if options else known)
+            raise UserError(
+                f"credit `{algorithm.credit}` has no option `{name}`", hint=meant(name, options) if options else known
+            )
     for name, option in options.items():
         if name not in given and option.default is option.empty:
-            raise UserError(f"credit `{algorithm.credit}` needs `{name}`", hint=f"set it: `algorithm.credit_options.{name}=…`; {known}")
+            raise UserError(
+                f"credit `{algorithm.credit}` needs `{name}`",
+                hint=f"set it: `algorithm.credit_options.{name}=…`; {known}",
+            )
         if name in given and not _fits(given[name], option.annotation):
-            raise UserError(f"`{name}` of credit `{algorithm.credit}` is `{given[name]}`", hint=f"it must be a {option.annotation.__name__}")
+            raise UserError(
+                f"`{name}` of credit `{algorithm.credit}` is `{given[name]}`",
+                hint=f"it must be a {option.annotation.__name__}",
+            )
     bound = partial(credit, **given, root=root) if any(p.name == ROOT for p in parameters) else partial(credit, **given)
     if ":" not in algorithm.credit:
         bound([])  # says now, and not after the first batch, if a number is out of range
@@ -39,9 +51,11 @@ def bound_credit(algorithm: AlgorithmConfig, *, root: Path | None = None) -> Bou
 
 
 def discount_of(algorithm: AlgorithmConfig, *, root: Path | None = None) -> float:
-    """The γ that a recipe's credit works with; 1 if it knows none. What is shaped for a credit must be shaped with the same.
+    """The γ that a recipe's credit works with; 1 if it knows none. What is shaped for a credit must be shaped with the
+    same.
 
-    `gae_calls` counts steps over the calls that its critic saw, which shaping cannot know beforehand: only γ = 1 is the same for both.
+    `gae_calls` counts steps over the calls that its critic saw, which shaping cannot know beforehand: only γ = 1 is the
+    same for both.
     """
     options = inspect.signature(bound_credit(algorithm, root=root)).parameters
     discount = float(options["discount"].default) if "discount" in options else 1.0

@@ -1,4 +1,6 @@
-"""Which records does a policy learn from? Pure functions of records, which training uses, and whoever wants to know later what it used."""
+"""Which records does a policy learn from? Pure functions of records, which training uses, and whoever wants to know
+later what it used.
+"""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -41,7 +43,9 @@ def learnable(
 
 
 def role_learns(agent: str, routes: Sequence[RouteConfig]) -> bool:
-    """What the route says that gives this role its name, else the first route whose pattern fits, else the first at all."""
+    """What the route says that gives this role its name, else the first route whose pattern fits, else the first at
+    all.
+    """
     named = [route for route in routes if route.agent == agent]
     unnamed = [route for route in routes if not route.agent]
     fitting = [route for route in unnamed if fnmatchcase(agent, route.model)]
@@ -55,4 +59,6 @@ def silent_groups(batch: Sequence[Rollout], rewards: Sequence[Reward], *, names:
     for reward in rewards:
         if reward.call_id is None and reward.attempt_id in group_of:
             found.setdefault((group_of[reward.attempt_id], reward.name), set()).add(reward.value)
-    return {rollout.group_id for rollout in batch if all(len(found.get((rollout.group_id, name), ())) < 2 for name in names)}
+    return {
+        rollout.group_id for rollout in batch if all(len(found.get((rollout.group_id, name), ())) < 2 for name in names)
+    }

@@ -1,15 +1,17 @@
-"""How much does each sampled token count? One float64 per token over the whole batch, computed once, up front: packing cannot change it.
+"""How much does each sampled token count? One float64 per token over the whole batch, computed once, up front: packing
+cannot change it.
 
     rollout-mean   w = 1 / (R · n_rollout)      every rollout counts the same
     call-mean      w = 1 / (C · n_call)         every call counts the same
     token-mean     w = 1 / T                    every token counts the same (DAPO, arXiv 2503.14476, eq. 8)
 
-R, C and T are the rollouts, calls and tokens that are trained, n_… how many trained tokens a rollout or call has. Each sums to 1.
-Two rollouts, one of two calls of one and three tokens, one of one call of two tokens:
+R, C and T are the rollouts, calls and tokens that are trained, n_… how many trained tokens a rollout or call has. Each
+sums to 1. Two rollouts, one of two calls of one and three tokens, one of one call of two tokens:
 
     rollout-mean   1/8 1/8   1/4        call-mean   1/3 1/9   1/6        token-mean   1/6 1/6   1/6
 
-Means over varying numbers of tokens are not unbiased (docs/oracles.md): a sum over the batch would be, and would let its length set the step size.
+Means over varying numbers of tokens are not unbiased (docs/oracles.md): a sum over the batch would be, and would let
+its length set the step size.
 """
 
 from collections.abc import Sequence
@@ -38,4 +40,6 @@ def token_weights(trajectories: Sequence[Trajectory], *, aggregation: Aggregatio
 
 
 def _trained_tokens(trajectory: Trajectory) -> np.ndarray:
-    return np.array([len(t.completion_ids) if t.left_out is None else 0 for t in trajectory.transitions], dtype=np.int64)
+    return np.array(
+        [len(t.completion_ids) if t.left_out is None else 0 for t in trajectory.transitions], dtype=np.int64
+    )

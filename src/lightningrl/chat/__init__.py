@@ -1,4 +1,6 @@
-"""Messages ⇄ token ids: what the engine is to read, what the model has said, and which earlier call a conversation continues."""
+"""Messages ⇄ token ids: what the engine is to read, what the model has said, and which earlier call a conversation
+continues.
+"""
 
 from lightningrl.chat.answer import Answer, AnswerStream, Piece
 from lightningrl.chat.messages import Message, ToolCall

@@ -1,9 +1,11 @@
-"""What has the model said so far, and how much of it may be shown already? Sampled ids in, text and at the end an `Answer` out.
+"""What has the model said so far, and how much of it may be shown already? Sampled ids in, text and at the end an
+`Answer` out.
 
     <think> thoughts </think> content, then perhaps tool calls
 
-Held back until it is certain: half a character, what may be the beginning of a stop string or of a tag, white space at the edges of a
-thought, and (with tools) what may be a tool call. Streamed or not, every answer goes through here, so both say the same.
+Held back until it is certain: half a character, what may be the beginning of a stop string or of a tag, white space at
+the edges of a thought, and (with tools) what may be a tool call. Streamed or not, every answer goes through here, so
+both say the same.
 """
 
 from bisect import bisect_left
@@ -17,11 +19,15 @@ from lightningrl.chat.template import ChatTemplate
 from lightningrl.chat.tools import OPEN, Spelling, may_be_bare, overlap, parse
 
 Part: TypeAlias = Literal["start", "thought", "gap", "content", "text", "calls"]
-"""What comes next: perhaps a thought; the thought; what separates it; content, perhaps tool calls; surely text; surely tool calls."""
+"""What comes next: perhaps a thought; the thought; what separates it; content, perhaps tool calls; surely text; surely
+tool calls.
+"""
 
 
 class Piece(NamedTuple):
-    """What may be shown now. (One is made for each token of a stream: a tuple costs half of what a frozen dataclass does.)"""
+    """What may be shown now. (One is made for each token of a stream: a tuple costs half of what a frozen dataclass
+    does.)
+    """
 
     reasoning: str = ""
     content: str = ""
@@ -49,9 +55,11 @@ class AnswerStream:
     The work of a token does not grow with the answer: only text that is not certain yet is looked at again.
     """
 
-    def __init__(self, template: ChatTemplate, *, stop: Sequence[str], tools: bool, reasoning: bool | None = None, seed: bytes) -> None:
-        """`reasoning`: whether thoughts are told apart from what is said. None: if the template knows tags for them; True: they are, and the
-        prompt has begun one.
+    def __init__(
+        self, template: ChatTemplate, *, stop: Sequence[str], tools: bool, reasoning: bool | None = None, seed: bytes
+    ) -> None:
+        """`reasoning`: whether thoughts are told apart from what is said. None: if the template knows tags for them;
+        True: they are, and the prompt has begun one.
         """
         self._template = template
         self._detokenizer = template.detokenizer()
@@ -59,7 +67,9 @@ class AnswerStream:
         self._spelling: Spelling | None = template.traits.tool_format.spelling if tools else None
         self._seed = seed
         begun = template.traits.opens_thought if reasoning is None else reasoning
-        self._tags = template.traits.think if reasoning is not False and (begun or template.thinking != "none") else None
+        self._tags = (
+            template.traits.think if reasoning is not False and (begun or template.thinking != "none") else None
+        )
         self._begun = begun
         markers = [*self._stop, *([OPEN] if self._spelling else []), *(self._tags or ())]
         self._firsts = tuple({marker[0] for marker in markers})
@@ -86,7 +96,9 @@ class AnswerStream:
             return self._take(new, final=False)
         if self._stopped_by is not None:
             return NOTHING
-        if self._part == "text" or (self._part == "content" and self._spelling == "hermes"):  # most tokens: nothing about them is uncertain
+        if self._part == "text" or (
+            self._part == "content" and self._spelling == "hermes"
+        ):  # most tokens: nothing about them is uncertain
             self._said.append(new)
             return Piece("", new)
         if self._part == "thought" and self._thought:
@@ -99,10 +111,14 @@ class AnswerStream:
         shown = "".join(self._said)
         said = shown if self._part in ("thought", "gap") else shown + "".join(self._calls) + self._held
         content, wishes = (said, []) if self._spelling is None else parse(said, self._spelling)
-        calls = tuple(ToolCall(id=self._id(place), name=name, arguments=text) for place, (name, text) in enumerate(wishes))
+        calls = tuple(
+            ToolCall(id=self._id(place), name=name, arguments=text) for place, (name, text) in enumerate(wishes)
+        )
         message = Message(role="assistant", content=content, reasoning="".join(self._thought), tool_calls=calls)
         rest = Piece(reasoning=rest.reasoning, content=content[len(shown) - len(rest.content) :])
-        return Answer(message=message, rest=rest, stopped_by=self._stopped_by, reasoning_tokens=self._reasoning_tokens())
+        return Answer(
+            message=message, rest=rest, stopped_by=self._stopped_by, reasoning_tokens=self._reasoning_tokens()
+        )
 
     def _take(self, new: str, *, final: bool) -> Piece:
         """Go on through the parts of the answer as far as they are certain."""
@@ -148,7 +164,9 @@ class AnswerStream:
             self._pop(_blank(self._held[:certain]))
             certain = len(self._held) - loose
         close = self._held.find(self._tags[1])
-        end = close if close >= 0 else len(self._held) if final else len(self._held) - overlap(self._held, self._tags[1])
+        end = (
+            close if close >= 0 else len(self._held) if final else len(self._held) - overlap(self._held, self._tags[1])
+        )
         piece = self._pop(len(self._held[: min(end, certain)].rstrip()))
         if piece:
             self._thought.append(piece)
@@ -196,7 +214,10 @@ class AnswerStream:
         if self._tags is None or not self._closed:
             return len(ids) if self._part == "thought" else 0
         close = self._tags[1]
-        return min(len(ids), 1 + bisect_left(range(len(ids)), True, key=lambda last: close in self._template.decode(ids[: last + 1])))
+        return min(
+            len(ids),
+            1 + bisect_left(range(len(ids)), True, key=lambda last: close in self._template.decode(ids[: last + 1])),
+        )
 
     def _id(self, place: int) -> str:
         return f"call_{blake2b(self._seed + place.to_bytes(4, 'little'), digest_size=12).hexdigest()}"

@@ -9,17 +9,21 @@ UNFINISHED = "\ufffd"
 class Detokenizer:
     """The pieces joined are `decode` of all ids.
 
-    (Except for bytes that are no text, where tokenizers with byte fallback spell a whole run anew once it has turned out invalid.)
+    (Except for bytes that are no text, where tokenizers with byte fallback spell a whole run anew once it has turned
+    out invalid.)
     """
 
     def __init__(self, decode: Callable[[list[int]], str], *, looks_back: bool = True) -> None:
-        """`looks_back`: the text of a token depends on the one before it, as where the first space of a text is dropped."""
+        """`looks_back`: the text of a token depends on the one before it, as where the first space of a text is
+        dropped.
+        """
         self._decode = decode
         self._looks_back = looks_back
         self.ids: list[int] = []
         """All of them."""
         self._known = 0
-        """Ids before this one are out; the window begins where the piece before them did, for decoders that look back."""
+        """Ids before this one are out; the window begins where the piece before them did, for decoders that look back.
+        """
         self._start = 0
         self._out: int | None = 0
         """Characters of the window that are out; None: not counted yet."""

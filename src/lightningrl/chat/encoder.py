@@ -1,4 +1,5 @@
-"""How does text become token ids? Long texts take seconds, so a caller who may not wait has them tokenized elsewhere, beforehand.
+"""How does text become token ids? Long texts take seconds, so a caller who may not wait has them tokenized elsewhere,
+beforehand.
 
 found = {}
 with beforehand(found): ids = encode(text)      raises `LongText`, unless `found` has the text's ids
@@ -16,9 +17,12 @@ LONG = 50_000
 PIECE = 100_000
 """Characters that are counted at once."""
 MARGIN = 2
-"""A text has too many tokens for certain if its pieces have this many times as many as fit: where a text is cut, a token or two are added."""
+"""A text has too many tokens for certain if its pieces have this many times as many as fit: where a text is cut, a
+token or two are added.
+"""
 STARTS = 64
-"""Beginnings of prompts whose ids are remembered: system messages with their tools, which all rollouts have in common."""
+"""Beginnings of prompts whose ids are remembered: system messages with their tools, which all rollouts have in common.
+"""
 
 _found: ContextVar[Mapping[str, list[int]] | None] = ContextVar("lightningrl_found", default=None)
 
@@ -67,8 +71,8 @@ class Encoder:
         return [*self._short_start(text)] if len(text) <= LONG else self.encode(text)
 
     def encode_long(self, text: str, *, most: int | None = None) -> list[int]:
-        """For any thread: others run meanwhile. Raises `TooManyTokens` if there are far more than `most` (None: any number), having tokenized no
-        more than shows that.
+        """For any thread: others run meanwhile. Raises `TooManyTokens` if there are far more than `most` (None: any
+        number), having tokenized no more than shows that.
         """
         if most is not None and len(text) > MARGIN * most:
             self._count(text, most=most)
@@ -82,5 +86,7 @@ class Encoder:
                 raise TooManyTokens
 
     def _encode(self, text: str) -> list[int]:
-        """The verbs for batches let other threads run, and the fast one does without offsets, which take half the time and more."""
+        """The verbs for batches let other threads run, and the fast one does without offsets, which take half the time
+        and more.
+        """
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids

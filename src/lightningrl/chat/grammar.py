@@ -1,7 +1,9 @@
-"""What may an answer look like? The promises of a request (a tool must be called, JSON of this schema) as a grammar that engines sample under.
+"""What may an answer look like? The promises of a request (a tool must be called, JSON of this schema) as a grammar
+that engines sample under.
 
-tool choice, tools, JSON schema → `grammar_of` → Lark text in llguidance's dialect, or None: nothing was promised, so nothing is constrained.
-Tool calls are spelled as the model's own template spells them. llguidance has to be installed only where grammars are checked or sampled under.
+tool choice, tools, JSON schema → `grammar_of` → Lark text in llguidance's dialect, or None: nothing was promised, so
+nothing is constrained. Tool calls are spelled as the model's own template spells them. llguidance has to be installed
+only where grammars are checked or sampled under.
 """
 
 import json
@@ -17,9 +19,13 @@ from lightningrl.errors import UserError
 Function = Mapping[str, Any]
 
 SPACES = r" |\n {0,40}"
-"""White space where JSON allows any: a space, or a new line with its indentation. Without a bound, weak models write spaces for ever."""
+"""White space where JSON allows any: a space, or a new line with its indentation. Without a bound, weak models write
+spaces for ever.
+"""
 ESCAPES = 'nrbtf\\"'
-"""After a backslash in a string. Without `u`: a model writes letters as they are, and half of a surrogate pair would be no text."""
+"""After a backslash in a string. Without `u`: a model writes letters as they are, and half of a surrogate pair would be
+no text.
+"""
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 TAG = re.compile(r"<[^<>\s]+>|\[[A-Z_/]+\]")
 """What may be a single token of the tokenizer."""
@@ -39,20 +45,31 @@ def grammar_of(
 ) -> str | None:
     """The language of the answers that keep what the request promises; None if every answer does.
 
-    `tools` are as OpenAI's chat writes them. The arguments for a `strict` tool follow its schema to the letter, those for another tool as far
-    as llguidance understands it. Where a model may think, its thoughts are free. Raises `UserError` for a schema that cannot be compiled, and
-    for a tool that is not there.
+    `tools` are as OpenAI's chat writes them. The arguments for a `strict` tool follow its schema to the letter, those
+    for another tool as far as llguidance understands it. Where a model may think, its thoughts are free. Raises
+    `UserError` for a schema that cannot be compiled, and for a tool that is not there.
     """
-    functions = [_function(tool) for tool in tools if tool.get("type", "function") == "function"] if tool_choice != "none" else []
+    functions = (
+        [_function(tool) for tool in tools if tool.get("type", "function") == "function"]
+        if tool_choice != "none"
+        else []
+    )
     several = parallel_tool_calls and tool_name is None
     language = _Language(template)
     if tool_choice == "required":
         chosen = [f for f in functions if tool_name in (None, f["name"])]
         if not chosen:
-            raise UserError(f"there is no tool `{tool_name}` to call" if tool_name else "there is no tool to call", hint="send it in `tools`")
+            raise UserError(
+                f"there is no tool `{tool_name}` to call" if tool_name else "there is no tool to call",
+                hint="send it in `tools`",
+            )
         rules = language.calls("answer", chosen, several=several)
     elif json_schema is not None and functions:
-        rules = ["answer: calls | json", *language.calls("calls", functions, several=several), f"json: {_json(json_schema)}"]
+        rules = [
+            "answer: calls | json",
+            *language.calls("calls", functions, several=several),
+            f"json: {_json(json_schema)}",
+        ]
     elif json_schema is not None:
         rules = [f"answer: {_json(json_schema)}"]
     elif any(f.get("strict") for f in functions):
@@ -65,7 +82,9 @@ def grammar_of(
 
 
 def check(grammar: str) -> None:
-    """Raise `UserError` if no engine could sample under `grammar`. (Where llguidance is not installed, engines have the only word.)"""
+    """Raise `UserError` if no engine could sample under `grammar`. (Where llguidance is not installed, engines have the
+    only word.)
+    """
     problem = _problem(grammar)
     if problem is not None:
         raise UserError(f"the answer cannot be constrained as asked: {problem}", hint="use a simpler JSON schema")
@@ -85,14 +104,20 @@ class _Language:
             return [f"start: {answer}"]
         begin = "" if thinking == "begun" else self._spelled(think[0])
         optional = "" if thinking == "begun" else "?"
-        return [f"start: thought{optional} {answer}", f'thought: {begin} thinking "\\n"~0..2', *self._up_to("thinking", think[1])]
+        return [
+            f"start: thought{optional} {answer}",
+            f'thought: {begin} thinking "\\n"~0..2',
+            *self._up_to("thinking", think[1]),
+        ]
 
     def calls(self, rule: str, functions: Sequence[Function], *, several: bool) -> list[str]:
         """Tool calls and nothing else."""
         return self._calls(rule, self._spelled(self._begin()), functions, several=several)
 
     def text_or_calls(self, rule: str, functions: Sequence[Function], *, several: bool) -> list[str]:
-        """Free text, and perhaps calls: as soon as an answer looks like a call, it must become one that follows its schema."""
+        """Free text, and perhaps calls: as soon as an answer looks like a call, it must become one that follows its
+        schema.
+        """
         if self._format.spelling != "hermes":
             text = f"TEXT: {ANYTHING} & ~/{LOOKS_LIKE_A_CALL}/"
             return [f"{rule}: TEXT? | calls", text, *self.calls("calls", functions, several=several)]
@@ -122,7 +147,9 @@ class _Language:
         return [f"{rule}: {rule.upper()}_BEFORE? {self._spelled(tag)}", f"{rule.upper()}_BEFORE: {_without(tag)}"]
 
     def _spelled(self, text: str) -> str:
-        """Text in which tags that are single tokens stand as such: as letters they would be others than the model has learnt."""
+        """Text in which tags that are single tokens stand as such: as letters they would be others than the model has
+        learnt.
+        """
         pieces, place = [], 0
         for tag in TAG.finditer(text):
             token = self._token(tag.group())
@@ -152,14 +179,18 @@ def _literal(text: str) -> str:
 def _function(tool: Mapping[str, Any]) -> Function:
     function = tool.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise UserError("a tool has no name", hint='tools look like {"type": "function", "function": {"name": …, "parameters": …}}')
+        raise UserError(
+            "a tool has no name", hint='tools look like {"type": "function", "function": {"name": …, "parameters": …}}'
+        )
     return function
 
 
 def _arguments(function: Function) -> str:
     schema = function.get("parameters") or ANY_OBJECT
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
-        raise UserError(f"the arguments of tool `{function['name']}` are no object", hint='its `parameters` need `"type": "object"`')
+        raise UserError(
+            f"the arguments of tool `{function['name']}` are no object", hint='its `parameters` need `"type": "object"`'
+        )
     strict = bool(function.get("strict"))
     text = _json({"type": "object", **schema}, lenient=not strict)
     if not strict and _problem(f"start: {text}") is not None:
@@ -181,7 +212,8 @@ def _problem(grammar: str) -> str | None:
     try:
         from llguidance import LLMatcher
     except ModuleNotFoundError:
-        return None  # then nobody samples under grammars here: engines elsewhere, or scripts, have to say what they cannot do
+        # then nobody samples under grammars here: engines elsewhere, or scripts, have to say what they cannot do
+        return None
     message = LLMatcher.validate_grammar(grammar).strip()
     if not message or message.startswith("WARNING"):
         return None

@@ -1,4 +1,6 @@
-"""Do two messages mean the same? What a client may do to a message on its way back, and what proves that it is still ours."""
+"""Do two messages mean the same? What a client may do to a message on its way back, and what proves that it is still
+ours.
+"""
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
@@ -29,7 +31,9 @@ def step(message: Message) -> Step:
 
 
 def gist(message: Message) -> Step:
-    """As `step`, but of tool calls only what comes back verbatim. Enough to see what has become of a history, not to prove that it is the same."""
+    """As `step`, but of tool calls only what comes back verbatim. Enough to see what has become of a history, not to
+    prove that it is the same.
+    """
     return tuple(sorted(call.id for call in message.tool_calls)) if message.tool_calls else step(message)
 
 
@@ -63,9 +67,15 @@ def tools_key(tools: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def repeats(message: Message, answer: Message) -> bool:
-    """Is `message` provably our `answer`, sent back? Clients may drop reasoning and the text beside tool calls, and write arguments anew."""
+    """Is `message` provably our `answer`, sent back? Clients may drop reasoning and the text beside tool calls, and
+    write arguments anew.
+    """
     calls = answer.tool_calls
-    if message.content == answer.content and message.reasoning == answer.reasoning and (not calls or _verbatim(message.tool_calls, calls)):
+    if (
+        message.content == answer.content
+        and message.reasoning == answer.reasoning
+        and (not calls or _verbatim(message.tool_calls, calls))
+    ):
         return bool(calls) or not message.tool_calls  # as almost always
     said, ours = message.content.strip(), answer.content.strip()
     if not same_thoughts(message, answer):
@@ -89,7 +99,7 @@ def is_subsequence(few: Sequence[Step], many: Sequence[Step]) -> bool:
 def _verbatim(theirs: Sequence[ToolCall], ours: Sequence[ToolCall]) -> bool:
     if len(theirs) != len(ours):
         return False
-    for a, b in zip(theirs, ours, strict=True):  # noqa: SIM110 - a third of the cost of `all`, and every message of a history comes along here
+    for a, b in zip(theirs, ours, strict=True):
         if a.id != b.id or a.arguments != b.arguments or a.name != b.name:
             return False
     return True
@@ -102,7 +112,9 @@ def _same_calls(theirs: Sequence[ToolCall], ours: Sequence[ToolCall]) -> bool:
     if all(call.id for call in theirs):
         theirs, ours = sorted(theirs, key=lambda call: call.id), sorted(ours, key=lambda call: call.id)
     return all(
-        a.id in ("", b.id) and a.name == b.name and (a.arguments == b.arguments or _meaning(a.arguments) == _meaning(b.arguments))
+        a.id in ("", b.id)
+        and a.name == b.name
+        and (a.arguments == b.arguments or _meaning(a.arguments) == _meaning(b.arguments))
         for a, b in zip(theirs, ours, strict=True)
     )
 

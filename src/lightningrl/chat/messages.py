@@ -1,4 +1,6 @@
-"""What is said in a conversation, whatever wire format it came in: one shape for all dialects, all templates and the tree."""
+"""What is said in a conversation, whatever wire format it came in: one shape for all dialects, all templates and the
+tree.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +37,9 @@ class Message:
     reply_id: str | None = None
     """The call of ours that said this, where the wire format tells; None: it does not."""
     ended: bool = False
-    """This turn of the assistant is over although it is the last one: the answer is a turn of its own, and does not go on with it."""
+    """This turn of the assistant is over although it is the last one: the answer is a turn of its own, and does not go
+    on with it.
+    """
 
 
 class Arguments(dict[str, Any]):
@@ -56,13 +60,19 @@ class Arguments(dict[str, Any]):
 
 
 def for_template(message: Message) -> dict[str, Any]:
-    """The dict that chat templates expect. Arguments that are a JSON object are handed on parsed, as templates apply `tojson`."""
+    """The dict that chat templates expect. Arguments that are a JSON object are handed on parsed, as templates apply
+    `tojson`.
+    """
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning:
         turn["reasoning_content"] = message.reasoning  # the name that templates read
     if message.tool_calls:
         turn["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _arguments(call.arguments)}}
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": _arguments(call.arguments)},
+            }
             for call in message.tool_calls
         ]
     if message.tool_call_id is not None:
@@ -73,7 +83,9 @@ def for_template(message: Message) -> dict[str, Any]:
 
 
 def folded(messages: Sequence[Message], *, keep_first: bool) -> list[Message]:
-    """System messages said by the user who speaks next, for templates that refuse them; with `keep_first` all but the very first."""
+    """System messages said by the user who speaks next, for templates that refuse them; with `keep_first` all but the
+    very first.
+    """
     turns: list[Message] = []
     held: list[str] = []
     for place, message in enumerate(messages):

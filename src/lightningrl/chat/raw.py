@@ -1,4 +1,6 @@
-"""Which earlier raw prompt does this one go on with? Completions have no messages: their history is text, or ids, that begins alike."""
+"""Which earlier raw prompt does this one go on with? Completions have no messages: their history is text, or ids, that
+begins alike.
+"""
 
 from dataclasses import dataclass, field
 
@@ -56,7 +58,9 @@ class RawHistory:
                 whole.append(Continued(raw=raw, place=start + size, reason=None))
                 left += [(child, start + size) for child in raw.after]
             elif isinstance(given, str) and raw.end and given.startswith(raw.text.removesuffix(raw.end), start):
-                ended.append(Continued(raw=raw, place=start + len(raw.text) - len(raw.end), reason=reasons.RAW_END_LEFT_OUT))
+                ended.append(
+                    Continued(raw=raw, place=start + len(raw.text) - len(raw.end), reason=reasons.RAW_END_LEFT_OUT)
+                )
         return max(whole or ended, key=lambda found: found.place, default=None)
 
     def add(self, call_id: str, *, prompt_ids: Ints, completion_ids: Ints) -> None:
@@ -67,7 +71,9 @@ class RawHistory:
         ended = len(completion_ids) > 0 and int(completion_ids[-1]) in self._template.stop_token_ids
         cut = len(prompt_ids) - start
         delta = ids[start:].copy()
-        text = self._template.decode(delta[:cut].tolist(), control=True) + self._template.decode(completion_ids.tolist(), control=True)
+        text = self._template.decode(delta[:cut].tolist(), control=True) + self._template.decode(
+            completion_ids.tolist(), control=True
+        )
         end = self._template.token_text(int(completion_ids[-1])) if ended else ""
         raw = Raw(call_id=call_id, before=before, delta=delta, text=text, end=end)
         (self._roots if before is None else before.after).append(raw)

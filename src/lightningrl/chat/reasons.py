@@ -1,4 +1,6 @@
-"""Why was a prompt not bridged, or only partly? Every reason that `Call.capture_reason` may have then; docs/token-exact.md explains each."""
+"""Why was a prompt not bridged, or only partly? Every reason that `Call.capture_reason` may have then;
+docs/token-exact.md explains each.
+"""
 
 TOOLS_CHANGED = "the tools have changed"
 HISTORY_DROPPED = "earlier messages have been dropped"

@@ -26,18 +26,24 @@ class BadConversation(UserError):
 
 
 def compiled(source: str, *, verbatim: bool = False) -> Template:
-    """A template; `verbatim` writes the arguments of tool calls as the model wrote them, where others write the JSON that it means."""
+    """A template; `verbatim` writes the arguments of tool calls as the model wrote them, where others write the JSON
+    that it means.
+    """
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
     environment.filters["tojson"] = _tojson_verbatim if verbatim else _tojson
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = _now
     template = environment.from_string(source)
-    template.globals = dict(template.globals)  # each rendering copies it, and a chain of maps costs five times as much to copy
+    template.globals = dict(
+        template.globals
+    )  # each rendering copies it, and a chain of maps costs five times as much to copy
     return template
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Finds `message.role` in a dict without asking for an attribute first, which would raise: half the cost of a short conversation."""
+    """Finds `message.role` in a dict without asking for an attribute first, which would raise: half the cost of a short
+    conversation.
+    """
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if type(obj) is not dict or attribute in OF_ALL_DICTS:
@@ -46,20 +52,34 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}` marks, in templates made for supervised training, what the assistant says: here just text."""
+    """`{% generation %}…{% endgeneration %}` marks, in templates made for supervised training, what the assistant says:
+    here just text.
+    """
 
-    tags = {"generation"}  # noqa: RUF012 - jinja2 wants it so
+    tags = {"generation"}
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _tojson(value: object, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False) -> str:
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _tojson_verbatim(value: object, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False) -> str:
+def _tojson_verbatim(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
     texts: list[str] = []
 
     def hold(text: str) -> str:

@@ -1,4 +1,5 @@
-"""What has been asked and answered so far? Conversations as a tree: a node for each, an edge for each message, answers of ours beside them.
+"""What has been asked and answered so far? Conversations as a tree: a node for each, an edge for each message, answers
+of ours beside them.
 
 Nothing is held twice: a node has one message, and an answer only the ids that no earlier answer has.
 """
@@ -62,8 +63,9 @@ class Served:
     sampled: int
     """Length of the answer [C]."""
     open_text: str | None
-    """The text of an answer whose turn has not ended, a stop string that was left out included: a message that begins with it goes on with that
-    turn. (Without thoughts, and without white space in front.) None: its turn has ended, it has tool calls, or no text.
+    """The text of an answer whose turn has not ended, a stop string that was left out included: a message that begins
+    with it goes on with that turn. (Without thoughts, and without white space in front.) None: its turn has ended, it
+    has tool calls, or no text.
     """
 
     def ids(self) -> Ints:

@@ -1,8 +1,9 @@
 """What does the template say after an answer? The text from the end of that turn to where the model is to speak again.
 
-It is cut out of a rendering that has a mark in place of the answer, so it does not matter how the template writes answers into a history
-(trimmed, without their thoughts). For most templates it is the same whatever came before. Where that has been shown, once for every kind of
-tail, only the tail is rendered: the work of a request then does not grow with its history.
+It is cut out of a rendering that has a mark in place of the answer, so it does not matter how the template writes
+answers into a history (trimmed, without their thoughts). For most templates it is the same whatever came before. Where
+that has been shown, once for every kind of tail, only the tail is rendered: the work of a request then does not grow
+with its history.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,9 @@ MOST_SHAPES = 512
 USER = Message(role="user", content="x")
 SYSTEM = Message(role="system", content="s")
 REPLY = Message(role="assistant", content="y")
-CALL = Message(role="assistant", content="", tool_calls=(ToolCall(id="call_0123456789", name="look", arguments='{"at": 1}'),))
+CALL = Message(
+    role="assistant", content="", tool_calls=(ToolCall(id="call_0123456789", name="look", arguments='{"at": 1}'),)
+)
 RESULT = Message(role="tool", content="z", tool_call_id="call_0123456789", name="look")
 
 
@@ -62,9 +65,19 @@ class Suffixes:
         self._template = template
         self._needs: dict[Shape, _Needs] = {}
 
-    def after(self, answer: Message, tail: Sequence[Message], *, head: Sequence[Message], tools: Tools, begun: bool, rest: str = "") -> list[int]:
-        """The ids from the end of the turn of `answer`, which was given to `head`, on; `begun` as in `ChatTemplate.opened`. `rest` is the end of
-        its text that was not sampled: its ids come first. Raises `Doubt`, or `BadConversation`.
+    def after(
+        self,
+        answer: Message,
+        tail: Sequence[Message],
+        *,
+        head: Sequence[Message],
+        tools: Tools,
+        begun: bool,
+        rest: str = "",
+    ) -> list[int]:
+        """The ids from the end of the turn of `answer`, which was given to `head`, on; `begun` as in
+        `ChatTemplate.opened`. `rest` is the end of its text that was not sampled: its ids come first. Raises `Doubt`,
+        or `BadConversation`.
         """
         needs = self._needs_of(answer, tail, tools)
         found = None
@@ -78,9 +91,13 @@ class Suffixes:
             raise Doubt(reasons.END_JOINED)
         return [*self._template.encode(between), *ids] if between else ids
 
-    def _in_full(self, head: Sequence[Message], answer: Message, tail: Sequence[Message], tools: Tools, *, begun: bool, rest: str) -> tuple[str, str]:
+    def _in_full(
+        self, head: Sequence[Message], answer: Message, tail: Sequence[Message], tools: Tools, *, begun: bool, rest: str
+    ) -> tuple[str, str]:
         whole = self._template.opened([*head, answer, *tail], tools=tools, begun=begun)
-        cut = self._template.after(self._template.opened([*head, _stand_in(answer, rest), *tail], tools=tools, begun=begun))
+        cut = self._template.after(
+            self._template.opened([*head, _stand_in(answer, rest), *tail], tools=tools, begun=begun)
+        )
         if cut is None:
             raise Doubt(reasons.NO_TURN_END)
         found = _as_said(cut, answer, rest)
@@ -102,7 +119,9 @@ class Suffixes:
         return found
 
     def _shown(self, answer: Message, tail: Sequence[Message], tools: Tools) -> _Needs:
-        """Render the tail after histories and answers of every kind. A history that the template refuses by itself shows nothing."""
+        """Render the tail after histories and answers of every kind. A history that the template refuses by itself
+        shows nothing.
+        """
         echo = replace(tail[0], role="user", tool_call_id=None) if tail else USER
         histories = [
             [USER],
@@ -139,16 +158,22 @@ class Suffixes:
         rest: str = "",
         spoken: Message | None = None,
     ) -> tuple[str, str] | None:
-        """`spoken` has a mark, in place of a stand-in of `answer`. None: there is something about it that the whole history has to decide."""
+        """`spoken` has a mark, in place of a stand-in of `answer`. None: there is something about it that the whole
+        history has to decide.
+        """
         try:
-            cut = self._template.after(self._template.text([*history, spoken or _stand_in(answer, rest), *tail], tools=tools))
+            cut = self._template.after(
+                self._template.text([*history, spoken or _stand_in(answer, rest), *tail], tools=tools)
+            )
         except BadConversation:
             return None
         return None if cut is None else _as_said(cut, answer, rest)
 
 
 def _as_said(cut: tuple[str, str], answer: Message, rest: str) -> tuple[str, str] | None:
-    """`cut` as `after` of a `Renderer` gives it. `rest` as the template writes it and what follows; None if the template writes something else."""
+    """`cut` as `after` of a `Renderer` gives it. `rest` as the template writes it and what follows; None if the
+    template writes something else.
+    """
     between, text = cut
     if answer.tool_calls:
         return "", text
@@ -158,7 +183,9 @@ def _as_said(cut: tuple[str, str], answer: Message, rest: str) -> tuple[str, str
 
 
 def _stand_in(answer: Message, rest: str = "") -> Message:
-    """An answer that is nothing but marks (and the rest), with the same calls of the same tools: results are matched to them."""
+    """An answer that is nothing but marks (and the rest), with the same calls of the same tools: results are matched to
+    them.
+    """
     if not answer.tool_calls:
         return Message(role="assistant", content=MARK + rest)
     *others, last = answer.tool_calls
@@ -169,5 +196,8 @@ def _stand_in(answer: Message, rest: str = "") -> Message:
 def _shape(answer: Message, tail: Sequence[Message], tools: Tools) -> Shape:
     """What a template may tell apart, besides the texts."""
     called = {call.id for call in answer.tool_calls}
-    kinds = [(message.role, message.name is None, message.tool_call_id is None, message.tool_call_id in called) for message in tail]
+    kinds = [
+        (message.role, message.name is None, message.tool_call_id is None, message.tool_call_id in called)
+        for message in tail
+    ]
     return (min(len(called), 2), bool(answer.content), bool(tools), *kinds)

@@ -1,4 +1,5 @@
-"""How does a model read a conversation? Its folder's tokenizer and chat template, run with `tokenizers` and `jinja2`: no torch, no model.
+"""How does a model read a conversation? Its folder's tokenizer and chat template, run with `tokenizers` and `jinja2`:
+no torch, no model.
 
 messages + tools → `opened` → `encode` → ids → engine → ids → `detokenizer` → text.
 """
@@ -35,19 +36,28 @@ SHORT = 64
 class ChatTemplate:
     """The tokenizer and chat template of one model."""
 
-    def __init__(self, tokenizer: Tokenizer, template: str, *, special: Mapping[str, str], eos_ids: Sequence[int] = ()) -> None:
-        """`special` are the names a template may use, such as `bos_token`; `eos_ids` end a completion besides the turn end."""
+    def __init__(
+        self, tokenizer: Tokenizer, template: str, *, special: Mapping[str, str], eos_ids: Sequence[int] = ()
+    ) -> None:
+        """`special` are the names a template may use, such as `bos_token`; `eos_ids` end a completion besides the turn
+        end.
+        """
         self._tokenizer = tokenizer
         self._encoder = Encoder(tokenizer)
         self.encode, self.encode_long = self._encoder.encode, self._encoder.encode_long
         """Text → ids."""
-        self._looks_back = not isinstance(tokenizer.decoder, decoders.ByteLevel)  # bytes are put behind each other, whatever they are
+        self._looks_back = not isinstance(
+            tokenizer.decoder, decoders.ByteLevel
+        )  # bytes are put behind each other, whatever they are
         added = tokenizer.get_added_tokens_decoder()
         self._added = frozenset(added)
         self._control_texts: dict[str, tuple[str, ...]] = {}
         for token in added.values():  # by their first character
             if token.special:  # others are text, such as what closes a tool call
-                self._control_texts[token.content[:1]] = (*self._control_texts.get(token.content[:1], ()), token.content)
+                self._control_texts[token.content[:1]] = (
+                    *self._control_texts.get(token.content[:1], ()),
+                    token.content,
+                )
         self._special = dict(special)
         self._source = template
         try:
@@ -58,7 +68,9 @@ class ChatTemplate:
             last = self._after_answer([])
             followed = self._after_answer([{"role": "user", "content": "x"}])
         except Exception as error:  # a template may raise anything
-            raise UserError(f"the chat template cannot render a plain conversation: {error}", hint="mend chat_template.jinja") from error
+            raise UserError(
+                f"the chat template cannot render a plain conversation: {error}", hint="mend chat_template.jinja"
+            ) from error
         history_end = self._added_first(followed)
         self.turn_end_id = next((token_id for token_id in self.encode(last) if self.is_added(token_id)), None)
         if self.turn_end_id is None and history_end in eos_ids:
@@ -80,14 +92,21 @@ class ChatTemplate:
         """Read `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja` of a Hugging Face folder."""
         folder = Path(folder)
         if not (folder / "tokenizer.json").is_file():
-            raise UserError(f"`{folder}` has no tokenizer.json", hint="save the model's tokenizer there with `AutoTokenizer…save_pretrained`")
+            raise UserError(
+                f"`{folder}` has no tokenizer.json",
+                hint="save the model's tokenizer there with `AutoTokenizer…save_pretrained`",
+            )
         config = _json(folder / "tokenizer_config.json")
         template = _template_text(folder, config)
         if not template:
             hint = "use an instruction-tuned model, or put a chat_template.jinja into the folder"
             raise UserError(f"`{folder}` has no chat template", hint=hint)
         tokenizer = _tokenizer(folder / "tokenizer.json")
-        special = {name: _token(config[name]) for name in ("bos_token", "eos_token", "pad_token", "unk_token") if config.get(name)}
+        special = {
+            name: _token(config[name])
+            for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+            if config.get(name)
+        }
         listed = _json(folder / "generation_config.json").get("eos_token_id") or []
         eos = [tokenizer.token_to_id(special["eos_token"])] if "eos_token" in special else []
         eos += listed if isinstance(listed, list) else [listed]
@@ -105,22 +124,32 @@ class ChatTemplate:
             return "none"
         return "begun" if self.traits.opens_thought else "may"
 
-    def text(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = (), open_turn: bool = True) -> str:
+    def text(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = (), open_turn: bool = True
+    ) -> str:
         """The conversation as the template renders it; with `open_turn` it ends where the assistant's next turn begins."""
         return self._render(self._turns(messages), tools, open_turn)
 
-    def opened(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = (), begun: bool = False) -> str:
-        """The conversation up to where the model is to speak: in a turn of its own or, if it is `begun`, in the middle of the last one."""
+    def opened(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = (), begun: bool = False
+    ) -> str:
+        """The conversation up to where the model is to speak: in a turn of its own or, if it is `begun`, in the middle
+        of the last one.
+        """
         if not begun:
             return self.text(messages, tools=tools)
         last = messages[-1]
         marked = self.text([*messages[:-1], replace(last, content=last.content + MARK)], tools=tools, open_turn=False)
         before, found, _ = marked.rpartition(MARK)
         if not found:
-            raise BadConversation("the model's chat template does not show the last message, which the answer is to go on with")
+            raise BadConversation(
+                "the model's chat template does not show the last message, which the answer is to go on with"
+            )
         return before
 
-    def render(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = (), begun: bool = False) -> list[int]:
+    def render(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = (), begun: bool = False
+    ) -> list[int]:
         """The ids of `opened`."""
         text = self.opened(messages, tools=tools, begun=begun)
         cut = text.find(self.turn_end) if self._cuts else -1
@@ -129,7 +158,9 @@ class ChatTemplate:
         return [*self._encoder.encode_start(text[:cut]), *self.encode(text[cut:])]
 
     def after(self, marked: str) -> tuple[str, str] | None:
-        """Of a rendering with a mark in an answer: what stands between the mark and the end of that turn, and all from this end on."""
+        """Of a rendering with a mark in an answer: what stands between the mark and the end of that turn, and all from
+        this end on.
+        """
         _, shown, rest = marked.rpartition(MARK)
         if not shown:
             return None
@@ -139,8 +170,11 @@ class ChatTemplate:
             cut = 0  # whatever token it is that comes next: nothing stands in between
         return None if cut < 0 else (rest[:cut], rest[cut:])
 
-    def answer_ids(self, message: Message, *, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        """What a model that was asked `messages` would have had to sample to say `message`, the end of its turn included.
+    def answer_ids(
+        self, message: Message, *, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        """What a model that was asked `messages` would have had to sample to say `message`, the end of its turn
+        included.
 
         Text and the arguments of tool calls come out byte for byte.
         """
@@ -149,7 +183,9 @@ class ChatTemplate:
         return self.encode(said) + ([] if end is None else [end])
 
     def decode(self, token_ids: Sequence[int], *, control: bool = False) -> str:
-        """The text of ids, control tokens left out unless `control` asks for them. Other threads run while many ids are decoded."""
+        """The text of ids, control tokens left out unless `control` asks for them. Other threads run while many ids are
+        decoded.
+        """
         if len(token_ids) > LONG:
             return self._tokenizer.decode_batch([token_ids], skip_special_tokens=not control)[0]
         return self._tokenizer.decode(token_ids, skip_special_tokens=not control)
@@ -166,7 +202,9 @@ class ChatTemplate:
         return Detokenizer(partial(self._tokenizer.decode, skip_special_tokens=True), looks_back=self._looks_back)
 
     def _said(self, message: Message, tools: Sequence[Mapping[str, Any]]) -> str:
-        """The answer as the template writes it into a history, without the end of the turn, given what the generation prompt has said."""
+        """The answer as the template writes it into a history, without the end of the turn, given what the generation
+        prompt has said.
+        """
         marks = {f"{MARK}-content-": message.content, f"{MARK}-reasoning-": message.reasoning}
         content, reasoning = (mark if text else "" for mark, text in marks.items())
         if not message.tool_calls:
@@ -185,7 +223,11 @@ class ChatTemplate:
             return self._spelled(message, message.content)  # e.g. several calls where the template knows one at a time
         if not whole.startswith(prompt):
             raise BadConversation("the model's chat template renders an answer in another way than it asks for one")
-        said = self._without_end(whole.removeprefix(prompt)) if message.tool_calls or not content else _up_to(whole.removeprefix(prompt), content)
+        said = (
+            self._without_end(whole.removeprefix(prompt))
+            if message.tool_calls or not content
+            else _up_to(whole.removeprefix(prompt), content)
+        )
         said = self._with_thought(said, reasoning).removeprefix(self.traits.opening)
         if content and content not in said and self.traits.tool_format.spelling == "hermes":
             said = f"{content}\n{said}"
@@ -194,7 +236,9 @@ class ChatTemplate:
         return said
 
     def _with_thought(self, said: str, reasoning: str) -> str:
-        """An answer that begins with a thought where one was asked for or given; templates tend to leave out those of the past."""
+        """An answer that begins with a thought where one was asked for or given; templates tend to leave out those of
+        the past.
+        """
         if self.traits.think is None or not (reasoning or self.traits.opens_thought):
             return said
         begin, end = self.traits.think
@@ -210,7 +254,11 @@ class ChatTemplate:
         """Tool calls in letters of ours, for a template that shows none."""
         form = self.traits.tool_format
         between = f"{form.end}; {form.begin}" if form.between is None else form.between
-        written = form.begin + between.join(f"{call.name}{form.middle}{call.arguments or '{}'}" for call in message.tool_calls) + form.end
+        written = (
+            form.begin
+            + between.join(f"{call.name}{form.middle}{call.arguments or '{}'}" for call in message.tool_calls)
+            + form.end
+        )
         return f"{content}\n{written}" if content else written
 
     def _prefilled(self, message: Message) -> str:
@@ -219,7 +267,9 @@ class ChatTemplate:
     def _without_end(self, text: str) -> str:
         """Cut where the turn ends. (Arguments may contain anything, so without a mark it is the last end that counts.)"""
         start = text.rfind(f"{MARK}-")
-        places = [place for end in self._ends if (place := text.find(end, start) if start >= 0 else text.rfind(end)) >= 0]
+        places = [
+            place for end in self._ends if (place := text.find(end, start) if start >= 0 else text.rfind(end)) >= 0
+        ]
         return text[: min(places)] if places else text.rstrip("\n")
 
     @cached_property
@@ -231,7 +281,9 @@ class ChatTemplate:
         traits = self.traits
         if not traits.shows_results:
             messages = [self._spoken(message) for message in messages]
-        if traits.system != "anywhere" and any(message.role in ("system", "developer") for message in messages[traits.system == "first" :]):
+        if traits.system != "anywhere" and any(
+            message.role in ("system", "developer") for message in messages[traits.system == "first" :]
+        ):
             messages = folded([self._adapted(message) for message in messages], keep_first=traits.system == "first")
         if not traits.users_in_a_row:
             messages = merged(messages)
@@ -254,24 +306,40 @@ class ChatTemplate:
             message = replace(message, tool_calls=calls, tool_call_id=None if answered is None else _short(answered))
         return message
 
-    def _render(self, turns: list[Turn], tools: Sequence[Mapping[str, Any]], open_turn: bool, *, template: Template | None = None) -> str:
+    def _render(
+        self,
+        turns: list[Turn],
+        tools: Sequence[Mapping[str, Any]],
+        open_turn: bool,
+        *,
+        template: Template | None = None,
+    ) -> str:
         try:
             return self._run(turns, tools, open_turn, template=template)
         except Exception as error:
             raise BadConversation(f"the model's chat template refuses these messages: {error}") from error
 
-    def _run(self, turns: list[Turn], tools: Sequence[Mapping[str, Any]], open_turn: bool, *, template: Template | None = None) -> str:
+    def _run(
+        self,
+        turns: list[Turn],
+        tools: Sequence[Mapping[str, Any]],
+        open_turn: bool,
+        *,
+        template: Template | None = None,
+    ) -> str:
         chosen = self._template if template is None else template
         if self._in_parts:
             turns = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in turns]
-        return chosen.render(messages=turns, tools=list(tools) or None, add_generation_prompt=open_turn, **self._special)
+        return chosen.render(
+            messages=turns, tools=list(tools) or None, add_generation_prompt=open_turn, **self._special
+        )
 
     def _shows_text(self) -> bool:
         """False: content has to come in parts, as models that also see images have it."""
         self._in_parts = False
         try:
             return MARK in self._run([{"role": "user", "content": MARK}], (), True)
-        except Exception:  # noqa: BLE001 - a template may raise anything
+        except Exception:
             return False
 
     def _after_answer(self, tail: list[Turn]) -> str:

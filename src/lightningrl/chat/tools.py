@@ -93,9 +93,13 @@ def overlap(text: str, marker: str) -> int:
 
 
 def recognised(text: str, *, mark: str, count: int) -> ToolFormat | None:
-    """The format in which `text` has `count` calls, whose names and only keys are `mark` and their number; None if it is not read here."""
+    """The format in which `text` has `count` calls, whose names and only keys are `mark` and their number; None if it
+    is not read here.
+    """
     names = [f"{mark}{place}" for place in range(count)]
-    arguments = [re.search(r"\{\s*\"" + name + r"\"\s*:\s*" + str(place) + r"\s*\}", text) for place, name in enumerate(names)]
+    arguments = [
+        re.search(r"\{\s*\"" + name + r"\"\s*:\s*" + str(place) + r"\s*\}", text) for place, name in enumerate(names)
+    ]
     first, last = arguments[0], arguments[-1]
     if first is None or last is None:
         return None

@@ -20,7 +20,11 @@ THINKING = (("<think>", "</think>"), ("<thinking>", "</thinking>"), ("<seed:thin
 USER: Turn = {"role": "user", "content": "x"}
 TOOL: dict[str, Any] = {
     "type": "function",
-    "function": {"name": "look", "description": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}},
+    "function": {
+        "name": "look",
+        "description": "look",
+        "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
+    },
 }
 
 SHORT_ID = 9
@@ -39,7 +43,9 @@ class Traits:
     """The generation prompt ends within a thought."""
     tool_format: ToolFormat
     reads_calls: bool
-    """The template writes tool calls in a spelling that is read here; False: it shows none, or writes them in another one."""
+    """The template writes tool calls in a spelling that is read here; False: it shows none, or writes them in another
+    one.
+    """
     shows_tools: bool
     """False: the prompt is the same whatever tools there are."""
     shows_results: bool
@@ -87,7 +93,9 @@ def _opening(prompt: str, think: tuple[str, str] | None) -> str:
 
 
 def _tool_format(render: Render, opening: str, think: tuple[str, str] | None) -> ToolFormat | None:
-    """The spelling of tool calls, from the rendering of two (or of one, where there may be only one at a time); None: it is not read here."""
+    """The spelling of tool calls, from the rendering of two (or of one, where there may be only one at a time); None:
+    it is not read here.
+    """
     for count in (2, 1):
         calls = [_call(str(place) * SHORT_ID, f"{MARK}{place}", {f"{MARK}{place}": place}) for place in range(count)]
         text = _attempt(render, [USER, {"role": "assistant", "content": "", "tool_calls": calls}], (TOOL,))
@@ -105,7 +113,11 @@ def _called(call_id: str) -> list[Turn]:
 
 
 def _call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": Arguments(arguments, json.dumps(arguments))}}
+    return {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": name, "arguments": Arguments(arguments, json.dumps(arguments))},
+    }
 
 
 def _can(render: Render, turns: list[Turn]) -> bool:
@@ -116,9 +128,11 @@ def _shows(render: Render, turns: list[Turn]) -> bool:
     return MARK in (_attempt(render, turns, ()) or "")
 
 
-def _attempt(render: Render, turns: list[Turn], tools: Sequence[Mapping[str, Any]], *, open_turn: bool = False) -> str | None:
+def _attempt(
+    render: Render, turns: list[Turn], tools: Sequence[Mapping[str, Any]], *, open_turn: bool = False
+) -> str | None:
     """None: the template refuses."""
     try:
         return render(turns, tools, open_turn)
-    except Exception:  # noqa: BLE001 - a template may raise anything
+    except Exception:
         return None

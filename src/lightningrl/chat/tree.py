@@ -1,9 +1,10 @@
 """Which earlier call does this request continue? One tree per attempt keeps history token-exact.
 
 messages → the longest served call whose conversation they repeat → its exact ids + newly rendered suffix → `Prompt`.
-What came back from the agent is compared with what *we* answered (reply ids, tool-call ids, content, arguments by meaning), never tokenised
-again: sampled tokens are seldom the ones a tokenizer would choose for their text. When in any doubt, everything is rendered afresh, and why is
-kept. docs/token-exact.md has the whole table of decisions.
+What came back from the agent is compared with what *we* answered (reply ids, tool-call ids, content, arguments by
+meaning), never tokenised
+again: sampled tokens are seldom the ones a tokenizer would choose for their text. When in any doubt, everything is
+rendered afresh, and why is kept. docs/token-exact.md has the whole table of decisions.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,18 @@ import msgspec
 import numpy as np
 
 from lightningrl.chat import reasons
-from lightningrl.chat.matching import Step, gist, gists, is_result, is_subsequence, repeats, results, same_thoughts, step, tools_key
+from lightningrl.chat.matching import (
+    Step,
+    gist,
+    gists,
+    is_result,
+    is_subsequence,
+    repeats,
+    results,
+    same_thoughts,
+    step,
+    tools_key,
+)
 from lightningrl.chat.messages import Message
 from lightningrl.chat.raw import RawHistory
 from lightningrl.chat.served import Node, Served
@@ -35,7 +47,9 @@ class Place:
     node: Node
     """The conversation it is given in."""
     begun: tuple[Node, Message] | None
-    """Set if the answer goes on with a message that the client has begun: the conversation before that message, and the message."""
+    """Set if the answer goes on with a message that the client has begun: the conversation before that message, and the
+    message.
+    """
     within: bool | None
     """As `Prompt.reasoning`."""
     base: Served | None
@@ -87,7 +101,9 @@ class ConversationTree:
     """The conversations of one attempt."""
 
     def __init__(self, template: ChatTemplate, *, history: Literal["exact", "template"] = "exact") -> None:
-        """`exact`: what was sampled stays in the prompt. `template`: prompts are what the template makes of the messages, as in deployment."""
+        """`exact`: what was sampled stays in the prompt. `template`: prompts are what the template makes of the
+        messages, as in deployment.
+        """
         self._template = template
         self._history = history
         self._raw = RawHistory(template)
@@ -154,7 +170,9 @@ class ConversationTree:
         return tool_call_id in self._by_tool_call
 
     def prompt_raw(self, prompt: str | tuple[int, ...]) -> Prompt:
-        """The ids to read for a prompt that no template is applied to: those of an earlier one and its answer, if it begins with both."""
+        """The ids to read for a prompt that no template is applied to: those of an earlier one and its answer, if it
+        begins with both.
+        """
         found = self._raw.find(prompt)
         start = 0 if found is None or found.reason is not None else found.place
         rest = np.array(self._template.encode(prompt[start:]) if isinstance(prompt, str) else prompt[start:], np.int32)
@@ -208,14 +226,18 @@ class ConversationTree:
         return walk if closed is messages else self._begun(walk, messages[-1], at=len(closed))
 
     def _begins_an_answer(self, messages: Sequence[Message]) -> bool:
-        """Is the model to go on with the last message? Not with what it has said to the end, wherever in this attempt that was."""
+        """Is the model to go on with the last message? Not with what it has said to the end, wherever in this attempt
+        that was.
+        """
         if not may_be_begun(messages):
             return False
         known = self._by_content.get(messages[-1].content.strip())
         return known is None or not self._ended(known)
 
     def _begun(self, walk: _Walk, last: Message, *, at: int) -> _Walk:
-        """The last message is the assistant's: an answer of ours that has ended, one that is to go on, or the client's beginning of one."""
+        """The last message is the assistant's: an answer of ours that has ended, one that is to go on, or the client's
+        beginning of one.
+        """
         node = walk.place.node
         same = self._match(node, last)
         if same is not None:
@@ -235,8 +257,8 @@ class ConversationTree:
         return tags is not None and begun.rfind(tags[0]) > begun.rfind(tags[1])
 
     def _match(self, node: Node, message: Message) -> Served | None:
-        """The answer that `message` repeats. Of several that read alike: the one the client names, or else the one with the smallest ids, so that
-        it is always the same one.
+        """The answer that `message` repeats. Of several that read alike: the one the client names, or else the one with
+        the smallest ids, so that it is always the same one.
         """
         if len(node.answers) == 1 and repeats(message, node.answers[0][0]):
             return node.answers[0][1]
@@ -246,8 +268,12 @@ class ConversationTree:
         return min(same, key=_preference(message), default=None)
 
     def _continued(self, node: Node, message: Message) -> tuple[Served, str] | None:
-        """The longest answer with which `message` provably begins although its turn had not ended, and the text that the client has put behind it."""
-        whole = [served for said, served in node.answers if said is served.answer]  # no parts of answers that a client has begun
+        """The longest answer with which `message` provably begins although its turn had not ended, and the text that
+        the client has put behind it.
+        """
+        whole = [
+            served for said, served in node.answers if said is served.answer
+        ]  # no parts of answers that a client has begun
         found = [(served, rest) for served in whole if (rest := self._behind(served, message)) is not None]
         prefer = _preference(message)
         return min(found, key=lambda pair: (len(pair[1]), *prefer(pair[0])), default=None)
@@ -255,7 +281,12 @@ class ConversationTree:
     def _behind(self, served: Served, message: Message) -> str | None:
         """The text of `message` behind all that was sampled, a stop string included; None: it does not begin with that."""
         said = message.content.lstrip()
-        if served.open_text is None or message.tool_calls or not said.startswith(served.open_text) or not same_thoughts(message, served.answer):
+        if (
+            served.open_text is None
+            or message.tool_calls
+            or not said.startswith(served.open_text)
+            or not same_thoughts(message, served.answer)
+        ):
             return None
         return said[len(served.open_text) :]
 
@@ -267,7 +298,11 @@ class ConversationTree:
 
     def _open_text(self, answer: Message, sampled: list[int], *, begun: str) -> str | None:
         """`Served.open_text` of an answer, of which the client had `begun` the text."""
-        if answer.tool_calls or not answer.content.strip() or (sampled and sampled[-1] in self._template.stop_token_ids):
+        if (
+            answer.tool_calls
+            or not answer.content.strip()
+            or (sampled and sampled[-1] in self._template.stop_token_ids)
+        ):
             return None
         text = begun + self._template.decode(sampled)
         tags = self._template.traits.think
@@ -284,14 +319,20 @@ class ConversationTree:
         return served.open_text is not None and served.open_text.strip() != served.answer.content.strip()
 
     def _ours(self, message: Message) -> Served | None:
-        """The answer that `message` seems to be, wherever in this attempt it was given: told by a tool call's id, or by the text."""
-        known = next((self._by_tool_call[call.id] for call in message.tool_calls if call.id in self._by_tool_call), None)
+        """The answer that `message` seems to be, wherever in this attempt it was given: told by a tool call's id, or by
+        the text.
+        """
+        known = next(
+            (self._by_tool_call[call.id] for call in message.tool_calls if call.id in self._by_tool_call), None
+        )
         known = known or self._by_content.get(message.content.strip())
-        return known or next((served for served in reversed(self._stopped) if self._behind(served, message) is not None), None)
+        return known or next(
+            (served for served in reversed(self._stopped) if self._behind(served, message) is not None), None
+        )
 
     def _departs_from(self, messages: Sequence[Message], walk: _Walk) -> tuple[Served | None, str | None]:
-        """The last of our answers that stands in the messages after those that are spliced, and why it is not spliced: how the conversation that
-        it was given in differs.
+        """The last of our answers that stands in the messages after those that are spliced, and why it is not spliced:
+        how the conversation that it was given in differs.
         """
         for place in range(len(messages) - 1, walk.at, -1):
             message = messages[place]
@@ -307,14 +348,21 @@ class ConversationTree:
             return served, _difference(served.asked.path(), gists(messages[:place]))
         return walk.rewritten or (None, None)
 
-    def _rendered(self, messages: Sequence[Message], tools: Tools, *, place: Place, parent: Served | None, reason: str | None) -> Prompt:
+    def _rendered(
+        self, messages: Sequence[Message], tools: Tools, *, place: Place, parent: Served | None, reason: str | None
+    ) -> Prompt:
         ids = np.array(self._template.render(messages, tools=tools, begun=place.begun is not None), np.int32)
         if parent is None:
             return _prompt(ids, "rendered", None, place=place, parent=None, shared=0)
         return _prompt(ids, "forked", reason, place=place, parent=parent, shared=_shared(ids, parent.ids()))
 
-    def _as_deployed(self, messages: Sequence[Message], tools: Tools, *, place: Place, parent: Served, reason: str | None) -> Prompt:
-        ids, before = np.array(self._template.render(messages, tools=tools, begun=place.begun is not None), np.int32), parent.ids()
+    def _as_deployed(
+        self, messages: Sequence[Message], tools: Tools, *, place: Place, parent: Served, reason: str | None
+    ) -> Prompt:
+        ids, before = (
+            np.array(self._template.render(messages, tools=tools, begun=place.begun is not None), np.int32),
+            parent.ids(),
+        )
         shared = _shared(ids, before)
         if shared == len(before):
             return _prompt(ids, _bridged(reason), reason, place=place, parent=parent, shared=shared)
@@ -345,23 +393,43 @@ def _replaced(node: Node, message: Message) -> tuple[Served, str] | None:
     if not node.answers:
         return None
     said = message.content.strip()
-    extended = [served for ours, served in node.answers if not ours.tool_calls and (text := ours.content.strip()) and said.startswith(text)]
+    extended = [
+        served
+        for ours, served in node.answers
+        if not ours.tool_calls and (text := ours.content.strip()) and said.startswith(text)
+    ]
     return (extended[-1], reasons.ANSWER_EXTENDED) if extended else (node.answers[-1][1], reasons.ANSWER_REWRITTEN)
 
 
 def _preference(message: Message) -> Callable[[Served], tuple[bool, bytes]]:
-    """Of answers that read alike, the one that the client names comes first, then the one with the smallest ids, so that it is always the same."""
+    """Of answers that read alike, the one that the client names comes first, then the one with the smallest ids, so
+    that it is always the same.
+    """
     return lambda served: (served.call_id != message.reply_id, served.completion().tobytes())
 
 
-def _prompt(ids: Ints, capture: PromptCapture, reason: str | None, *, place: Place, parent: Served | None, shared: int) -> Prompt:
+def _prompt(
+    ids: Ints, capture: PromptCapture, reason: str | None, *, place: Place, parent: Served | None, shared: int
+) -> Prompt:
     key = replace(place, base=parent, shared=shared)
     parent_id = None if parent is None else parent.call_id
-    return Prompt(ids=ids, capture=capture, reason=reason, parent_call_id=parent_id, shared=shared, reasoning=place.within, key=key)
+    return Prompt(
+        ids=ids,
+        capture=capture,
+        reason=reason,
+        parent_call_id=parent_id,
+        shared=shared,
+        reasoning=place.within,
+        key=key,
+    )
 
 
-def _raw_prompt(ids: Ints, capture: PromptCapture, *, reason: str | None = None, parent: str | None = None, shared: int = 0) -> Prompt:
-    return Prompt(ids=ids, capture=capture, reason=reason, parent_call_id=parent, shared=shared, reasoning=False, key=None)
+def _raw_prompt(
+    ids: Ints, capture: PromptCapture, *, reason: str | None = None, parent: str | None = None, shared: int = 0
+) -> Prompt:
+    return Prompt(
+        ids=ids, capture=capture, reason=reason, parent_call_id=parent, shared=shared, reasoning=False, key=None
+    )
 
 
 def _joined(begun: Message, answer: Message) -> Message:

@@ -1,4 +1,5 @@
-"""The command line: `lightningrl demo | new | warmstart | train | eval | run | rollouts | show | health | doctor | settings`.
+"""The command line: `lightningrl demo | new | warmstart | train | eval | run | rollouts | show | health | doctor |
+settings`.
 
 Errors a person can mend end with exit code 2 and a hint.
 """
@@ -20,18 +21,28 @@ from lightningrl.cli.stop import Interrupted, listening
 from lightningrl.config import Config, dump_config, load_config
 from lightningrl.errors import LightningError, Stopped, UserError
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
+)
 
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings over the recipe's, e.g. `trainer.learning_rate=1e-4`.")
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Settings over the recipe's, e.g. `trainer.learning_rate=1e-4`."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object last on stdout; everything else goes to stderr.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object last on stdout; everything else goes to stderr.")
+]
 RunDir = Annotated[Path | None, typer.Option("--run-dir", help="The run's folder. Default: a new one under `runs/`.")]
 Checkpoint = Annotated[
-    str | None, typer.Option("--checkpoint", help="A model folder, a run's, or `URL#model` of a server. Default: the recipe's `model.path`.")
+    str | None,
+    typer.Option(
+        "--checkpoint", help="A model folder, a run's, or `URL#model` of a server. Default: the recipe's `model.path`."
+    ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved settings and stop.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was cut off: `--run-dir`, or the newest of this recipe.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with a run that was cut off: `--run-dir`, or the newest of this recipe.")
+]
 
 
 def _print_version(wanted: bool) -> None:
@@ -42,7 +53,9 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback(help=lightningrl.__doc__)
 def options(
-    version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and stop.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and stop.")
+    ] = False,
 ) -> None:
     """What may stand before a command."""
 
@@ -61,7 +74,9 @@ def demo(overrides: Overrides = None, run_dir: RunDir = None, as_json: Json = Fa
 
 
 @app.command()
-def new(folder: Annotated[Path, typer.Argument(help="A folder to make; its name is the agent's.")], as_json: Json = False) -> None:
+def new(
+    folder: Annotated[Path, typer.Argument(help="A folder to make; its name is the agent's.")], as_json: Json = False
+) -> None:
     """Begin an agent of your own: a folder that learns as it is, to be changed."""
     from lightningrl.cli.new import lay_out, show
 
@@ -76,12 +91,23 @@ def warmstart(
     recipe: Annotated[Path, typer.Argument(help="Path of a recipe.toml.")],
     overrides: Overrides = None,
     source: Annotated[
-        Path | None, typer.Option("--from", help="A JSONL file of conversations, or a run's folder, in place of what the recipe says.")
+        Path | None,
+        typer.Option(
+            "--from", help="A JSONL file of conversations, or a run's folder, in place of what the recipe says."
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="The folder to write. Default: `model.path`, below the recipe's folder.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="The folder to write. Default: `model.path`, below the recipe's folder."),
+    ] = None,
     seconds: Annotated[float, typer.Option("--seconds", help="Stop after this much time of training.")] = math.inf,
-    order: Annotated[int | None, typer.Option("--order", help="Seed of the order of the demonstrations. Default: the recipe's `seed`.")] = None,
-    threads: Annotated[int, typer.Option("--threads", help="With 1, weights are the same bit for bit on any number of cores.")] = 1,
+    order: Annotated[
+        int | None,
+        typer.Option("--order", help="Seed of the order of the demonstrations. Default: the recipe's `seed`."),
+    ] = None,
+    threads: Annotated[
+        int, typer.Option("--threads", help="With 1, weights are the same bit for bit on any number of cores.")
+    ] = 1,
     run_dir: RunDir = None,
     as_json: Json = False,
 ) -> None:
@@ -129,8 +155,12 @@ def evaluate(
     recipe: Annotated[Path, typer.Argument(help="Path of a recipe.toml.")],
     overrides: Overrides = None,
     checkpoint: Checkpoint = None,
-    against: Annotated[list[str] | None, typer.Option("--against", help="Another one, on the same tasks; may be repeated.")] = None,
-    key_env: Annotated[str, typer.Option("--key-env", help="Environment variable with the servers' key; empty: they need none.")] = "OPENAI_API_KEY",
+    against: Annotated[
+        list[str] | None, typer.Option("--against", help="Another one, on the same tasks; may be repeated.")
+    ] = None,
+    key_env: Annotated[
+        str, typer.Option("--key-env", help="Environment variable with the servers' key; empty: they need none.")
+    ] = "OPENAI_API_KEY",
     as_json: Json = False,
 ) -> None:
     """Measure a model, or any OpenAI-compatible server, on a recipe's held-out tasks."""
@@ -139,7 +169,10 @@ def evaluate(
     from lightningrl.cli.evaluate import evaluate as run
 
     config = _known(load_config(recipe, overrides or []))
-    found = run([contestant(config, what, key_env=key_env) for what in (checkpoint, *(against or ()))], console=make_console(stderr=as_json))
+    found = run(
+        [contestant(config, what, key_env=key_env) for what in (checkpoint, *(against or ()))],
+        console=make_console(stderr=as_json),
+    )
     if as_json:
         typer.echo(json.dumps(found.as_json()))
 
@@ -147,19 +180,39 @@ def evaluate(
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
     command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="Any program, and its arguments.")],
-    engine: Annotated[str | None, typer.Option("--engine", help="`pkg.module:attr` (a script or an engine), `embedded`, `vllm` or `relay`.")] = None,
-    model: Annotated[str | None, typer.Option("--model", help="A Hugging Face folder; for a script only its tokenizer and chat template.")] = None,
-    url: Annotated[list[str] | None, typer.Option("--url", help="Base URL of a server behind `vllm` or `relay`; may be repeated.")] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", help="`pkg.module:attr` (a script or an engine), `embedded`, `vllm` or `relay`."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="A Hugging Face folder; for a script only its tokenizer and chat template."),
+    ] = None,
+    url: Annotated[
+        list[str] | None, typer.Option("--url", help="Base URL of a server behind `vllm` or `relay`; may be repeated.")
+    ] = None,
     recipe: Annotated[Path | None, typer.Option("--recipe", help="Take settings from a recipe.toml.")] = None,
-    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting; may be repeated.")] = None,
-    route: Annotated[list[str] | None, typer.Option("--route", help="`model=checker,policy=frozen`; may be repeated.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting; may be repeated.")
+    ] = None,
+    route: Annotated[
+        list[str] | None, typer.Option("--route", help="`model=checker,policy=frozen`; may be repeated.")
+    ] = None,
     run_dir: RunDir = None,
     as_json: Json = False,
 ) -> None:
     """Run any command against a gateway of its own, and say what was captured."""
     from lightningrl.cli.run import RunOptions, run_command, show
 
-    options = RunOptions(engine=engine, model=model, urls=url or [], recipe=recipe, overrides=overrides or [], routes=route or [], run_dir=run_dir)
+    options = RunOptions(
+        engine=engine,
+        model=model,
+        urls=url or [],
+        recipe=recipe,
+        overrides=overrides or [],
+        routes=route or [],
+        run_dir=run_dir,
+    )
     captured = run_command(command, options)
     show(captured, make_console(stderr=True))
     if as_json:
@@ -170,14 +223,24 @@ def run(
 @app.command()
 def rollouts(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run, or its store.sqlite.")],
-    reward: Annotated[str | None, typer.Option("--reward", metavar="N", help="Only with this reward, e.g. `0`, or in a range, `0..0.5`.")] = None,
+    reward: Annotated[
+        str | None,
+        typer.Option("--reward", metavar="N", help="Only with this reward, e.g. `0`, or in a range, `0..0.5`."),
+    ] = None,
     failed: Annotated[bool, typer.Option("--failed", help="Only those that failed: no attempt was accepted.")] = False,
     task: Annotated[str, typer.Option("--task", metavar="TEXT", help="Only with this text in the task.")] = "",
-    step: Annotated[int | None, typer.Option("--step", min=1, help="Only of this training step; the first is 1.")] = None,
+    step: Annotated[
+        int | None, typer.Option("--step", min=1, help="Only of this training step; the first is 1.")
+    ] = None,
     split: Annotated[str | None, typer.Option("--split", help="Only of this split, e.g. `train` or `heldout`.")] = None,
-    report: Annotated[bool, typer.Option("--report", help="Also say how calls were captured, and why. Reads every call.")] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="Also say how calls were captured, and why. Reads every call.")
+    ] = False,
     limit: Annotated[int, typer.Option("--limit", min=0, help="Show the latest N rollouts; 0: all.")] = 40,
-    before: Annotated[str | None, typer.Option("--before", metavar="ROLLOUT", help="Only those enqueued before this one: the next page.")] = None,
+    before: Annotated[
+        str | None,
+        typer.Option("--before", metavar="ROLLOUT", help="Only those enqueued before this one: the next page."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Find rollouts and see how they went, also while the run is going on."""
@@ -194,9 +257,16 @@ def rollouts(
 def show(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run, or its store.sqlite.")],
     rollout: Annotated[
-        str | None, typer.Argument(metavar="ROLLOUT", help="Its id, or how only this id begins. Default: the latest that did worse than its group.")
+        str | None,
+        typer.Argument(
+            metavar="ROLLOUT",
+            help="Its id, or how only this id begins. Default: the latest that did worse than its group.",
+        ),
     ] = None,
-    tokens: Annotated[TokenColours, typer.Option("--tokens", help="Colour each sampled token by its probability, or by its advantage.")] = "none",
+    tokens: Annotated[
+        TokenColours,
+        typer.Option("--tokens", help="Colour each sampled token by its probability, or by its advantage."),
+    ] = "none",
     full: Annotated[bool, typer.Option("--full", help="Do not shorten long messages.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -211,7 +281,9 @@ def show(
 
 
 @app.command()
-def health(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run.")], as_json: Json = False) -> None:
+def health(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run.")], as_json: Json = False
+) -> None:
     """Say whether what a run learns from is healthy, also while it is going on."""
     from lightningrl.cli.health import read, show
 

@@ -46,7 +46,9 @@ def model_card(title: str, config: Config, learner: LearnerConfig, result: Resul
 
 def _front_matter(base: str | None, *, lora: bool) -> str:
     """A string in JSON is one in YAML, too."""
-    lines = [f"base_model: {json.dumps(base)}", f"base_model_relation: {'adapter' if lora else 'finetune'}"] if base else []
+    lines = (
+        [f"base_model: {json.dumps(base)}", f"base_model_relation: {'adapter' if lora else 'finetune'}"] if base else []
+    )
     lines += [f"library_name: {'peft' if lora else 'transformers'}", "pipeline_tag: text-generation", "tags:"]
     lines += [f"- {tag}" for tag in ("lightningrl", "reinforcement-learning", "agent", *(("lora",) if lora else ()))]
     return "\n".join(["---", *lines, "---"])

@@ -1,4 +1,5 @@
-"""How text reaches a person: as it is. Square brackets are no markup, figures are not coloured, and a line breaks at spaces only.
+"""How text reaches a person: as it is. Square brackets are no markup, figures are not coloured, and a line breaks at
+spaces only.
 
 Agents and models may say anything, also what a terminal would obey: control characters are shown as symbols.
 """
@@ -34,7 +35,9 @@ def make_console(*, stderr: bool) -> Console:
 
 
 def say(console: Console, *parts: str | tuple[str, str]) -> None:
-    """Print one message, made of texts and (text, style) pairs. A flag or a path is never broken; in a file or a pipe no line is."""
+    """Print one message, made of texts and (text, style) pairs. A flag or a path is never broken; in a file or a pipe
+    no line is.
+    """
     text = Text.assemble(*parts)
     if console.is_terminal:
         text.plain = _broken(text.plain, width=console.width)
@@ -42,7 +45,9 @@ def say(console: Console, *parts: str | tuple[str, str]) -> None:
 
 
 def _broken(plain: str, *, width: int) -> str:
-    """Newlines in the place of some spaces, so that lines fit as far as words do. Its length stays, and styles stay where they were."""
+    """Newlines in the place of some spaces, so that lines fit as far as words do. Its length stays, and styles stay
+    where they were.
+    """
     lines: list[str] = []
     for line in plain.split("\n"):
         rest = line

@@ -17,7 +17,9 @@ SHARE = 0.02
 
 
 def draw_curve(rows: Sequence[dict[str, Any]], path: Path, *, title: str, steps: int) -> None:
-    """Draw the rows of a `metrics.jsonl` of a run of so many steps. Who looks at the file meanwhile sees the drawing before."""
+    """Draw the rows of a `metrics.jsonl` of a run of so many steps. Who looks at the file meanwhile sees the drawing
+    before.
+    """
     from matplotlib.figure import Figure  # an extra, and slow to load
     from matplotlib.ticker import MaxNLocator
 
@@ -31,7 +33,17 @@ def draw_curve(rows: Sequence[dict[str, Any]], path: Path, *, title: str, steps:
     x, y = points("step")
     axes.plot(x, y, color=TRAIN, lw=1.5, label=_label("training tasks, sampled", y))
     x, y = points("exam", "sampled")
-    axes.plot(x, y, color=HELDOUT, lw=2.5, marker="o", ms=6, clip_on=False, zorder=3, label=_label("held-out tasks, sampled", y))
+    axes.plot(
+        x,
+        y,
+        color=HELDOUT,
+        lw=2.5,
+        marker="o",
+        ms=6,
+        clip_on=False,
+        zorder=3,
+        label=_label("held-out tasks, sampled", y),
+    )
     x, y = points("exam", "greedy")
     axes.scatter(x, y, color=INK, marker="D", s=30, clip_on=False, zorder=4, label=_label("held-out tasks, greedy", y))
     axes.set(xlabel="step", ylabel="reward", xlim=(0, max(steps, 1)))
@@ -58,7 +70,9 @@ def _label(name: str, rewards: Sequence[float]) -> str:
 class CurveWatcher:
     """A watcher that draws the curve while the run goes on, in a thread of its own."""
 
-    def __init__(self, folder: RunFolder, *, title: str, steps: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, folder: RunFolder, *, title: str, steps: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._folder, self._title, self._steps, self._clock = folder, title, steps, clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=DRAWING)
         self._drawing: Future[None] | None = None
@@ -67,7 +81,9 @@ class CurveWatcher:
     def __enter__(self) -> "CurveWatcher":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._thread.shutdown(cancel_futures=True)
 
     def doing(self, what: str, done: int = 0, total: int = 0) -> None:

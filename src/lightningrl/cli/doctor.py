@@ -38,7 +38,12 @@ def checks() -> Iterator[Check]:
     yield Check(name="python", ok=ok, found=sys.version.split()[0], hint="" if ok else "install Python 3.11 or newer")
     yield from (_package(name, extra="train") for name in packages("train"))
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    yield Check(name="cores", ok=cores >= 2, found=str(cores), hint="" if cores >= 2 else "set `agent.workers=1 trainer.threads=1`")
+    yield Check(
+        name="cores",
+        ok=cores >= 2,
+        found=str(cores),
+        hint="" if cores >= 2 else "set `agent.workers=1 trainer.threads=1`",
+    )
     free = shutil.disk_usage(".").free
     hint = "" if free > MIN_FREE_BYTES else "make room"
     yield Check(name="disk", ok=free > MIN_FREE_BYTES, found=f"{free / GIB:.0f} GiB free", hint=hint)
@@ -89,13 +94,18 @@ def _gpu() -> Check:
         return Check(name="gpu", ok=False, found=f"torch cannot be loaded: {str(error).splitlines()[0]}", hint=hint)
     seen, build = devices(), built_for()
     if seen:
-        each = [f"{one.name}, {one.memory_bytes / GIB:.0f} GiB, {'bfloat16' if one.bfloat16 else 'no bfloat16'}" for one in seen]
+        each = [
+            f"{one.name}, {one.memory_bytes / GIB:.0f} GiB, {'bfloat16' if one.bfloat16 else 'no bfloat16'}"
+            for one in seen
+        ]
         return Check(name="gpu", ok=True, found=f"{build}: " + "; ".join(each))
     driver = shutil.which("nvidia-smi") or shutil.which("rocm-smi")
     if driver and build is None:
         hint = "install torch's build for your GPU: https://pytorch.org/get-started/locally"
         return Check(name="gpu", ok=None, found="none that torch can use: its build is for the CPU only", hint=hint)
-    return Check(name="gpu", ok=None, found=f"none; torch is built for {build or 'the CPU only'}. Small models train on the CPU")
+    return Check(
+        name="gpu", ok=None, found=f"none; torch is built for {build or 'the CPU only'}. Small models train on the CPU"
+    )
 
 
 def _vllm() -> Check:
@@ -103,4 +113,6 @@ def _vllm() -> Check:
     command = shutil.which("vllm")
     if version or command:
         return Check(name="vllm", ok=True, found=", ".join(filter(None, (version, command))))
-    return Check(name="vllm", ok=None, found="not found here; only `engine.name=vllm` needs it, and it may run elsewhere")
+    return Check(
+        name="vllm", ok=None, found="not found here; only `engine.name=vllm` needs it, and it may run elsewhere"
+    )

@@ -1,4 +1,5 @@
-"""`lightningrl eval recipe.toml --checkpoint WHAT --against WHAT`: held-out reward of models and servers on the same tasks, side by side.
+"""`lightningrl eval recipe.toml --checkpoint WHAT --against WHAT`: held-out reward of models and servers on the same
+tasks, side by side.
 
 What a model folder gets is reproducible to the last digit; what a server gets is up to the server.
 """
@@ -79,7 +80,10 @@ def contestant(config: Config, what: str | None, *, key_env: str) -> Contestant:
     if "://" in what:
         url, _, model = what.partition("#")
         upstream = UpstreamConfig(url=url, key_env=key_env, model=model)
-        update = {"upstreams": {**config.upstreams, SERVER: upstream}, "routes": [RouteConfig(policy=f"upstreams.{SERVER}")]}
+        update = {
+            "upstreams": {**config.upstreams, SERVER: upstream},
+            "routes": [RouteConfig(policy=f"upstreams.{SERVER}")],
+        }
         return Contestant(name=what, config=config.model_copy(update=update), server=True)
     return Contestant(name=what, config=_with_weights(config, Path(what)))
 
@@ -94,7 +98,9 @@ def evaluate(contestants: Sequence[Contestant], *, console: Console) -> Evaluati
         return run(_evaluate(contestants, console=console))
     except Interrupted as stop:
         hint = "give the same command again: it begins anew"
-        raise Stopped(f"stopped by {stop.signal.name}; nothing of an evaluation is kept", hint=hint, exit_code=stop.exit_code) from None
+        raise Stopped(
+            f"stopped by {stop.signal.name}; nothing of an evaluation is kept", hint=hint, exit_code=stop.exit_code
+        ) from None
 
 
 async def _evaluate(contestants: Sequence[Contestant], *, console: Console) -> Evaluation:
@@ -107,7 +113,8 @@ async def _evaluate(contestants: Sequence[Contestant], *, console: Console) -> E
         scores.append(_score(one, found, seconds=time.monotonic() - began))
     first, *others = exams
     differences: list[dict[Mode, Difference]] = [
-        {mode: paired_difference(exam.rewards, first[mode].rewards) for mode, exam in own.items() if mode in first} for own in others
+        {mode: paired_difference(exam.rewards, first[mode].rewards) for mode, exam in own.items() if mode in first}
+        for own in others
     ]
     evaluation = Evaluation(scores=scores, differences=differences)
     _show(contestants, exams, differences, console=console)
@@ -142,7 +149,11 @@ def _score(one: Contestant, exams: Mapping[Mode, Exam], *, seconds: float) -> Sc
 
 
 def _show(
-    contestants: Sequence[Contestant], exams: Sequence[Mapping[Mode, Exam]], differences: Sequence[Mapping[Mode, Difference]], *, console: Console
+    contestants: Sequence[Contestant],
+    exams: Sequence[Mapping[Mode, Exam]],
+    differences: Sequence[Mapping[Mode, Difference]],
+    *,
+    console: Console,
 ) -> None:
     for number, one in enumerate(contestants, start=1):
         say(console, f"{number}  {one.name}")
@@ -152,24 +163,33 @@ def _show(
     for number, (one, own) in enumerate(zip(contestants, exams, strict=True), start=1):
         for mode, exam in own.items():
             found = differences[number - 2].get(mode) if number > 1 else None
-            change = () if found is None else (f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]", f"{found.p:.3g}")
+            change = (
+                () if found is None else (f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]", f"{found.p:.3g}")
+            )
             table.add_row(str(number), "as it answers" if one.server else mode, interval(exam), *change)
     console.print(table)
     if differences:
-        say(console, (f"change: task by task; p: two-sided, by swapping the two at random ({RESAMPLES:,} times)", "dim"))
+        say(
+            console, (f"change: task by task; p: two-sided, by swapping the two at random ({RESAMPLES:,} times)", "dim")
+        )
 
 
 def _with_weights(config: Config, given: Path) -> Config:
     """The recipe on a model folder, or on what a run has ended with."""
     folder = given / "model" if (given / "model").is_dir() else given
     if config.policies:
-        policies = {name: {**own, "model": {**own.get("model", {}), **_model(folder / name)}} for name, own in config.policies.items()}
+        policies = {
+            name: {**own, "model": {**own.get("model", {}), **_model(folder / name)}}
+            for name, own in config.policies.items()
+        }
         return config.model_copy(update={"policies": policies})
     return config.model_copy(update={"model": config.model.model_copy(update=_model(folder))})
 
 
 def _model(folder: Path) -> dict[str, Any]:
-    """Settings of `[model]` that lead to the folder; an adapter in it is part of the model, and no new one is put on it."""
+    """Settings of `[model]` that lead to the folder; an adapter in it is part of the model, and no new one is put on
+    it.
+    """
     if not any((folder / name).exists() for name in ("config.json", "adapter_config.json")):
         hint = "give a model folder (with a config.json), the folder of a finished run, or the URL of a server"
         raise UserError(f"no model at `{folder}`", hint=hint)

@@ -1,4 +1,6 @@
-"""Is what an extra of the package brings installed? Asked of the package's own metadata, so that all that is missing is named at once."""
+"""Is what an extra of the package brings installed? Asked of the package's own metadata, so that all that is missing is
+named at once.
+"""
 
 import re
 from collections.abc import Iterator

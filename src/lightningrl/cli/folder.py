@@ -52,7 +52,9 @@ def new_folder(config: Config, path: Path | None = None) -> RunFolder:
     path = path or RUNS / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = RunFolder(path)
     if folder.config.exists():
-        raise UserError(f"`{path}` holds a run already", hint="go on with it by `--resume`, or give another `--run-dir`")
+        raise UserError(
+            f"`{path}` holds a run already", hint="go on with it by `--resume`, or give another `--run-dir`"
+        )
     path.mkdir(parents=True, exist_ok=True)
     folder.config.write_text(dump_config(config), encoding="utf-8")
     return folder
@@ -64,7 +66,9 @@ def resumed_folder(config: Config, path: Path | None = None) -> RunFolder:
         begun = [path for path in sorted(RUNS.glob(f"{config.name}-*")) if (path / "checkpoints").exists()]
         named = [path for path in begun if load_config(path / "config.toml").name == config.name]
         if not named:
-            raise UserError(f"no run of `{config.name}` in `{RUNS}/` to resume", hint="leave out `--resume` to begin one")
+            raise UserError(
+                f"no run of `{config.name}` in `{RUNS}/` to resume", hint="leave out `--resume` to begin one"
+            )
         path = named[-1]
     folder = RunFolder(path)
     if not folder.config.exists():
@@ -80,7 +84,9 @@ def resumed_folder(config: Config, path: Path | None = None) -> RunFolder:
 
 
 class Journal:
-    """A watcher that writes `metrics.jsonl`, one row an event; a resumed run shows some events again, which are not written twice."""
+    """A watcher that writes `metrics.jsonl`, one row an event; a resumed run shows some events again, which are not
+    written twice.
+    """
 
     def __init__(self, folder: RunFolder, *, version: int) -> None:
         kept = [row for row in folder.rows() if row["step"] < version]
@@ -97,7 +103,15 @@ class Journal:
         self._write({"kind": "step", "step": step, **metrics})
 
     def examined(self, exam: Exam) -> None:
-        self._write({"kind": "exam", "step": exam.version, "mode": exam.mode, "reward/mean": exam.mean, "tasks": len(exam.rewards)})
+        self._write(
+            {
+                "kind": "exam",
+                "step": exam.version,
+                "mode": exam.mode,
+                "reward/mean": exam.mean,
+                "tasks": len(exam.rewards),
+            }
+        )
 
     def _write(self, row: dict[str, Any]) -> None:
         if _name(row) in self._written:

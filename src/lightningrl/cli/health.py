@@ -1,4 +1,6 @@
-"""`lightningrl health RUN_DIR`: is what a run learns from healthy? Figures at its beginning and at its end, and warnings in words."""
+"""`lightningrl health RUN_DIR`: is what a run learns from healthy? Figures at its beginning and at its end, and
+warnings in words.
+"""
 
 import itertools
 import math
@@ -14,7 +16,18 @@ from lightningrl.cli.console import say
 from lightningrl.cli.folder import RunFolder
 from lightningrl.config import Config, LearnerConfig, load_config
 from lightningrl.errors import UserError
-from lightningrl.health import CALLS, NO_REWARDS, RECENT, Health, Row, left_out_shares, mean_of, notes_of, view, warnings_of
+from lightningrl.health import (
+    CALLS,
+    NO_REWARDS,
+    RECENT,
+    Health,
+    Row,
+    left_out_shares,
+    mean_of,
+    notes_of,
+    view,
+    warnings_of,
+)
 from lightningrl.loop import Exam
 
 
@@ -75,7 +88,11 @@ def signals_of(rows: Sequence[Row], learners: Mapping[str, LearnerConfig]) -> li
 def _signals(rows: Sequence[Row], *, policy: str) -> list[Signal]:
     ends = (rows[:RECENT], rows[-RECENT:])
     names = list(dict.fromkeys(name for row in rows for name in row))
-    rewards = {f"reward `{name.removeprefix('reward/')}`": name for name in names if name.startswith("reward/") and name not in NO_REWARDS}
+    rewards = {
+        f"reward `{name.removeprefix('reward/')}`": name
+        for name in names
+        if name.startswith("reward/") and name not in NO_REWARDS
+    }
     reasons = sorted({reason for end in ends for reason in left_out_shares(end)})
     found: dict[str, tuple[list[float], Literal["share", "number"]]] = {}
     for words, name in rewards.items():
@@ -89,7 +106,9 @@ def _signals(rows: Sequence[Row], *, policy: str) -> list[Signal]:
     for words, name in PARTS.items():
         found[words] = [mean_of(end, name) for end in ends], "share"
     return [
-        Signal(policy=policy, name=words, first=first, last=last, kind=kind) for words, ((first, last), kind) in found.items() if not math.isnan(last)
+        Signal(policy=policy, name=words, first=first, last=last, kind=kind)
+        for words, ((first, last), kind) in found.items()
+        if not math.isnan(last)
     ]
 
 
@@ -118,7 +137,9 @@ class Checkup:
 
     def as_json(self) -> dict[str, Any]:
         """A figure that is not known is null."""
-        signals = [{key: None if value != value else value for key, value in asdict(signal).items()} for signal in self.signals]
+        signals = [
+            {key: None if value != value else value for key, value in asdict(signal).items()} for signal in self.signals
+        ]
         raised = [{"step": step, "warning": text} for step, text in self.raised]
         told = {"warnings": list(self.warnings), "notes": list(self.notes), "conclusive": self.conclusive}
         return {"steps": self.steps, "signals": signals, "raised": raised, **told}

@@ -17,7 +17,9 @@ from lightningrl.loop import Exam
 
 BARS = "▁▂▃▄▅▆▇█"
 BESIDES = 2 * (1 + 2) + len("held-out") + 2 + 2 + len("1000/1000")
-"""Columns of the panel that are no chart: border and padding on both sides, a label, a figure, and the gaps between them."""
+"""Columns of the panel that are no chart: border and padding on both sides, a label, a figure, and the gaps between
+them.
+"""
 NARROWEST = 10
 
 
@@ -27,7 +29,8 @@ def clock(seconds: float) -> str:
 
 
 def training_chart(rewards: Mapping[int, float], *, steps: int, width: int) -> str:
-    """Step → reward in [0, 1] as bars: the whole run has `width` columns. Several steps share a column, or a step has several.
+    """Step → reward in [0, 1] as bars: the whole run has `width` columns. Several steps share a column, or a step has
+    several.
 
     `{0: 0.0, 1: 0.5}` of 4 steps in 8 columns: `▁▁▅▅`
     """
@@ -55,9 +58,13 @@ def _bar(reward: float) -> str:
 
 
 class Progress:
-    """A watcher that shows the run to a person. `steps`: None for an evaluation, which takes none. `before`: rows of a run that goes on."""
+    """A watcher that shows the run to a person. `steps`: None for an evaluation, which takes none. `before`: rows of a
+    run that goes on.
+    """
 
-    def __init__(self, console: Console, *, name: str, steps: int | None, where: str, before: Sequence[Mapping[str, Any]] = ()) -> None:
+    def __init__(
+        self, console: Console, *, name: str, steps: int | None, where: str, before: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
         self._console = console
         self._name, self._steps, self._where = name, steps, where
         self._began = time.monotonic()
@@ -75,7 +82,9 @@ class Progress:
             self._live.start(refresh=True)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._live:
             self._live.stop()
 
@@ -122,7 +131,9 @@ class Progress:
         return clock(recent[len(recent) // 2] * ((self._steps or 0) - len(self._train)))
 
     def _frame(self) -> Group:
-        """The panel, and an empty line: a Ctrl-C that the terminal echoes there moves no line of the panel out of reach."""
+        """The panel, and an empty line: a Ctrl-C that the terminal echoes there moves no line of the panel out of
+        reach.
+        """
         return Group(self._panel(), "")
 
     def _panel(self) -> Panel:
@@ -143,7 +154,14 @@ class Progress:
         charts.add_row("", Text(what))
         body = Group(Text(self._head()), "", charts, "", Text(self._facts(), style="dim"))
         title = Text(f"⚡ {self._name}", style="bold")
-        return Panel(body, title=title, subtitle=Text(self._where, style="dim"), title_align="left", subtitle_align="right", padding=(1, 2))
+        return Panel(
+            body,
+            title=title,
+            subtitle=Text(self._where, style="dim"),
+            title_align="left",
+            subtitle_align="right",
+            padding=(1, 2),
+        )
 
     def _head(self) -> str:
         if self._steps is None:

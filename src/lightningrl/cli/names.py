@@ -1,4 +1,6 @@
-"""Is everything there that a recipe names? Asked before a run begins: one that broke off at its first step would have cost minutes."""
+"""Is everything there that a recipe names? Asked before a run begins: one that broke off at its first step would have
+cost minutes.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +13,9 @@ from lightningrl.errors import UserError, meant
 
 
 def check_names(config: Config) -> None:
-    """Raises `UserError` for the first name of an implementation that nobody knows, or a credit that is given other options than it takes."""
+    """Raises `UserError` for the first name of an implementation that nobody knows, or a credit that is given other
+    options than it takes.
+    """
     _check("engine", config.engine.name, key="engine.name", root=config.root)
     for index, rule in enumerate(config.air):
         _check("air", rule.rule, key=f"air.{index}.rule", root=config.root)
@@ -30,7 +34,9 @@ def _check(kind: str, name: str, *, key: str, root: Path) -> None:
     if name in plugins.names(kind):
         return
     if ":" not in name:
-        raise UserError(f"unknown {kind} `{name}` in `{key}`", hint=f"{meant(name, plugins.names(kind))}; or `pkg.module:attr`")
+        raise UserError(
+            f"unknown {kind} `{name}` in `{key}`", hint=f"{meant(name, plugins.names(kind))}; or `pkg.module:attr`"
+        )
     with _said_of(key):
         plugins.load(name, kind=kind, root=root)
 

@@ -1,4 +1,6 @@
-"""`lightningrl new my-agent`: what does an agent of one's own begin with? With a copy of `recipes/from_scratch`, which learns as it is."""
+"""`lightningrl new my-agent`: what does an agent of one's own begin with? With a copy of `recipes/from_scratch`, which
+learns as it is.
+"""
 
 import re
 import shlex
@@ -44,17 +46,25 @@ def lay_out(folder: Path) -> LaidOut:
         hint = "its runs are named after it: letters, digits, `_`, `-` and `.`, such as `my-agent`"
         raise UserError(f"an agent cannot be named `{name}`", hint=hint)
     template = shipped(TEMPLATE)
-    files = [path for part in PARTS for path in sorted([template / part, *(template / part).rglob("*")]) if path.is_file()]
+    files = [
+        path for part in PARTS for path in sorted([template / part, *(template / part).rglob("*")]) if path.is_file()
+    ]
     try:
         if folder.exists() and any(folder.iterdir()):
-            raise UserError(f"`{folder}` is there already, and is not empty", hint="give another name; nothing was changed")
+            raise UserError(
+                f"`{folder}` is there already, and is not empty", hint="give another name; nothing was changed"
+            )
         for path in files:
             copy = folder / path.relative_to(template)
             copy.parent.mkdir(parents=True, exist_ok=True)
             data = path.read_bytes()
-            copy.write_bytes(data.replace(NAMED.encode(), f'name = "{name}'.encode()) if path.suffix == ".toml" else data)
+            copy.write_bytes(
+                data.replace(NAMED.encode(), f'name = "{name}'.encode()) if path.suffix == ".toml" else data
+            )
     except OSError as error:
-        raise UserError(f"`{folder}` cannot be made: {error.strerror}", hint="give a folder that you may write to") from error
+        raise UserError(
+            f"`{folder}` cannot be made: {error.strerror}", hint="give a folder that you may write to"
+        ) from error
     enter = [] if folder.resolve() == Path.cwd() else [f"cd {shlex.quote(str(folder))}"]
     return LaidOut(
         name=name,

@@ -1,6 +1,7 @@
 """Can it start? Asked before anything is loaded: whether the engine's servers answer, and whether there are tasks.
 
-Whatever makes tasks warns as Python does, `warnings.warn("text\nhint: what to do")`, of lines of a file that it leaves out, say. It is shown once.
+Whatever makes tasks warns as Python does, `warnings.warn("text\nhint: what to do")`, of lines of a file that it leaves
+out, say. It is shown once.
 """
 
 import socket
@@ -34,12 +35,18 @@ def check_servers(config: Config) -> None:
     for url in config.engine.urls:
         try:
             parts = urlsplit(url)
-            socket.create_connection((parts.hostname or "", parts.port or PORTS.get(parts.scheme, 80)), timeout=CONNECT_S).close()
+            socket.create_connection(
+                (parts.hostname or "", parts.port or PORTS.get(parts.scheme, 80)), timeout=CONNECT_S
+            ).close()
         except ValueError as error:
-            raise UserError(f"`{url}` in `engine.urls` is not the address of a server", hint="write it as `http://host:port`") from error
+            raise UserError(
+                f"`{url}` in `engine.urls` is not the address of a server", hint="write it as `http://host:port`"
+            ) from error
         except OSError as error:
             hint = NEEDS.get(config.engine.name, "start it, or name another in `engine.urls`")
-            raise UserError(f"no server for engine `{config.engine.name}` at `{url}`: {error.strerror or error}", hint=hint) from error
+            raise UserError(
+                f"no server for engine `{config.engine.name}` at `{url}`: {error.strerror or error}", hint=hint
+            ) from error
 
 
 def check_tasks(config: Config, splits: Sequence[str], *, console: Console) -> None:
@@ -56,13 +63,17 @@ def check_tasks(config: Config, splits: Sequence[str], *, console: Console) -> N
 
 
 def _warn_of_shared(config: Config) -> None:
-    """Of what a function makes, the tasks of the first step are looked at; the others are counted as they come (`tasks/heldout`)."""
+    """Of what a function makes, the tasks of the first step are looked at; the others are counted as they come
+    (`tasks/heldout`).
+    """
     first = derived_seed(config.seed, "train", 0)
     shared = in_both_splits(config.tasks, seed=first, count=config.loop.tasks_per_step, root=config.root)
     if shared:
         example = asked(shared[0]).decode()
         example = example if len(example) <= EXAMPLE else f"{example[:EXAMPLE]}…"
-        warnings.warn(f"{len(shared)} held-out tasks are training tasks, too, such as `{example}`\nhint: {DISJOINT}", stacklevel=2)
+        warnings.warn(
+            f"{len(shared)} held-out tasks are training tasks, too, such as `{example}`\nhint: {DISJOINT}", stacklevel=2
+        )
 
 
 def _show(messages: Sequence[str], console: Console) -> None:

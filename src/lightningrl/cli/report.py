@@ -46,13 +46,17 @@ class Result:
     seconds: float
     """Wall-clock of this command; a resumed run took longer in all."""
     cpu_s: Mapping[str, float]
-    """Seconds of CPU of this command: agents, gateway, engine, training, rest (see `lightningrl.cpu`); empty where the system does not tell."""
+    """Seconds of CPU of this command: agents, gateway, engine, training, rest (see `lightningrl.cpu`); empty where the
+    system does not tell.
+    """
     steps: int
     rollouts: int
     run_dir: str
 
 
-def result_of(summary: Summary, verdict: Verdict, *, seconds: float, cpu_s: Mapping[str, float], steps: int, run_dir: str) -> Result:
+def result_of(
+    summary: Summary, verdict: Verdict, *, seconds: float, cpu_s: Mapping[str, float], steps: int, run_dir: str
+) -> Result:
     return Result(
         heldout_before=summary.before["sampled"].mean,
         heldout_after=summary.after["sampled"].mean,
@@ -101,7 +105,11 @@ def _style(change: Difference) -> str:
 def heldout_table(exams: Iterable[Exam]) -> Table:
     """An empty table that says how many tasks there were, and how many rollouts are missing from its figures."""
     exams = list(exams)
-    table = Table(title=f"Reward on {len(exams[0].rollouts)} held-out tasks, with 95 % intervals", title_justify="left", title_style="bold")
+    table = Table(
+        title=f"Reward on {len(exams[0].rollouts)} held-out tasks, with 95 % intervals",
+        title_justify="left",
+        title_style="bold",
+    )
     failed = sum(exam.failed for exam in exams)
     if failed:
         table.caption = f"{failed} of {sum(len(exam.rollouts) for exam in exams)} rollouts failed and are left out"

@@ -1,4 +1,6 @@
-"""`lightningrl rollouts RUN_DIR`: what has been run, how it went, and how its calls were captured; also while it goes on."""
+"""`lightningrl rollouts RUN_DIR`: what has been run, how it went, and how its calls were captured; also while it goes
+on.
+"""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -33,7 +35,9 @@ def read(
 
     async def look() -> Listing:
         async with opened(path) as run:
-            return await list_rollouts(run, where=where, before=before, limit=limit, report=report, conversations=conversations)
+            return await list_rollouts(
+                run, where=where, before=before, limit=limit, report=report, conversations=conversations
+            )
 
     return asyncio.run(look())
 
@@ -55,7 +59,9 @@ def _range(text: str) -> tuple[float, float]:
     try:
         return float(low or "-inf"), float((high or "inf") if dots else low)
     except ValueError:
-        raise UserError(f"`--reward {text}` is no number", hint="give one reward, e.g. `0`, or a range, e.g. `0..0.5`") from None
+        raise UserError(
+            f"`--reward {text}` is no number", hint="give one reward, e.g. `0`, or a range, e.g. `0..0.5`"
+        ) from None
 
 
 def show(listing: Listing, console: Console) -> None:
@@ -79,14 +85,22 @@ def _table(title: str, *columns: str, numbers: Sequence[str] = ()) -> Table:
     )
     for column in columns:
         right = column in numbers
-        table.add_column(column, justify="right" if right else "left", no_wrap=right, overflow="fold", min_width=len(column) if right else None)
+        table.add_column(
+            column,
+            justify="right" if right else "left",
+            no_wrap=right,
+            overflow="fold",
+            min_width=len(column) if right else None,
+        )
     return table
 
 
 def _rollouts_table(listing: Listing) -> Table:
     numbers = ("tries", "calls", "tokens", "reward", "seconds")
     total = sum(listing.counts.values())
-    title = f"{total:,} rollout{'s' * (total != 1)}" + "".join(f" · {listing.counts[s]:,} {s}" for s in STYLES if listing.counts.get(s))
+    title = f"{total:,} rollout{'s' * (total != 1)}" + "".join(
+        f" · {listing.counts[s]:,} {s}" for s in STYLES if listing.counts.get(s)
+    )
     table = _table(title, "rollout", "task", "status", *numbers, numbers=numbers)
     table.columns[2].no_wrap = True
     if total > len(listing.lines):
@@ -138,7 +152,13 @@ def _captures_table(census: Census) -> Table:
     }
     for capture in CAPTURES:
         times = census.captures[capture]
-        table.add_row(capture, f"{times:,}", f"{times / max(census.calls, 1):.0%}", Text(told[capture], style="dim"), style="" if times else "dim")
+        table.add_row(
+            capture,
+            f"{times:,}",
+            f"{times / max(census.calls, 1):.0%}",
+            Text(told[capture], style="dim"),
+            style="" if times else "dim",
+        )
     table.add_section()
     table.add_row("all", f"{census.calls:,}", "", "")
     return table
@@ -157,9 +177,14 @@ def _shares_table(census: Census) -> Table:
     table.show_header = False
     new = census.prompt_tokens - census.reused_tokens
     table.add_row("sampled", f"{census.sampled_tokens:,} tokens")
-    table.add_row("read", f"{census.prompt_tokens:,} tokens · {new:,} new, {census.reused_tokens:,} reused ({_share(census.reused_tokens, census)})")
+    table.add_row(
+        "read",
+        f"{census.prompt_tokens:,} tokens · {new:,} new, {census.reused_tokens:,} reused ({_share(census.reused_tokens, census)})",
+    )
     for title, counts in (("agents", census.agents), ("dialects", census.dialects), ("policies", census.policies)):
-        table.add_row(title, Text(" · ".join(f"{name or '(no name)'} {times:,}" for name, times in counts.most_common(12))))
+        table.add_row(
+            title, Text(" · ".join(f"{name or '(no name)'} {times:,}" for name, times in counts.most_common(12)))
+        )
     return table
 
 
@@ -170,11 +195,24 @@ def _share(tokens: int, census: Census) -> str:
 def _roles_table(census: Census) -> Table:
     """`fingerprint` is what a route may name."""
     numbers = ("calls", "tokens")
-    table = _table("Roles: same system prompt, same tools", "fingerprint", *numbers, "agent", "system prompt", "tools", numbers=numbers)
+    table = _table(
+        "Roles: same system prompt, same tools",
+        "fingerprint",
+        *numbers,
+        "agent",
+        "system prompt",
+        "tools",
+        numbers=numbers,
+    )
     table.columns[0].no_wrap = True
     for name, role in sorted(census.roles.items(), key=lambda item: -item[1].calls):
         agents = ", ".join(agent or "(no name)" for agent, _ in role.agents.most_common(3))
-        table.add_row(name, f"{role.calls:,}", f"{role.sampled_tokens:,}", *map(_one_line, (agents, role.system, ", ".join(role.tools))))
+        table.add_row(
+            name,
+            f"{role.calls:,}",
+            f"{role.sampled_tokens:,}",
+            *map(_one_line, (agents, role.system, ", ".join(role.tools))),
+        )
     return table
 
 

@@ -117,13 +117,19 @@ def show(captured: Captured, console: Console) -> None:
     table.add_row("tokens", f"{census.sampled_tokens:,} sampled · {census.prompt_tokens:,} read, {new:,} of them new")
     for title, counts in (("dialects", census.dialects), ("agents", census.agents)):
         if counts:
-            table.add_row(title, Text(" · ".join(f"{name or '(no name)'} {times}" for name, times in counts.most_common(8))))
+            table.add_row(
+                title, Text(" · ".join(f"{name or '(no name)'} {times}" for name, times in counts.most_common(8)))
+            )
     table.add_row("records", Text(f"lightningrl rollouts {captured.store.parent} --report"))
     console.print()
     say(console, ("captured", "bold"))
     console.print(table)
     if not census.calls:
-        say(console, ("hint: ", "yellow"), "it never called the model: does it take its base URL from the environment? (docs/gateway.md)")
+        say(
+            console,
+            ("hint: ", "yellow"),
+            "it never called the model: does it take its base URL from the environment? (docs/gateway.md)",
+        )
 
 
 async def _run(command: Sequence[str], config: Config, folder: Path) -> Captured:
@@ -134,7 +140,9 @@ async def _run(command: Sequence[str], config: Config, folder: Path) -> Captured
         model = _model_folder(config)
         template = ChatTemplate.load(model)
         engines = {
-            policy: make_engine_for(config, policy, folder=_model_folder(config, weights), template=template, root=Path.cwd())
+            policy: make_engine_for(
+                config, policy, folder=_model_folder(config, weights), template=template, root=Path.cwd()
+            )
             for policy, weights in _policies(config).items()
         }
         for engine in engines.values():
@@ -147,7 +155,12 @@ async def _run(command: Sequence[str], config: Config, folder: Path) -> Captured
         async with opened(gateway, sock) as base_url:
             codex_home = make_codex_home(folder / "codex", gateway=base_url)
             env = process_environment(
-                base_url, key=attempt.token, inherit=EVERYTHING, secrets=config.secrets(), wishes=config.agent.env, codex_home=codex_home
+                base_url,
+                key=attempt.token,
+                inherit=EVERYTHING,
+                secrets=config.secrets(),
+                wishes=config.agent.env,
+                codex_home=codex_home,
             )
             code = await run_foreground(command, env)
         for guest in guests.attempts.values():
@@ -184,7 +197,9 @@ def _config(command: Sequence[str], options: RunOptions) -> Config:
     if options.recipe is not None:
         config = load_config(options.recipe, [*options.overrides, *flags])
     else:
-        config = make_config(_plain_tree(command, options), [*options.overrides, *flags], folder=Path.cwd(), where="--set")
+        config = make_config(
+            _plain_tree(command, options), [*options.overrides, *flags], folder=Path.cwd(), where="--set"
+        )
     routes = [_route(text) for text in options.routes]
     return config.model_copy(update={"routes": [*routes, *config.routes]}) if routes else config
 
@@ -196,7 +211,10 @@ def _plain_tree(command: Sequence[str], options: RunOptions) -> dict[str, Any]:
     engine: dict[str, Any] = {"max_length": SCRIPT_LENGTH}
     if (options.engine or "embedded") in names("engine"):
         if options.model is None:
-            raise UserError(f"engine `{options.engine}` needs a model", hint="`--model FOLDER`: its tokenizer and chat template are read there")
+            raise UserError(
+                f"engine `{options.engine}` needs a model",
+                hint="`--model FOLDER`: its tokenizer and chat template are read there",
+            )
         engine = {"max_length": _context(options.model)}
     if options.engine in (None, "embedded"):
         engine = {**EMBEDDED, "max_length": min(engine["max_length"], EMBEDDED["max_length"])}
@@ -217,7 +235,10 @@ def _route(text: str) -> RouteConfig:
     known = RouteConfig.model_fields
     for name, equals, _ in pairs:
         if not equals or name.strip() not in known:
-            raise UserError(f"route `{text}`: `{name}` is no part of one", hint=f"`model=checker,policy=frozen`; parts: {', '.join(known)}")
+            raise UserError(
+                f"route `{text}`: `{name}` is no part of one",
+                hint=f"`model=checker,policy=frozen`; parts: {', '.join(known)}",
+            )
     return RouteConfig.model_validate({name.strip(): value.strip() for name, _, value in pairs})
 
 
@@ -238,7 +259,10 @@ def _policies(config: Config) -> dict[str, str]:
         if route.policy not in known:
             hint = f"known: {', '.join(known)}; an upstream is set by `--set upstreams.NAME.url=…`"
             raise UserError(f"a route leads to `{route.policy}`, which is nobody", hint=hint)
-    return {**dict.fromkeys(config.learners(), ""), **{frozen(route.weights): route.weights for route in config.routes if route.policy == FROZEN}}
+    return {
+        **dict.fromkeys(config.learners(), ""),
+        **{frozen(route.weights): route.weights for route in config.routes if route.policy == FROZEN},
+    }
 
 
 def _context(model: str) -> int:

@@ -94,7 +94,13 @@ def _taught(view: RolloutView) -> Text:
     lowest, highest = min(advantages), max(advantages)
     span = f"{highest:+.3g}" if highest == lowest else f"{lowest:+.3g} to {highest:+.3g}"
     when = f"in step {teaching.step}" if teaching.learnt else f"will teach in step {teaching.step}, which is not over"
-    meaning = "less likely" if highest < 0 else "more likely" if lowest > 0 else "more or less likely, each call by its own sign"
+    meaning = (
+        "less likely"
+        if highest < 0
+        else "more likely"
+        if lowest > 0
+        else "more or less likely, each call by its own sign"
+    )
     return Text(f"{when}: advantage {span}, so its tokens become {meaning}")
 
 
@@ -112,13 +118,18 @@ def _call_rule(view: CallView, calls: Sequence[CallView]) -> Group:
     if view.left_out is not None:
         facts.append(f"not trained: {view.left_out}")
     title = Text.assemble((f"call {call.index + 1}", "bold"), f" {call.agent}" if call.agent else "", style="magenta")
-    return Group(Rule(title, align="left", style="dim"), Padding(Text(" · ".join([origin(view, calls), *facts]), style="dim"), (0, 0, 0, 2)))
+    return Group(
+        Rule(title, align="left", style="dim"),
+        Padding(Text(" · ".join([origin(view, calls), *facts]), style="dim"), (0, 0, 0, 2)),
+    )
 
 
 def origin(view: CallView, calls: Sequence[CallView]) -> str:
     """How the prompt came about: where the call stands in the tree."""
     call = view.call
-    parent = next((f"call {other.call.index + 1}" for other in calls if other.call.id == call.parent_call_id), "another call")
+    parent = next(
+        (f"call {other.call.index + 1}" for other in calls if other.call.id == call.parent_call_id), "another call"
+    )
     why = call.capture_reason or "no reason was recorded"
     told: dict[Capture, str] = {
         "bridged": f"continues {parent} token for token",
@@ -143,7 +154,9 @@ def _turns(view: CallView, *, tokens: Tokens, full: bool) -> Iterator[Renderable
         yield _turn("assistant", Text("".join(view.pieces)), None, full=full)
     for tool in view.tools:
         if tool.status == "error":
-            yield _turn("tool", Text(f"{tool.name} failed: {tool.error or 'no reason was told'}", style="red"), None, full=full)
+            yield _turn(
+                "tool", Text(f"{tool.name} failed: {tool.error or 'no reason was told'}", style="red"), None, full=full
+            )
     for reward in view.rewards:
         yield _turn("reward", _reward(reward), None, full=True)
 
@@ -177,7 +190,9 @@ def _coloured(view: CallView, tokens: Tokens) -> Text:
     text = Text()
     advantages = view.lesson.advantages if view.lesson is not None and view.left_out is None else None
     for place, piece in enumerate(view.pieces or ()):
-        text.append(piece, style=_sure(float(view.call.logprobs[place])) if tokens == "logprob" else _better(advantages, place))
+        text.append(
+            piece, style=_sure(float(view.call.logprobs[place])) if tokens == "logprob" else _better(advantages, place)
+        )
     return text
 
 
@@ -200,27 +215,50 @@ def _outcome(view: RolloutView, *, full: bool) -> Group:
     table.add_column(overflow="fold")
     attempt = view.attempt
     if attempt is not None and attempt.status == "succeeded":
-        output = Text(attempt.output if isinstance(attempt.output, str) else json.dumps(attempt.output, ensure_ascii=False))
+        output = Text(
+            attempt.output if isinstance(attempt.output, str) else json.dumps(attempt.output, ensure_ascii=False)
+        )
         table.add_row("output", output if full else _clipped(output))
     for place, reward in enumerate(view.rewards):
         table.add_row("" if place else "rewards", _reward(reward))
     for tried in view.attempts:
         seconds = f", {tried.ended_at - tried.started_at:.1f} s" if tried.ended_at else ""
-        table.add_row(f"attempt {tried.number}", Text(f"{tried.status}{seconds}", style="" if tried.error is None else "red"))
+        table.add_row(
+            f"attempt {tried.number}", Text(f"{tried.status}{seconds}", style="" if tried.error is None else "red")
+        )
         if tried.error:
             error = Text(tried.error, style="red")
             table.add_row("", error if full else _clipped(error))
-    return Group(Text(), Rule(Text("outcome", style="bold magenta"), align="left", style="dim"), Padding(table, (0, 0, 0, 2)))
+    return Group(
+        Text(), Rule(Text("outcome", style="bold magenta"), align="left", style="dim"), Padding(table, (0, 0, 0, 2))
+    )
 
 
 def _reward(reward: Reward) -> Text:
-    given = {"grader": "by the reward function", "air": "by a rule (AIR)", "agent": "by the agent", "system": "by LightningRL"}[reward.source]
-    return Text.assemble((f"{reward.value:+.3g}" if reward.source == "air" else f"{reward.value:.3g}", "bold"), f" {reward.name}, ", (given, "dim"))
+    given = {
+        "grader": "by the reward function",
+        "air": "by a rule (AIR)",
+        "agent": "by the agent",
+        "system": "by LightningRL",
+    }[reward.source]
+    return Text.assemble(
+        (f"{reward.value:+.3g}" if reward.source == "air" else f"{reward.value:.3g}", "bold"),
+        f" {reward.name}, ",
+        (given, "dim"),
+    )
 
 
 def _legend(tokens: Tokens) -> Text:
     if tokens == "advantage":
-        parts = [(" becomes more likely ", BETTER), " ", (" becomes less likely ", WORSE), " ", (" advantage 0 ", EVEN), " ", "plain: not trained"]
+        parts = [
+            (" becomes more likely ", BETTER),
+            " ",
+            (" becomes less likely ", WORSE),
+            " ",
+            (" advantage 0 ", EVEN),
+            " ",
+            "plain: not trained",
+        ]
         return Text.assemble("\ncolours: ", *parts)
     labels = (" probability ≥ 0.9 ", " ≥ 0.5 ", " ≥ 0.1 ", " below ")
     text = Text("\ncolours: ")
@@ -232,8 +270,15 @@ def _legend(tokens: Tokens) -> Text:
 
 def _print_next(console: Console, view: RolloutView, *, run_dir: Path, tokens: Tokens, full: bool) -> None:
     """How to see more. Commands stay in one piece, to be copied."""
-    others = sorted(((reward, name) for name, reward in view.group.items() if reward is not None and name != view.rollout.id), reverse=True)
-    rows = [("the best of its group", f"lightningrl show {run_dir} {others[0][1]}")] if others and others[0][0] > (view.reward or 0) else []
+    others = sorted(
+        ((reward, name) for name, reward in view.group.items() if reward is not None and name != view.rollout.id),
+        reverse=True,
+    )
+    rows = (
+        [("the best of its group", f"lightningrl show {run_dir} {others[0][1]}")]
+        if others and others[0][0] > (view.reward or 0)
+        else []
+    )
     if tokens == "none" and any(call.pieces for call in view.calls):
         rows.append(("how sure it was", f"lightningrl show {run_dir} {view.rollout.id} --tokens logprob"))
     rows.append(("others with reward 0", f"lightningrl rollouts {run_dir} --reward 0"))

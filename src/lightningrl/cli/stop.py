@@ -1,6 +1,8 @@
-"""What do Ctrl-C, SIGTERM and SIGHUP do? The first signal ends a command in order, a second one ends the process at once.
+"""What do Ctrl-C, SIGTERM and SIGHUP do? The first signal ends a command in order, a second one ends the process at
+once.
 
-`main` listens as long as a command runs. `run` is for its event loop: what runs there is cancelled, so that it can close what it has opened.
+`main` listens as long as a command runs. `run` is for its event loop: what runs there is cancelled, so that it can
+close what it has opened.
 """
 
 import asyncio
@@ -16,7 +18,9 @@ import uvloop
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REPEAT_S = 1.0
-"""A signal that follows this soon is the same one: programs that started this one (make, uv) hand on what the terminal has sent to all."""
+"""A signal that follows this soon is the same one: programs that started this one (make, uv) hand on what the terminal
+has sent to all.
+"""
 
 T = TypeVar("T")
 
@@ -56,7 +60,9 @@ _listener = _Listener()
 
 @contextmanager
 def listening() -> Iterator[None]:
-    """Listen to the signals, but for those that whoever started this process has it ignore (`nohup`). After a signal it goes on to the very end."""
+    """Listen to the signals, but for those that whoever started this process has it ignore (`nohup`). After a signal it
+    goes on to the very end.
+    """
     heard = {number: signal.getsignal(number) for number in SIGNALS}
     heard = {number: handler for number, handler in heard.items() if handler is not signal.SIG_IGN}
     for number in heard:
@@ -70,7 +76,9 @@ def listening() -> Iterator[None]:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in an event loop. Raises `Interrupted` if a signal has come, when all that was open in it is closed."""
+    """Run a coroutine in an event loop. Raises `Interrupted` if a signal has come, when all that was open in it is
+    closed.
+    """
 
     async def cancellable() -> T:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -90,7 +98,9 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 def _leave(number: int) -> NoReturn:
-    """Without a word to anything: workers notice by themselves. Only a cursor that a live display has hidden is shown again."""
+    """Without a word to anything: workers notice by themselves. Only a cursor that a live display has hidden is shown
+    again.
+    """
     with suppress(OSError):
         os.write(2, (b"\x1b[?25h" if os.isatty(2) else b"") + b"\nstopped at once\n")
     os._exit(128 + number)

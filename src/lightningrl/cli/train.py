@@ -47,13 +47,17 @@ def train(config: Config, folder: RunFolder, *, console: Console) -> Result:
         check_tasks(config, ("heldout", "train"), console=console)
         return run(_train(config, folder, console=console))
     except Interrupted as stop:
-        said = f"stopped by {stop.signal.name}; every step that was finished is kept, and so are the rollouts of this one"
+        said = (
+            f"stopped by {stop.signal.name}; every step that was finished is kept, and so are the rollouts of this one"
+        )
         raise Stopped(said, hint=f"go on with: {folder.resume_command}", exit_code=stop.exit_code) from None
 
 
 async def _train(config: Config, folder: RunFolder, *, console: Console) -> Result:
     began = time.monotonic()
-    progress = Progress(console, name=config.name, steps=config.loop.steps, where=str(folder.path), before=folder.rows())
+    progress = Progress(
+        console, name=config.name, steps=config.loop.steps, where=str(folder.path), before=folder.rows()
+    )
     steps = config.loop.steps
     with progress, CurveWatcher(folder, title=config.name, steps=steps) as curve:
         progress.starting("loading torch")

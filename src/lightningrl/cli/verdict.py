@@ -16,9 +16,13 @@ from lightningrl.loop import Mode, Summary
 Answer: TypeAlias = Literal["yes", "no", "worse"]
 
 FEW_STEPS = 30
-"""The recipes of this repository take 10 to 120 steps; most have not moved beyond the noise of an exam before the fifth."""
+"""The recipes of this repository take 10 to 120 steps; most have not moved beyond the noise of an exam before the
+fifth.
+"""
 STILL = 1e-5
-"""Nats a token between the weights at the beginning of a step and within it. A step of the text-to-SQL recipe is 1e-2 to 1e-4 apart."""
+"""Nats a token between the weights at the beginning of a step and within it. A step of the text-to-SQL recipe is 1e-2
+to 1e-4 apart.
+"""
 FEW_TASKS = 100
 """Held-out tasks: the interval of a share of 0.5 is then ± 0.1."""
 
@@ -52,12 +56,16 @@ class Evidence:
 
 def judge(summary: Summary, rows: Sequence[Row], config: Config) -> Verdict:
     """`rows`: the metrics of every step."""
-    changes: dict[Mode, Difference] = {mode: paired_difference(exam.rewards, summary.before[mode].rewards) for mode, exam in summary.after.items()}
+    changes: dict[Mode, Difference] = {
+        mode: paired_difference(exam.rewards, summary.before[mode].rewards) for mode, exam in summary.after.items()
+    }
     change, before = changes["sampled"], summary.before["sampled"]
     learnt: Answer = "yes" if change.low > 0 else "worse" if change.high < 0 else "no"
     learners = config.learners()
     own = [view(row, next(iter(learners))) for row in rows]
-    evidence = Evidence(config=config, rows=own, before=before.mean, changes=changes, warnings=warnings_of(rows, learners))
+    evidence = Evidence(
+        config=config, rows=own, before=before.mean, changes=changes, warnings=warnings_of(rows, learners)
+    )
     return Verdict(learnt=learnt, change=change, reason="" if learnt == "yes" else likeliest(evidence))
 
 
@@ -69,7 +77,11 @@ def likeliest(evidence: Evidence) -> str:
 def show(verdict: Verdict, summary: Summary, console: Console) -> None:
     """Two or three lines for a person."""
     before, after = summary.before["sampled"], summary.after["sampled"]
-    said, style = {"yes": ("learnt", "bold green"), "no": ("did not learn", "bold yellow"), "worse": ("got worse", "bold red")}[verdict.learnt]
+    said, style = {
+        "yes": ("learnt", "bold green"),
+        "no": ("did not learn", "bold yellow"),
+        "worse": ("got worse", "bold red"),
+    }[verdict.learnt]
     change = verdict.change
     chance = "; chance alone may do as much" if verdict.learnt == "no" and change.mean else ""
     say(

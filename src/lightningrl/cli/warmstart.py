@@ -1,4 +1,6 @@
-"""`lightningrl warmstart recipe.toml`: the model that `model.path` names, made from demonstrations until learning from reward can start."""
+"""`lightningrl warmstart recipe.toml`: the model that `model.path` names, made from demonstrations until learning from
+reward can start.
+"""
 
 import math
 import time
@@ -69,7 +71,9 @@ class Narrator:
             self._status.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._status:
             self._status.stop()
 
@@ -101,11 +105,15 @@ class Narrator:
         self.fact(f"reading {step}", f"loss {loss:.3f}")
 
     def looked(self, look: Look) -> None:
-        self.fact(f"step {look.step}", f"loss {look.loss:.3f}" + (f"   success {_figure(look.trial)}" if look.trial else ""))
+        self.fact(
+            f"step {look.step}", f"loss {look.loss:.3f}" + (f"   success {_figure(look.trial)}" if look.trial else "")
+        )
         self.now("learning from the demonstrations")
 
 
-def warmstart(config: Config, *, source: Path | None, out: Path | None, pace: Pace, run_dir: Path | None, console: Console) -> Result:
+def warmstart(
+    config: Config, *, source: Path | None, out: Path | None, pace: Pace, run_dir: Path | None, console: Console
+) -> Result:
     """Make it, say how it goes and what it can do. `source`: a run or a file in place of what the recipe says."""
     began = time.monotonic()
     keep_freed_memory()
@@ -113,7 +121,10 @@ def warmstart(config: Config, *, source: Path | None, out: Path | None, pace: Pa
         own = {"teacher": "", "demonstrations": str(source.resolve())}
         config = config.model_copy(update={"warmstart": config.warmstart.model_copy(update=own)})
     if not (config.warmstart.teacher or config.warmstart.demonstrations):
-        raise UserError(f"`{config.name}` has no demonstrations: neither `warmstart.teacher` nor `warmstart.demonstrations` is set", hint=WITHOUT)
+        raise UserError(
+            f"`{config.name}` has no demonstrations: neither `warmstart.teacher` nor `warmstart.demonstrations` is set",
+            hint=WITHOUT,
+        )
     target = _target(config, out)
     check_tasks(config, ("train",), console=console)
     folder = new_folder(config, run_dir or RUNS / f"{config.name}-warmstart-{time.strftime('%Y%m%d-%H%M%S')}")
@@ -141,10 +152,14 @@ def _shown(config: Config, folder: RunFolder, narrator: Narrator) -> tuple[Demon
 
 
 def _target(config: Config, out: Path | None) -> Path:
-    """The folder to write: `out`, or the one that `model.path` names. Only a folder that this command has made is ever replaced."""
+    """The folder to write: `out`, or the one that `model.path` names. Only a folder that this command has made is ever
+    replaced.
+    """
     folder = _own_folder(config) if out is None else out.resolve()
     if config.warmstart.base and (config.root / config.warmstart.base).resolve() == folder:
-        raise UserError(f"`warmstart.base` is `{folder}` as well", hint="give `--out FOLDER`, so that the base stays as it is")
+        raise UserError(
+            f"`warmstart.base` is `{folder}` as well", hint="give `--out FOLDER`, so that the base stays as it is"
+        )
     if folder.exists() and not is_replaceable(folder):
         hint = "move it away, or give another folder as `--out`"
         raise UserError(f"`{folder}` was not made by `lightningrl warmstart`: it will not be replaced", hint=hint)
@@ -154,14 +169,23 @@ def _target(config: Config, out: Path | None) -> Path:
 def _own_folder(config: Config) -> Path:
     path = config.model.path
     folder = (config.root / Path(path).expanduser()).resolve()
-    if Path(path).is_absolute() or not folder.is_relative_to(config.root) or folder == config.root or _on_the_hub(path, folder):
+    if (
+        Path(path).is_absolute()
+        or not folder.is_relative_to(config.root)
+        or folder == config.root
+        or _on_the_hub(path, folder)
+    ):
         hint = 'give `--out FOLDER`, or let `model.path` name a folder of the recipe, such as "warmstart"'
-        raise UserError(f"`model.path` is `{path}`, which is no folder of the recipe's own: it will not be replaced", hint=hint)
+        raise UserError(
+            f"`model.path` is `{path}`, which is no folder of the recipe's own: it will not be replaced", hint=hint
+        )
     return folder
 
 
 def _on_the_hub(path: str, folder: Path) -> bool:
-    """`Qwen/Qwen3-0.6B` is a model of the hub unless there is such a folder; a folder that is to be made is written `./models/mine`."""
+    """`Qwen/Qwen3-0.6B` is a model of the hub unless there is such a folder; a folder that is to be made is written
+    `./models/mine`.
+    """
     return path.count("/") == 1 and not path.startswith((".", "~")) and not folder.exists()
 
 
@@ -191,12 +215,18 @@ def _conclude(result: Result, made: Made, config: Config, console: Console) -> N
     say(console, "\n", (said, "bold"))
     if result.success < LOW:
         steps = f" in {PASSES} times `warmstart.steps`" if config.warmstart.steer else ""
-        _warn(console, f"reward teaches from a success of {LOW} on, which was not reached{steps}: {made.reason}", hint=made.hint)
+        _warn(
+            console,
+            f"reward teaches from a success of {LOW} on, which was not reached{steps}: {made.reason}",
+            hint=made.hint,
+        )
     elif result.success > HIGH:
         _warn(console, "there is little left to learn from reward", hint="harder tasks, or a lower `warmstart.steps`")
     else:
         say(console, "good enough to begin: some attempts succeed and some fail, so reward has something to compare")
-    say(console, f"\nwritten to {result.model} after {result.steps} steps, {result.seconds:.0f} s\n\n", ("Next", "bold"))
+    say(
+        console, f"\nwritten to {result.model} after {result.steps} steps, {result.seconds:.0f} s\n\n", ("Next", "bold")
+    )
     say(console, f"  learn from reward       lightningrl train {near(config.root / 'recipe.toml')}")
     say(console, f"  look at the attempts    lightningrl rollouts {result.run_dir}")
 

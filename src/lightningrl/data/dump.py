@@ -1,4 +1,6 @@
-"""What was to be learnt when learning failed? A batch of lessons in one file that numpy alone can read: `np.load(path)`."""
+"""What was to be learnt when learning failed? A batch of lessons in one file that numpy alone can read:
+`np.load(path)`.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,8 +11,9 @@ from lightningrl.data.forest import Lesson
 
 
 def dump_lessons(path: Path, lessons: Sequence[Lesson]) -> None:
-    """`call_ids`, `rollout_ids`, `group_ids` and `returns` (NaN without a critic) [L]; tokens, one lesson after the other: those of lesson i are
-    `prompt_ids[prompt_starts[i]:prompt_starts[i + 1]]`, and likewise `starts` for `completion_ids`, `logprobs`, `advantages` and `weights`.
+    """`call_ids`, `rollout_ids`, `group_ids` and `returns` (NaN without a critic) [L]; tokens, one lesson after the
+    other: those of lesson i are `prompt_ids[prompt_starts[i]:prompt_starts[i + 1]]`, and likewise `starts` for
+    `completion_ids`, `logprobs`, `advantages` and `weights`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     calls = [lesson.transition for lesson in lessons]

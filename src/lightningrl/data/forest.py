@@ -41,8 +41,9 @@ class Forest:
         c2  [1 2 3 7 9 4] → [6 9]    segment    0       1         2
         c3  [1 2 3] → [8 9]          parents   -1       0         0
 
-    Nobody reads what follows the last token of a completion, so it is in the forest only where another call goes on from it.
-    A loss term reads the hidden state at `sources[m]` and asks for the token `targets[m]`: for c1 they are (2 → 7), (3 → 9).
+    Nobody reads what follows the last token of a completion, so it is in the forest only where another call goes on
+    from it. A loss term reads the hidden state at `sources[m]` and asks for the token `targets[m]`: for c1 they are (2
+    → 7), (3 → 9).
     """
 
     token_ids: Ints
@@ -80,7 +81,8 @@ class Forest:
 
 
 def build_forest(lessons: Sequence[Lesson], *, whole: bool = False) -> Forest:
-    """Merge calls by their tokens. Terms come in the order of the lessons; tokens come in an order that depends on the tokens alone.
+    """Merge calls by their tokens. Terms come in the order of the lessons; tokens come in an order that depends on the
+    tokens alone.
 
     `whole`: keep what has no weight, too. There is nothing to learn from it, but it can be evaluated.
     """
@@ -106,7 +108,9 @@ def build_forest(lessons: Sequence[Lesson], *, whole: bool = False) -> Forest:
         sources=terms([tail[:n] for tail, n in zip(trie.tails, counts, strict=True)], np.int32),
         targets=terms([lesson.transition.completion_ids for lesson in kept], np.int32),
         logprobs=terms([lesson.transition.logprobs for lesson in kept], np.float64),
-        proximal=terms([lesson.transition.logprobs if lesson.proximal is None else lesson.proximal for lesson in kept], np.float64),
+        proximal=terms(
+            [lesson.transition.logprobs if lesson.proximal is None else lesson.proximal for lesson in kept], np.float64
+        ),
         advantages=terms([lesson.advantages for lesson in kept], np.float64),
         weights=terms([lesson.weights for lesson in kept], np.float64),
         temperatures=spread([lesson.transition.temperature for lesson in kept], np.float64),
@@ -121,7 +125,13 @@ def build_forest(lessons: Sequence[Lesson], *, whole: bool = False) -> Forest:
 def unweighted(transition: Transition, *, rollout_id: str = "", group_id: str = "") -> Lesson:
     """A call that teaches nothing: for a forest that is only evaluated."""
     nothing = np.zeros(len(transition.completion_ids))
-    return Lesson(rollout_id=rollout_id, group_id=group_id, transition=transition, advantages=nothing.astype(np.float32), weights=nothing)
+    return Lesson(
+        rollout_id=rollout_id,
+        group_id=group_id,
+        transition=transition,
+        advantages=nothing.astype(np.float32),
+        weights=nothing,
+    )
 
 
 def read_ids(transition: Transition) -> Ints:

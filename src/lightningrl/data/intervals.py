@@ -1,4 +1,6 @@
-"""How sure are we of a mean, or of a difference? Over tasks: percentile bootstrap (Efron 1979), and a paired permutation test."""
+"""How sure are we of a mean, or of a difference? Over tasks: percentile bootstrap (Efron 1979), and a paired
+permutation test.
+"""
 
 from dataclasses import dataclass
 
@@ -36,7 +38,9 @@ def paired_difference(values: Doubles, others: Doubles, *, seed: int = 0) -> Dif
     found = abs(paired.mean())
     as_large = int((np.abs((signs * paired).mean(axis=1)) >= found - 1e-12).sum())
     low, high = bootstrap_mean(paired, seed=seed)
-    return Difference(mean=float(paired.mean()), low=low, high=high, p=(as_large + 1) / (RESAMPLES + 1), tasks=len(paired))
+    return Difference(
+        mean=float(paired.mean()), low=low, high=high, p=(as_large + 1) / (RESAMPLES + 1), tasks=len(paired)
+    )
 
 
 def bootstrap_mean(values: Doubles, *, seed: int = 0, level: float = 0.95) -> tuple[float, float]:

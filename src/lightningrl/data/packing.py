@@ -1,8 +1,8 @@
-"""Which lessons are updated from together, and which fit in one forward and backward? Whole groups stay together where they can, and whole
-rollouts always.
+"""Which lessons are updated from together, and which fit in one forward and backward? Whole groups stay together where
+they can, and whole rollouts always.
 
-Weights were computed over the whole batch. Micro-batches only split its sum; minibatches are also scaled by their number, so that each
-has the scale of a full-batch mean and their average is the full batch's loss.
+Weights were computed over the whole batch. Micro-batches only split its sum; minibatches are also scaled by their
+number, so that each has the scale of a full-batch mean and their average is the full batch's loss.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,7 +30,9 @@ def with_weight(rollout: Sequence[Lesson]) -> list[Lesson]:
 
 
 def as_a_whole(rollout: Sequence[Lesson]) -> list[Lesson]:
-    """Where a ratio is one of all that the rollout sampled, its gradient goes through every call, if it goes through any."""
+    """Where a ratio is one of all that the rollout sampled, its gradient goes through every call, if it goes through
+    any.
+    """
     return with_weight(rollout) if any(map(teaches, rollout)) else []
 
 
@@ -41,8 +43,11 @@ def teaching_under(loss: LossConfig, *, critic: bool = False) -> Teaching:
     return as_a_whole if loss.ratio == "rollout" or loss.importance.startswith("rollout") else with_advantage
 
 
-def minibatches(lessons: Sequence[Lesson], count: int, *, seed: int, teaching: Teaching = with_advantage) -> list[list[Lesson]]:
-    """Split a batch into at most `count` optimizer steps by whole groups; the order of groups follows from `seed` alone.
+def minibatches(
+    lessons: Sequence[Lesson], count: int, *, seed: int, teaching: Teaching = with_advantage
+) -> list[list[Lesson]]:
+    """Split a batch into at most `count` optimizer steps by whole groups; the order of groups follows from `seed`
+    alone.
 
     Groups that teach are dealt evenly; there are never more steps than such groups, and none if nothing teaches.
     """
@@ -57,7 +62,8 @@ def minibatches(lessons: Sequence[Lesson], count: int, *, seed: int, teaching: T
 
 
 def pack(lessons: Sequence[Lesson], *, max_tokens: int, teaching: Teaching = with_advantage) -> list[list[Lesson]]:
-    """Lessons of one optimizer step → those of each forest, of at most `max_tokens` unique tokens. A longer rollout has a forest of its own.
+    """Lessons of one optimizer step → those of each forest, of at most `max_tokens` unique tokens. A longer rollout has
+    a forest of its own.
 
     What does not teach is left out: there is nothing to compute.
     """
@@ -94,7 +100,9 @@ def _by_rollout(lessons: Iterable[Lesson]) -> list[list[Lesson]]:
 
 
 def _pieces(rollouts: Sequence[list[Lesson]], *, max_tokens: int) -> list[tuple[list[Lesson], int]]:
-    """Cut a group that is too large where neighbours in token order share least work; each piece comes with its number of unique tokens."""
+    """Cut a group that is too large where neighbours in token order share least work; each piece comes with its number
+    of unique tokens.
+    """
     whole = [lesson for rollout in rollouts for lesson in rollout]
     size = _unique_tokens(whole)
     if size <= max_tokens:

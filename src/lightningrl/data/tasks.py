@@ -1,4 +1,6 @@
-"""Where tasks come from: a pure function `f(split, seed=…, count=…)`, or a JSONL file with `input` and `split` in each row."""
+"""Where tasks come from: a pure function `f(split, seed=…, count=…)`, or a JSONL file with `input` and `split` in each
+row.
+"""
 
 import codecs
 import hashlib
@@ -20,7 +22,9 @@ ROW = 'a row is a line such as {"input": {…}, "split": "train"}, or "heldout"'
 
 
 def load_tasks(config: TasksConfig, split: str, *, seed: int, count: int, root: Path) -> list[Task]:
-    """`count` tasks of a split. A function makes fresh ones for every seed; a file is gone through in an order that follows the seed."""
+    """`count` tasks of a split. A function makes fresh ones for every seed; a file is gone through in an order that
+    follows the seed.
+    """
     if config.source.endswith((".jsonl", ".json")):
         rows = [row for row in _file(root / config.source) if row.get("split", "train") == split]
         if not rows:
@@ -39,7 +43,9 @@ def asked(task: Task) -> bytes:
 
 
 def in_both_splits(config: TasksConfig, *, seed: int, count: int, root: Path) -> list[Task]:
-    """Held-out tasks that are training tasks, too. Of a file all training tasks are looked at, of a function `count` that `seed` gives."""
+    """Held-out tasks that are training tasks, too. Of a file all training tasks are looked at, of a function `count`
+    that `seed` gives.
+    """
     if config.source.endswith((".jsonl", ".json")):
         count = len(_file(root / config.source))
     trained = {asked(task) for task in load_tasks(config, "train", seed=seed, count=count, root=root)}
@@ -56,7 +62,9 @@ def _made(source: str, split: str, *, seed: int, count: int, root: Path) -> list
         raise
     except Exception as error:
         reason, _, hint = f"{type(error).__name__}: {error}".partition("\nhint: ")
-        raise UserError(f"`{source}` failed on split `{split}`: {reason}", hint=hint or "it is called as f(split, seed=…, count=…)") from error
+        raise UserError(
+            f"`{source}` failed on split `{split}`: {reason}", hint=hint or "it is called as f(split, seed=…, count=…)"
+        ) from error
     if not rows or not all(isinstance(row, dict) and "input" in row for row in rows):
         raise UserError(f"`{source}` gave no tasks for split `{split}`", hint='it returns a list of {"input": {…}}')
     return rows
@@ -72,14 +80,20 @@ def _file(path: Path) -> tuple[dict[str, Any], ...]:
     try:
         return _rows(path, path.stat().st_mtime_ns)
     except FileNotFoundError as error:
-        raise UserError(f"no task file at `{path}`", hint="`tasks.source` is relative to the recipe's folder") from error
+        raise UserError(
+            f"no task file at `{path}`", hint="`tasks.source` is relative to the recipe's folder"
+        ) from error
     except OSError as error:
-        raise UserError(f"cannot read the task file `{path}`: {error.strerror}", hint="`tasks.source` names a JSONL file") from error
+        raise UserError(
+            f"cannot read the task file `{path}`: {error.strerror}", hint="`tasks.source` names a JSONL file"
+        ) from error
 
 
 @lru_cache(maxsize=2)
 def _rows(path: Path, changed_ns: int) -> tuple[dict[str, Any], ...]:
-    """All that are tasks; each line that is none is named in a warning. A file is read once, and again if it has changed since."""
+    """All that are tasks; each line that is none is named in a warning. A file is read once, and again if it has
+    changed since.
+    """
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines(), start=1):
         if line.strip():
@@ -101,7 +115,9 @@ def _task_of(line: bytes) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise ValueError(f"a `{type(row).__name__}`, not an object")
     if not isinstance(row.get("input"), dict):
-        raise ValueError(f"`input` is a `{type(row['input']).__name__}`, not an object" if "input" in row else "`input` is missing")
+        raise ValueError(
+            f"`input` is a `{type(row['input']).__name__}`, not an object" if "input" in row else "`input` is missing"
+        )
     split = row.get("split", SPLITS[0])
     if split not in SPLITS:
         raise ValueError(f"there is no split `{split}`: {meant(str(split), SPLITS)}")

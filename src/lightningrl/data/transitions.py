@@ -1,7 +1,8 @@
-"""What did each call of an accepted attempt see, say and earn? Records in, trajectories out, and a report of what will not be trained.
+"""What did each call of an accepted attempt see, say and earn? Records in, trajectories out, and a report of what will
+not be trained.
 
-Every call of an accepted attempt becomes a transition, whether it teaches or not: a group's baseline is made of all of its members,
-so selection is a mark on the transition (`left_out`), never a gap in the trajectory.
+Every call of an accepted attempt becomes a transition, whether it teaches or not: a group's baseline is made of all of
+its members, so selection is a mark on the transition (`left_out`), never a gap in the trajectory.
 """
 
 from collections import Counter
@@ -53,10 +54,12 @@ def trajectories_of(
     reward: str = FINAL,
     oldest_version: int = 0,
 ) -> tuple[list[Trajectory], Report]:
-    """One trajectory per succeeded rollout, in the order given. `trains` is asked about each agent; records of other attempts are ignored.
+    """One trajectory per succeeded rollout, in the order given. `trains` is asked about each agent; records of other
+    attempts are ignored.
 
-    `reward` names the attempt's reward that is learnt from. Calls by weights older than `oldest_version` are left out as `stale`.
-    Raises `GraderError` if a succeeded rollout has no such reward, or several and not exactly one from the grader.
+    `reward` names the attempt's reward that is learnt from. Calls by weights older than `oldest_version` are left out
+    as `stale`. Raises `GraderError` if a succeeded rollout has no such reward, or several and not exactly one from the
+    grader.
     """
     calls_of, rewards_of = _by_attempt(calls), _by_attempt(rewards)
     made: list[Trajectory] = []
@@ -73,7 +76,10 @@ def trajectories_of(
                 rollout_id=rollout.id,
                 group_id=rollout.group_id,
                 task_id=rollout.task.id,
-                transitions=tuple(_transition(c, reward=steps.get(c.id), left_out=why) for c, why in zip(ordered, reasons, strict=True)),
+                transitions=tuple(
+                    _transition(c, reward=steps.get(c.id), left_out=why)
+                    for c, why in zip(ordered, reasons, strict=True)
+                ),
                 reward=attempt_reward(given, name=reward, rollout_id=rollout.id),
             )
         )
@@ -83,13 +89,14 @@ def trajectories_of(
 def why_left_out(call: Call, *, policy: str, trains: Callable[[str], bool], oldest_version: int = 0) -> str | None:
     """The first reason why a call must not be trained; None if it is trained.
 
-    This is the one place where it is decided which of the distributions that tokens are drawn from can be learnt from. The trainer computes the
-    policy's logits and divides them by the recorded temperature, and ratios are right only if the recorded logprobs are of that distribution:
+    This is the one place where it is decided which of the distributions that tokens are drawn from can be learnt from.
+    The trainer computes the policy's logits and divides them by the recorded temperature, and ratios are right only if
+    the recorded logprobs are of that distribution:
 
         temperature > 0          trained: the trainer scales its logits in the same way
         temperature 0            `sampling`: greedy choices are not drawn from any distribution
-        top_p < 1 or top_k > 0   `sampling`: the recorded logprobs are renormalised over tokens that the trainer does not know
-        grammar                  `grammar`: likewise, over the tokens that the grammar allowed at each place
+        top_p < 1 or top_k > 0   `sampling`: the recorded logprobs are renormalised over tokens that the trainer does
+        not know grammar                  `grammar`: likewise, over the tokens that the grammar allowed at each place
     """
     reasons = {
         "incomplete": call.capture == "incomplete" or len(call.prompt_ids) == 0,

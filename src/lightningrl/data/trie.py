@@ -1,7 +1,7 @@
 """Which tokens do these sequences share? A path-compressed token trie, flattened depth first.
 
-Sorted sequences share with their neighbour all that they share with any earlier one, so the trie is read off the lengths of the
-common prefixes of neighbours: no tree of objects is ever built.
+Sorted sequences share with their neighbour all that they share with any earlier one, so the trie is read off the
+lengths of the common prefixes of neighbours: no tree of objects is ever built.
 """
 
 from collections.abc import Sequence
@@ -51,7 +51,9 @@ def count_unique(sequences: Sequence[Ints]) -> int:
 def build_trie(sequences: Sequence[Ints], *, tails: Sequence[int]) -> Trie:
     """The trie of non-empty sequences. `tails`: of how many of its last tokens each sequence wants to know the index."""
     order, shared = sort_sequences(sequences)
-    path = np.empty(max((len(s) for s in sequences), default=0), dtype=np.int32)  # index of the token at each depth of the current sequence
+    path = np.empty(
+        max((len(s) for s in sequences), default=0), dtype=np.int32
+    )  # index of the token at each depth of the current sequence
     tokens, positions = [np.empty(0, np.int32)], [np.empty(0, np.int32)]
     found: list[Ints] = [np.empty(0, np.int32)] * len(sequences)
     parent_of: dict[int, int] = {}  # first token of a segment → last token of its parent
@@ -60,7 +62,9 @@ def build_trie(sequences: Sequence[Ints], *, tails: Sequence[int]) -> Trie:
         length = len(sequences[i])
         if depth == 0:
             parent_of[N] = -1
-        elif depth < min(length, previous):  # a branch: the new path starts a segment, and so does the old one from here on
+        elif depth < min(
+            length, previous
+        ):  # a branch: the new path starts a segment, and so does the old one from here on
             parent_of[N] = parent_of[int(path[depth])] = int(path[depth - 1])
         path[depth:length] = np.arange(N, N + length - depth)
         found[i] = path[length - tails[i] : length].copy()

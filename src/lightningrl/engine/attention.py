@@ -1,17 +1,19 @@
 """How do new tokens look at the cache? The same way, bit for bit, whatever else is computed in the same pass.
 
-Floating point sums depend on the order of their terms, and libraries choose that order by shape. So every query token does its own
-pair of products, `[G E] @ [E T]` and `[G T] @ [T E]`, whether it is decoded, prefilled alone or prefilled with a hundred others, and the
-sum over T goes in blocks of fixed size. Found by measurement with MKL on AVX-512, by Intel and by AMD (torch 2.13, float32, one thread):
+Floating point sums depend on the order of their terms, and libraries choose that order by shape. So every query token
+does its own pair of products, `[G E] @ [E T]` and `[G T] @ [T E]`, whether it is decoded, prefilled alone or prefilled
+with a hundred others, and the sum over T goes in blocks of fixed size. Found by measurement with MKL on AVX-512, by
+Intel and by AMD (torch 2.13, float32, one thread):
 
 - rows of `F.linear` keep their bits for any number of rows ≥ 16, not below: passes are padded (`embedded.PAD`);
-- a product over T changed its bits between T = 512 and 4096 (masked positions only), on AMD from T = 129 on; blocks of 128 never did: hence
-  `SUM_BLOCK`;
+- a product over T changed its bits between T = 512 and 4096 (masked positions only), on AMD from T = 129 on; blocks of
+  128 never did: hence `SUM_BLOCK`;
 - softmax keeps its bits when T grows by masked positions in whole vectors: hence `cache.BLOCK`.
 
 tests/engine/test_invariance.py asserts it on the machine at hand.
 
-Legend: A decoded sequences · N new tokens of a prompt · H query heads · K key/value heads · G = H / K · E head size · T cached tokens.
+Legend: A decoded sequences · N new tokens of a prompt · H query heads · K key/value heads · G = H / K · E head size · T
+cached tokens.
 """
 
 import torch
@@ -27,7 +29,9 @@ def causal_mask(positions: Tensor, length: int, *, dtype: torch.dtype) -> Tensor
 
 
 def attend_rows(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: Tensor) -> None:
-    """One token of each of A sequences, each over its own row: q and out [A H E], keys and values [A K T E], mask [A·K 1 T]."""
+    """One token of each of A sequences, each over its own row: q and out [A H E], keys and values [A K T E], mask [A·K
+    1 T].
+    """
     A, H, E = q.shape
     K, T = keys.shape[1:3]
     q, out = q.reshape(A * K, H // K, E), out.view(A * K, H // K, E)

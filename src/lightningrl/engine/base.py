@@ -1,4 +1,6 @@
-"""What an engine promises: every token it hands out comes with the logprob under the very distribution it was drawn from."""
+"""What an engine promises: every token it hands out comes with the logprob under the very distribution it was drawn
+from.
+"""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextvars import ContextVar
@@ -14,8 +16,9 @@ Top: TypeAlias = tuple[tuple[int, float], ...]
 """The likeliest (token id, logprob) at one place, best first."""
 
 affinity: ContextVar[str] = ContextVar("affinity", default="")
-"""Whose generation this is, e.g. a rollout's id: one that continues another starts from its keys and values if it reaches the same server.
-Set around `Engine.generate`; empty: engines with several servers go by how the prompt begins."""
+"""Whose generation this is, e.g. a rollout's id: one that continues another starts from its keys and values if it
+reaches the same server. Set around `Engine.generate`; empty: engines with several servers go by how the prompt begins.
+"""
 
 
 class EngineBusy(EngineError):
@@ -60,18 +63,23 @@ class EngineSetup:
     turn_end_id: int | None
     """The token that ends an assistant's turn; None if the template has none."""
     model: Any = None
-    """A `DenseModel` whose parameters a trainer in this process updates in place; None: the engine loads `folder` itself."""
+    """A `DenseModel` whose parameters a trainer in this process updates in place; None: the engine loads `folder`
+    itself.
+    """
 
 
 class Engine(Protocol):
     """`lightningrl.engine.conformance` is the suite that every implementation passes."""
 
-    def generate(self, prompt_ids: Sequence[int], *, sampling: Sampling, policy: str, stream: bool = False) -> AsyncIterator[Delta]:
+    def generate(
+        self, prompt_ids: Sequence[int], *, sampling: Sampling, policy: str, stream: bool = False
+    ) -> AsyncIterator[Delta]:
         """Sample a completion. Without `stream` there is exactly one delta, the last.
 
         Closing the iterator early (`aclose`) cancels the generation and frees its slot.
-        With the same prompt, sampling (seed included) and weights, the answer is the same bit for bit, whatever else is being served.
-        Raises `EngineBusy`, before the first delta, when it can take no more, and `Unanswerable` for what it can never do.
+        With the same prompt, sampling (seed included) and weights, the answer is the same bit for bit, whatever else is
+        being served. Raises `EngineBusy`, before the first delta, when it can take no more, and `Unanswerable` for what
+        it can never do.
         """
         ...
 

@@ -1,7 +1,8 @@
 """Which keys and values are already known? Rows of token ids with the keys and values that belong to them.
 
-Rows `[0, active)` are being decoded, the others keep what ended generations left, so that a prompt that starts alike need not be
-computed again. Running rows stay together at the front: attention over them is then one strided view, and a finished one costs nothing.
+Rows `[0, active)` are being decoded, the others keep what ended generations left, so that a prompt that starts alike
+need not be computed again. Running rows stay together at the front: attention over them is then one strided view, and a
+finished one costs nothing.
 
 Legend: R rows · T tokens that fit in a row · L layers · K key/value heads · E head size.
 """
@@ -16,7 +17,9 @@ BLOCK = 32
 """Rows are read in multiples of this many tokens, so that vectorised kernels meet no odd tail."""
 
 SMALL_LOSS = 4
-"""An unused row is taken over by a prompt that shares all but a quarter of it; a copy would cost another row its place. Not tuned."""
+"""An unused row is taken over by a prompt that shares all but a quarter of it; a copy would cost another row its place.
+Not tuned.
+"""
 
 
 def rounded(length: int, to: int = BLOCK) -> int:
@@ -26,7 +29,9 @@ def rounded(length: int, to: int = BLOCK) -> int:
 class PrefixCache:
     """Rows of keys and values, and the tokens they were computed from."""
 
-    def __init__(self, *, rows: int, length: int, layers: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, *, rows: int, length: int, layers: int, kv_heads: int, head_size: int, dtype: torch.dtype
+    ) -> None:
         shape = (layers, 2, rows, kv_heads, rounded(length), head_size)
         self.keys_values = torch.zeros(shape, dtype=dtype)
         """[L 2 R K T E]. Never NaN: masked positions are multiplied by zero."""
@@ -60,7 +65,9 @@ class PrefixCache:
         self.active += 1
         if shared:
             self._touch(source)
-        if source >= row and (self.known[source] - shared) * SMALL_LOSS <= shared > 0:  # take the row over, and lose little or nothing
+        if (
+            source >= row and (self.known[source] - shared) * SMALL_LOSS <= shared > 0
+        ):  # take the row over, and lose little or nothing
             if source != row:
                 self._swap(source, row)
         else:
@@ -72,7 +79,9 @@ class PrefixCache:
         return row
 
     def release(self, row: int) -> int:
-        """End the generation in `row`; what it knows stays. Returns the row that moved into its place (`row` itself if none did)."""
+        """End the generation in `row`; what it knows stays. Returns the row that moved into its place (`row` itself if
+        none did).
+        """
         self.active -= 1
         self._touch(row)
         if row != self.active:
@@ -95,7 +104,9 @@ class PrefixCache:
         self.used[row] = self._now
 
     def _keep_elsewhere(self, row: int, *, but: int) -> None:
-        """Before `row` is overwritten, move what it knows over a row that is empty or longer out of use, if there is one."""
+        """Before `row` is overwritten, move what it knows over a row that is empty or longer out of use, if there is
+        one.
+        """
         age = np.where(self.known == 0, -1, self.used)
         age[: self.active] = age[but] = np.iinfo(np.int64).max
         victim = int(age.argmin())

@@ -24,7 +24,9 @@ from lightningrl.types import Sampling, Weights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conformance:
-    """What the checks must know of the engine. It must fit prompts of 40 tokens with completions of 24, and 4 generations at a time."""
+    """What the checks must know of the engine. It must fit prompts of 40 tokens with completions of 24, and 4
+    generations at a time.
+    """
 
     policy: str
     """The name it serves."""
@@ -60,10 +62,16 @@ class Answer:
         return self.token_ids, self.logprobs, self.deltas[-1].finish_reason
 
 
-async def ask(engine: Engine, prompt: Sequence[int], *, sampling: Sampling, about: Conformance, stream: bool = False) -> Answer:
+async def ask(
+    engine: Engine, prompt: Sequence[int], *, sampling: Sampling, about: Conformance, stream: bool = False
+) -> Answer:
     """All deltas of one generation."""
     async with asyncio.timeout(about.timeout_s):
-        return Answer(deltas=tuple([d async for d in engine.generate(prompt, sampling=sampling, policy=about.policy, stream=stream)]))
+        return Answer(
+            deltas=tuple(
+                [d async for d in engine.generate(prompt, sampling=sampling, policy=about.policy, stream=stream)]
+            )
+        )
 
 
 async def tokens_come_with_their_logprobs(engine: Engine, about: Conformance) -> None:
@@ -94,18 +102,27 @@ async def the_answer_does_not_depend_on_what_else_is_served(engine: Engine, abou
 
 
 async def greedy_needs_no_seed(engine: Engine, about: Conformance) -> None:
-    answers = [await ask(engine, about.prompt(20), sampling=Sampling(max_tokens=8, temperature=0.0), about=about) for _ in range(2)]
+    answers = [
+        await ask(engine, about.prompt(20), sampling=Sampling(max_tokens=8, temperature=0.0), about=about)
+        for _ in range(2)
+    ]
     assert answers[0].exact == answers[1].exact
 
 
 async def different_seeds_differ(engine: Engine, about: Conformance) -> None:
     seeds = [1, 2, 3, None, None]
-    answers = [await ask(engine, about.prompt(20), sampling=Sampling(max_tokens=16, temperature=2.0, seed=seed), about=about) for seed in seeds]
+    answers = [
+        await ask(engine, about.prompt(20), sampling=Sampling(max_tokens=16, temperature=2.0, seed=seed), about=about)
+        for seed in seeds
+    ]
     assert len({a.token_ids for a in answers}) > 1
 
 
 async def max_tokens_ends_with_length(engine: Engine, about: Conformance) -> None:
-    answers = [await ask(engine, about.prompt(20), sampling=Sampling(max_tokens=1, seed=seed), about=about) for seed in range(4)]
+    answers = [
+        await ask(engine, about.prompt(20), sampling=Sampling(max_tokens=1, seed=seed), about=about)
+        for seed in range(4)
+    ]
     assert all(len(a.token_ids) == 1 for a in answers)
     assert any(a.deltas[-1].finish_reason == "length" for a in answers)
 
@@ -114,7 +131,9 @@ async def a_stop_token_is_kept_and_ends_the_answer(engine: Engine, about: Confor
     sampling = Sampling(max_tokens=16, seed=3)
     free = await ask(engine, about.prompt(20), sampling=sampling, about=about)
     stop = free.token_ids[len(free.token_ids) // 2]
-    ended = await ask(engine, about.prompt(20), sampling=Sampling(max_tokens=16, seed=3, stop_token_ids=(stop,)), about=about)
+    ended = await ask(
+        engine, about.prompt(20), sampling=Sampling(max_tokens=16, seed=3, stop_token_ids=(stop,)), about=about
+    )
     cut = free.token_ids.index(stop) + 1
     assert ended.token_ids == free.token_ids[:cut]
     assert ended.logprobs == free.logprobs[:cut]
@@ -125,7 +144,13 @@ async def the_likeliest_tokens_are_told(engine: Engine, about: Conformance) -> N
     plain = await ask(engine, about.prompt(20), sampling=Sampling(max_tokens=8, seed=6), about=about)
     assert all(d.top is None for d in plain.deltas), "nobody asked"
     for stream in (False, True):
-        answer = await ask(engine, about.prompt(20), sampling=Sampling(max_tokens=8, seed=6, top_logprobs=5), about=about, stream=stream)
+        answer = await ask(
+            engine,
+            about.prompt(20),
+            sampling=Sampling(max_tokens=8, seed=6, top_logprobs=5),
+            about=about,
+            stream=stream,
+        )
         assert answer.exact == plain.exact, "asking for more changes nothing"
         places = [place for d in answer.deltas for place in d.top or ()]
         assert len(places) == len(answer.token_ids), "one entry per token"
@@ -154,7 +179,12 @@ async def a_grammar_is_obeyed_to_the_end(engine: Engine, about: Conformance) -> 
 
 async def max_tokens_cuts_a_grammar(engine: Engine, about: Conformance) -> None:
     assert about.decode is not None
-    answer = await ask(engine, about.prompt(20), sampling=Sampling(max_tokens=3, seed=7, grammar='start: "<" /[0-9]{30}/ ">"'), about=about)
+    answer = await ask(
+        engine,
+        about.prompt(20),
+        sampling=Sampling(max_tokens=3, seed=7, grammar='start: "<" /[0-9]{30}/ ">"'),
+        about=about,
+    )
     assert answer.deltas[-1].finish_reason == "length"
     assert re.fullmatch("<[0-9]{0,30}>?", about.decode(list(answer.token_ids)))
 
@@ -169,7 +199,9 @@ async def a_grammar_that_cannot_be_read_is_refused(engine: Engine, about: Confor
 
 async def closing_the_iterator_frees_the_engine(engine: Engine, about: Conformance) -> None:
     for _ in range(32):  # more than any small engine has slots
-        deltas = engine.generate(about.prompt(20), sampling=Sampling(max_tokens=24, seed=4), policy=about.policy, stream=True)
+        deltas = engine.generate(
+            about.prompt(20), sampling=Sampling(max_tokens=24, seed=4), policy=about.policy, stream=True
+        )
         await anext(deltas)
         await deltas.aclose()  # pyright: ignore[reportAttributeAccessIssue]  generators have it
     await tokens_come_with_their_logprobs(engine, about)
@@ -188,9 +220,11 @@ async def paused_generations_wait(engine: Engine, about: Conformance) -> None:
 
 
 async def what_was_loaded_is_served(engine: Engine, about: Conformance) -> None:
-    """Each version answers in its own way, the same prompt too: nothing that was computed with other weights is used again.
+    """Each version answers in its own way, the same prompt too: nothing that was computed with other weights is used
+    again.
 
-    Other prompts drive what the first answer left out of small caches. So the last answer finds what the second one left, if that is kept.
+    Other prompts drive what the first answer left out of small caches. So the last answer finds what the second one
+    left, if that is kept.
     """
     assert about.weights is not None
     one, other = about.weights

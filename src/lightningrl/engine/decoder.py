@@ -9,7 +9,8 @@ from lightningrl.engine.scheduler import Batch
 from lightningrl.models.dense import Attend, DenseModel
 
 PAD = 16
-"""Passes have a multiple of this many tokens: fewer rows make a matrix product sum in another order (see `attention`)."""
+"""Passes have a multiple of this many tokens: fewer rows make a matrix product sum in another order (see `attention`).
+"""
 
 
 class Decoder:
@@ -20,7 +21,11 @@ class Decoder:
     def forward(self, batch: Batch) -> Tensor:
         """Logits [A V] (float32) of the last token of each running sequence."""
         count = len(batch.token_ids)
-        hidden = self.model.hidden(_padded(torch.from_numpy(batch.token_ids)), _padded(torch.from_numpy(batch.positions)), self._attention(batch))
+        hidden = self.model.hidden(
+            _padded(torch.from_numpy(batch.token_ids)),
+            _padded(torch.from_numpy(batch.positions)),
+            self._attention(batch),
+        )
         if not batch.spans:  # hidden has the padding that lm_head needs
             return self.model.logits(hidden)[:count].float()
         lengths = torch.tensor([1] * batch.singles + [s.stop - s.start for s in batch.spans])
@@ -38,7 +43,11 @@ class Decoder:
             rows = torch.cat([rows, *(torch.full((s.stop - s.start,), s.row) for s in batch.spans)])
         places = ((rows[:, None] * K + torch.arange(K)) * T + positions[:, None]).view(-1)  # of [R·K·T]
         reach = rounded(int(batch.positions[:singles].max(initial=0)) + 1)
-        mask = causal_mask(positions[:singles], reach, dtype=dtype).expand(singles, K, reach).reshape(singles * K, 1, reach)
+        mask = (
+            causal_mask(positions[:singles], reach, dtype=dtype)
+            .expand(singles, K, reach)
+            .reshape(singles * K, 1, reach)
+        )
         starts, offset = [], singles
         for span in batch.spans:
             starts.append(offset)

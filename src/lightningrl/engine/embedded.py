@@ -1,10 +1,12 @@
 """An engine inside this process: one policy, one thread that decodes, weights shared with a trainer without a copy.
 
-`generate` (asyncio) → inbox → thread: scheduler → decoder → sampler → outbox → asyncio. The two sides share nothing but the inbox and a
-`cancelled` flag; a client that does not stream is woken once, when its answer is complete, and one that streams at most once per step.
+`generate` (asyncio) → inbox → thread: scheduler → decoder → sampler → outbox → asyncio. The two sides share nothing but
+the inbox and a `cancelled` flag; a client that does not stream is woken once, when its answer is complete, and one that
+streams at most once per step.
 
-Threads: torch's `set_num_threads` holds for the thread that calls it (new threads start with the value last set anywhere), so the engine's
-choice does not bind a trainer. Results are the same bit for bit whatever else is served: `attention` says how, and needs `threads=1`.
+Threads: torch's `set_num_threads` holds for the thread that calls it (new threads start with the value last set
+anywhere), so the engine's choice does not bind a trainer. Results are the same bit for bit whatever else is served:
+`attention` says how, and needs `threads=1`.
 """
 
 import asyncio
@@ -39,8 +41,9 @@ from lightningrl.models.load import DTypeName, load_into, load_model
 from lightningrl.types import FinishReason, Sampling, Weights
 
 NICENESS = 10
-"""Of the thread that decodes. Agents and the gateway come first while they can use a core; what they ask for gathers meanwhile, and the more is
-decoded together, the less each token costs."""
+"""Of the thread that decodes. Agents and the gateway come first while they can use a core; what they ask for gathers
+meanwhile, and the more is decoded together, the less each token costs.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,11 +102,15 @@ class EmbeddedEngine:
         shared: bool = False,
         threads: int = 1,
     ) -> None:
-        """`decode` is needed for stop strings, `grammars` for `Sampling.grammar`. `shared`: a trainer in this process updates the parameters
-        of `model` in place, so that `load` has nothing to read. Keys and values take 2·slots·max_length·layers·kv_heads·head_size·2 numbers
-        when all of it is used."""
+        """`decode` is needed for stop strings, `grammars` for `Sampling.grammar`. `shared`: a trainer in this process
+        updates the parameters of `model` in place, so that `load` has nothing to read. Keys and values take
+        2·slots·max_length·layers·kv_heads·head_size·2 numbers when all of it is used.
+        """
         if max_length > model.max_length:
-            raise UserError(f"`engine.max_length` is {max_length}, the model's limit is `{model.max_length}`", hint="lower `engine.max_length`")
+            raise UserError(
+                f"`engine.max_length` is {max_length}, the model's limit is `{model.max_length}`",
+                hint="lower `engine.max_length`",
+            )
         self.policy = policy
         self.version = version
         self.max_length = max_length
@@ -111,7 +118,12 @@ class EmbeddedEngine:
         self._stop = StopFinder(decode) if decode is not None else None
         self._grammars = grammars
         cache = PrefixCache(
-            rows=2 * slots, length=max_length, layers=model.layers, kv_heads=model.kv_heads, head_size=model.head_size, dtype=model.dtype
+            rows=2 * slots,
+            length=max_length,
+            layers=model.layers,
+            kv_heads=model.kv_heads,
+            head_size=model.head_size,
+            dtype=model.dtype,
         )
         self._scheduler = Scheduler(cache, slots=slots)
         self._decoder = Decoder(model, cache)
@@ -137,7 +149,9 @@ class EmbeddedEngine:
 
     # The asyncio side
 
-    async def generate(self, prompt_ids: Tokens[int], *, sampling: Sampling, policy: str, stream: bool = False) -> AsyncIterator[Delta]:
+    async def generate(
+        self, prompt_ids: Tokens[int], *, sampling: Sampling, policy: str, stream: bool = False
+    ) -> AsyncIterator[Delta]:
         """See `Engine.generate`. Raises `EngineError` for what it cannot do, and when the engine fails while it waits."""
         sequence = self._sequence(prompt_ids, sampling=sampling, policy=policy, stream=stream)
         if sampling.grammar is not None:
@@ -156,7 +170,10 @@ class EmbeddedEngine:
 
     async def load(self, weights: Weights) -> None:
         if weights.policy != self.policy:
-            raise EngineError(f"this engine serves `{self.policy}`, not `{weights.policy}`", hint="give each policy an engine of its own")
+            raise EngineError(
+                f"this engine serves `{self.policy}`, not `{weights.policy}`",
+                hint="give each policy an engine of its own",
+            )
         await self._ask(lambda: self._load(weights))
 
     async def pause(self, *, timeout_s: float = 60.0) -> None:
@@ -167,7 +184,9 @@ class EmbeddedEngine:
             async with asyncio.timeout(timeout_s):  # `wait_for` may lose a cancellation (Python 3.11)
                 await asyncio.wrap_future(drained)
         except TimeoutError as error:
-            raise EngineError(f"generations still run after `{timeout_s}` s", hint="wait longer, or lower `max_tokens`") from error
+            raise EngineError(
+                f"generations still run after `{timeout_s}` s", hint="wait longer, or lower `max_tokens`"
+            ) from error
 
     async def resume(self) -> None:
         await self._ask(self._resume)
@@ -187,7 +206,7 @@ class EmbeddedEngine:
                 return  # whoever asked has gone
             try:
                 command()
-            except Exception as error:  # noqa: BLE001  it belongs to whoever asked; the thread must live on
+            except Exception as error:
                 done.set_exception(error)
             else:
                 done.set_result(None)
@@ -200,16 +219,31 @@ class EmbeddedEngine:
         prompt = as_tokens(prompt_ids)
         self._check_open()
         if policy != self.policy:
-            raise EngineError(f"this engine serves `{self.policy}`, not `{policy}`", hint="give each policy an engine of its own")
+            raise EngineError(
+                f"this engine serves `{self.policy}`, not `{policy}`", hint="give each policy an engine of its own"
+            )
         if not 0 < len(prompt) < self.max_length:
             hint = "raise `engine.max_length`, or shorten the conversation"
             raise Unanswerable(f"a prompt of `{len(prompt)}` tokens does not fit in `{self.max_length}`", hint=hint)
         if prompt.min() < 0 or prompt.max() >= self._model.vocab_size:
-            raise Unanswerable(f"token ids must lie in 0..{self._model.vocab_size - 1}", hint="is this the tokenizer of the model?")
+            raise Unanswerable(
+                f"token ids must lie in 0..{self._model.vocab_size - 1}", hint="is this the tokenizer of the model?"
+            )
         if sampling.stop and self._stop is None:
-            raise Unanswerable("stop strings need a tokenizer", hint="make the engine with `decode`, or use `stop_token_ids`")
-        if sampling.max_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1 or sampling.top_k < 0 or sampling.top_logprobs < 0:
-            raise Unanswerable(f"cannot sample with `{sampling}`", hint="max_tokens ≥ 1, temperature ≥ 0, 0 < top_p ≤ 1, top_k ≥ 0, top_logprobs ≥ 0")
+            raise Unanswerable(
+                "stop strings need a tokenizer", hint="make the engine with `decode`, or use `stop_token_ids`"
+            )
+        if (
+            sampling.max_tokens < 1
+            or sampling.temperature < 0
+            or not 0 < sampling.top_p <= 1
+            or sampling.top_k < 0
+            or sampling.top_logprobs < 0
+        ):
+            raise Unanswerable(
+                f"cannot sample with `{sampling}`",
+                hint="max_tokens ≥ 1, temperature ≥ 0, 0 < top_p ≤ 1, top_k ≥ 0, top_logprobs ≥ 0",
+            )
         return Sequence(
             prompt_ids=prompt,
             sampling=sampling,
@@ -220,9 +254,13 @@ class EmbeddedEngine:
         )
 
     async def _guide(self, sequence: Sequence, grammar: str) -> None:
-        """Put `sequence` at the beginning of its grammar. Of all that ends a completion, only the end of the grammar stays possible."""
+        """Put `sequence` at the beginning of its grammar. Of all that ends a completion, only the end of the grammar
+        stays possible.
+        """
         if self._grammars is None:
-            raise Unanswerable("grammars need a tokenizer and a token that ends a turn", hint="make the engine with `grammars`")
+            raise Unanswerable(
+                "grammars need a tokenizer and a token that ends a turn", hint="make the engine with `grammars`"
+            )
         sequence.matcher = await asyncio.to_thread(self._grammars.matcher, grammar, never=sequence.stop_ids)
         sequence.stop_ids |= {self._grammars.end_id}
         self._check_open()  # it may have been closed meanwhile
@@ -244,7 +282,7 @@ class EmbeddedEngine:
                 started = time.perf_counter()
                 try:
                     self._step()
-                except Exception as error:  # noqa: BLE001  whatever it was, those who wait must hear of it
+                except Exception as error:
                     self._fail(error)
                 self._busy_s += time.perf_counter() - started
             self._tell_drained()
@@ -276,7 +314,9 @@ class EmbeddedEngine:
             self._draw = prepare([s.sampling for s in running])
         seeds = np.fromiter((s.seed for s in running), dtype=np.uint64, count=len(running))
         indices = np.fromiter((len(s.token_ids) for s in running), dtype=np.uint64, count=len(running))
-        allowed = {row: matcher.allowed for row in self._draw.constrained if (matcher := running[row].matcher) is not None}
+        allowed = {
+            row: matcher.allowed for row in self._draw.constrained if (matcher := running[row].matcher) is not None
+        }
         self._append(sample(logits, self._draw, uniform(seeds, indices), allowed=allowed))
         self._steps += 1
 
@@ -325,7 +365,12 @@ class EmbeddedEngine:
         for sequence in sequences:
             client = self._clients[sequence]
             if sequence.matcher is not None and sequence.matcher.failure is not None:
-                _call(client.loop, _deliver_error, client, EngineError(f"the grammar cannot go on: {sequence.matcher.failure}"))
+                _call(
+                    client.loop,
+                    _deliver_error,
+                    client,
+                    EngineError(f"the grammar cannot go on: {sequence.matcher.failure}"),
+                )
                 continue
             delta = Delta(
                 token_ids=tuple(sequence.token_ids[sequence.told :]),
@@ -396,7 +441,9 @@ class EmbeddedEngine:
 
 def embedded(setup: EngineSetup) -> EmbeddedEngine:
     """The engine of a running server: over the trainer's own parameters, or over a model that it loads for itself."""
-    model = setup.model if setup.model is not None else load_model(str(setup.folder), dtype=cast(DTypeName, setup.dtype))
+    model = (
+        setup.model if setup.model is not None else load_model(str(setup.folder), dtype=cast(DTypeName, setup.dtype))
+    )
     end_id = setup.turn_end_id if setup.turn_end_id is not None else min(model.eos_token_ids, default=None)
     return EmbeddedEngine(
         model,

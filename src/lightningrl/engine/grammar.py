@@ -1,6 +1,8 @@
-"""Which tokens may come next? A matcher walks along with one generation and rules out whatever would leave its grammar's language.
+"""Which tokens may come next? A matcher walks along with one generation and rules out whatever would leave its
+grammar's language.
 
-grammar text → `Grammars` (compiled once per text) → `Matcher` (one per generation): `allowed` → sample → `advance` → `allowed` → …
+grammar text → `Grammars` (compiled once per text) → `Matcher` (one per generation): `allowed` → sample → `advance` →
+`allowed` → …
 """
 
 import threading
@@ -18,7 +20,9 @@ from lightningrl.engine.base import Unanswerable
 from lightningrl.errors import UserError
 
 KEPT = 256
-"""Compiled grammars that an engine keeps. A guess: agents have some tens of tool sets and schemas, and one compiles in milliseconds."""
+"""Compiled grammars that an engine keeps. A guess: agents have some tens of tool sets and schemas, and one compiles in
+milliseconds.
+"""
 
 
 class Grammars:
@@ -35,7 +39,9 @@ class Grammars:
         self._compiled: OrderedDict[str, Any] = OrderedDict()
 
     def matcher(self, grammar: str, *, never: Iterable[int] = ()) -> "Matcher":
-        """At the beginning of `grammar`; the tokens of `never` are ruled out throughout. `Unanswerable` if it cannot be compiled."""
+        """At the beginning of `grammar`; the tokens of `never` are ruled out throughout. `Unanswerable` if it cannot be
+        compiled.
+        """
         with self._lock:  # rollouts of one task arrive together: one compiles, the others find it done
             compiled = self._compiled.get(grammar)
             if compiled is None:
@@ -45,18 +51,26 @@ class Grammars:
             else:
                 self._compiled.move_to_end(grammar)
             fresh = compiled.deep_copy()
-        matcher = Matcher(fresh, vocab_size=self.vocab_size, never=[t for t in never if t < self.vocab_size and t != self.end_id])
+        matcher = Matcher(
+            fresh, vocab_size=self.vocab_size, never=[t for t in never if t < self.vocab_size and t != self.end_id]
+        )
         if matcher.failure is not None:
-            raise Unanswerable(f"the grammar allows no answer: {matcher.failure}", hint="mend the JSON schema or the tools")
+            raise Unanswerable(
+                f"the grammar allows no answer: {matcher.failure}", hint="mend the JSON schema or the tools"
+            )
         return matcher
 
     def _compile(self, grammar: str) -> Any:
         llguidance = _llguidance()
         if self._tokenizer is None:
             self._tokenizer = self._load(llguidance)
-        compiled = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=llguidance.LLParserLimits(verbose_errors=False))
+        compiled = llguidance.LLMatcher(
+            self._tokenizer, grammar, log_level=0, limits=llguidance.LLParserLimits(verbose_errors=False)
+        )
         if compiled.is_error():
-            raise Unanswerable(f"cannot compile the grammar: {compiled.get_error().strip()}", hint="mend the JSON schema or the tools")
+            raise Unanswerable(
+                f"cannot compile the grammar: {compiled.get_error().strip()}", hint="mend the JSON schema or the tools"
+            )
         return compiled
 
     def _load(self, llguidance: Any) -> Any:
@@ -65,7 +79,9 @@ class Grammars:
         tokenizer = Tokenizer.from_file(str(self._file))
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        size = max(self.vocab_size, tokenizer.get_vocab_size(with_added_tokens=True))  # the longer of the two has tokens of no use
+        size = max(
+            self.vocab_size, tokenizer.get_vocab_size(with_added_tokens=True)
+        )  # the longer of the two has tokens of no use
         return llguidance.LLTokenizer(tokenizer.to_str(), n_vocab=size, eos_token=self.end_id)
 
 
@@ -88,7 +104,9 @@ class Matcher:
         self._look()
 
     def _look(self) -> None:
-        allowed = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8), count=self._vocab_size, bitorder="little").view(bool)
+        allowed = np.unpackbits(
+            np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8), count=self._vocab_size, bitorder="little"
+        ).view(bool)
         allowed[self._never] = False
         self.allowed = torch.from_numpy(allowed)
         if self._matcher.is_error():
@@ -101,5 +119,7 @@ def _llguidance() -> Any:
     try:
         import llguidance
     except ModuleNotFoundError as error:
-        raise UserError("constrained answers need `llguidance`, which is not installed", hint='pip install "lightningrl[train]"') from error
+        raise UserError(
+            "constrained answers need `llguidance`, which is not installed", hint='pip install "lightningrl[train]"'
+        ) from error
     return llguidance

@@ -1,7 +1,8 @@
-"""Which server gets a request, what do its answers say, and whose failure was it? The servers of one engine, and server-sent events.
+"""Which server gets a request, what do its answers say, and whose failure was it? The servers of one engine, and
+server-sent events.
 
-Connections are not capped: servers queue better than clients do. What a caller no longer waits for is closed at once, which is how servers learn
-that a generation was cancelled (see `http_client`).
+Connections are not capped: servers queue better than clients do. What a caller no longer waits for is closed at once,
+which is how servers learn that a generation was cancelled (see `http_client`).
 """
 
 import math
@@ -53,11 +54,15 @@ class Pool:
 
     def __init__(self, urls: Sequence[str], *, engine: str) -> None:
         if not urls:
-            raise UserError(f"engine `{engine}` has no servers", hint='name them: `engine.urls=["http://127.0.0.1:8000"]`')
+            raise UserError(
+                f"engine `{engine}` has no servers", hint='name them: `engine.urls=["http://127.0.0.1:8000"]`'
+            )
         self.servers = [_server(url) for url in urls]
 
     def choose(self, key: bytes) -> Server:
-        """The same server for the same key (rendezvous hashing: another server more or less moves few keys), unless it is overrun."""
+        """The same server for the same key (rendezvous hashing: another server more or less moves few keys), unless it
+        is overrun.
+        """
         ranked = sorted(self.servers, key=lambda s: blake2b(key, key=s.salt, digest_size=8).digest())
         limit = 1 + FULL * sum(s.in_flight for s in self.servers) / len(self.servers)
         return next(s for s in ranked if s.in_flight < limit)
@@ -89,7 +94,9 @@ class Pool:
 
 
 def split(data: bytes) -> tuple[list[bytes], bytes]:
-    """The data of the server-sent events in `data`, comments and `[DONE]` left out; and what comes after the last event that is whole."""
+    """The data of the server-sent events in `data`, comments and `[DONE]` left out; and what comes after the last event
+    that is whole.
+    """
     if b"\r" in data:
         data = data.replace(b"\r\n", b"\n")
     *whole, rest = data.split(b"\n\n")
@@ -97,7 +104,10 @@ def split(data: bytes) -> tuple[list[bytes], bytes]:
 
 
 def unreadable(server: Server, error: msgspec.MsgspecError) -> EngineError:
-    return EngineError(f"`{server.url}` answered what cannot be read: {error}", hint="is it the kind of server that `engine.name` says?")
+    return EngineError(
+        f"`{server.url}` answered what cannot be read: {error}",
+        hint="is it the kind of server that `engine.name` says?",
+    )
 
 
 def _accepted(server: Server, answer: Answer, *, hint: str | None) -> bytes:
@@ -109,7 +119,9 @@ def _accepted(server: Server, answer: Answer, *, hint: str | None) -> bytes:
         raise EngineBusy(message, retry_after_s=_seconds(answer.header("Retry-After")))
     if location := answer.header("Location"):
         hint = f"it sends to `{location}`: write into `engine.urls` where it really is"
-    raise (Unanswerable if 400 <= answer.status < 500 and answer.status != TIMED_OUT else EngineError)(message, hint=hint)
+    raise (Unanswerable if 400 <= answer.status < 500 and answer.status != TIMED_OUT else EngineError)(
+        message, hint=hint
+    )
 
 
 def _message(body: bytes) -> str:
@@ -135,5 +147,7 @@ def _server(url: str) -> Server:
     try:
         client = Client(base)
     except ValueError as error:
-        raise UserError(f"`{url}` in `engine.urls` is not the address of a server", hint="write it as `http://host:port`") from error
+        raise UserError(
+            f"`{url}` in `engine.urls` is not the address of a server", hint="write it as `http://host:port`"
+        ) from error
     return Server(url=base, client=client, salt=blake2b(base.encode(), digest_size=16).digest())

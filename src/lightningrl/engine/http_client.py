@@ -1,7 +1,9 @@
-"""How does a request reach a server, and its answer come back? HTTP/1.1 for one purpose: JSON for a few known servers, at hardly any cost.
+"""How does a request reach a server, and its answer come back? HTTP/1.1 for one purpose: JSON for a few known servers,
+at hardly any cost.
 
-A call is one write, one future and no timer. A `Client` keeps the connections to one server, as many as are needed. A `Connection` reads one answer
-at a time: whole, or as a stream that can be left at any moment, which closes it. Whatever goes wrong is an `EngineError` that names the server.
+A call is one write, one future and no timer. A `Client` keeps the connections to one server, as many as are needed. A
+`Connection` reads one answer at a time: whole, or as a stream that can be left at any moment, which closes it. Whatever
+goes wrong is an `EngineError` that names the server.
 """
 
 import asyncio
@@ -16,15 +18,20 @@ from lightningrl.errors import EngineError
 
 CONNECT_S = 10.0
 IDLE_S = 900.0
-"""Seconds without a byte after which a server is given up; without streaming, a whole long answer is sampled in silence."""
+"""Seconds without a byte after which a server is given up; without streaming, a whole long answer is sampled in
+silence.
+"""
 KEEP_ALIVE_S = 4.0
-"""Unused connections are dropped before the server does it: uvicorn closes them after 5 s, and a request could meet that."""
+"""Unused connections are dropped before the server does it: uvicorn closes them after 5 s, and a request could meet
+that.
+"""
 TICKS = 4
 """Looks at all connections per `KEEP_ALIVE_S`. They keep `IDLE_S`, too, so that no call needs a timer."""
 REST_S, LONGEST_REST_S, REST_SHARE = 0.02, 0.1, 1 / 20
-"""After each batch a stream is not read for a share of the time it has taken so far, within these bounds: then what a batch costs is paid once for
-4 to 20 tokens at 200 tokens a second, which still looks alive, and the end is seen late by a 20th at most (of streams of 0.4 s and more). One timer
-does it for all streams of a server: what is read together is answered together. Half the CPU of reading all the time (benchmarks/gateway.py).
+"""After each batch a stream is not read for a share of the time it has taken so far, within these bounds: then what a
+batch costs is paid once for 4 to 20 tokens at 200 tokens a second, which still looks alive, and the end is seen late by
+a 20th at most (of streams of 0.4 s and more). One timer does it for all streams of a server: what is read together is
+answered together. Half the CPU of reading all the time (benchmarks/gateway.py).
 """
 ANSWER_LIMIT = 2**28
 """Bytes of an answer: 32,768 tokens with 20 alternatives each are about 40 MB."""
@@ -44,7 +51,9 @@ class Answer(NamedTuple):
 class Client:
     """The connections to the server at `url`. Belongs to the event loop that makes the first request."""
 
-    def __init__(self, url: str, *, connect_s: float = CONNECT_S, idle_s: float = IDLE_S, keep_alive_s: float = KEEP_ALIVE_S) -> None:
+    def __init__(
+        self, url: str, *, connect_s: float = CONNECT_S, idle_s: float = IDLE_S, keep_alive_s: float = KEEP_ALIVE_S
+    ) -> None:
         """Raises `ValueError` if `url` is no address."""
         self.url = url
         self._host, self._port, self._secure, self._path, self._head = _address(url)
@@ -120,10 +129,18 @@ class Client:
             async with asyncio.timeout(self._connect_s):
                 name = self._host if self._ssl else None
                 loop = asyncio.get_running_loop()
-                _, connection = await loop.create_connection(lambda: Connection(self), self._host, self._port, ssl=self._ssl, server_hostname=name)
+                _, connection = await loop.create_connection(
+                    lambda: Connection(self), self._host, self._port, ssl=self._ssl, server_hostname=name
+                )
         except OSError as error:
-            why = f"no connection within `{self._connect_s:g}` s" if isinstance(error, TimeoutError) and not error.errno else str(error)
-            raise EngineError(f"cannot reach `{self.url}`: {why}", hint="is the server running? check `engine.urls`") from error
+            why = (
+                f"no connection within `{self._connect_s:g}` s"
+                if isinstance(error, TimeoutError) and not error.errno
+                else str(error)
+            )
+            raise EngineError(
+                f"cannot reach `{self.url}`: {why}", hint="is the server running? check `engine.urls`"
+            ) from error
         if self._closed:
             connection.drop()
             raise EngineError("the engine was closed")
@@ -141,12 +158,16 @@ class Client:
                 if quiet_s >= self._keep_alive_s:
                     connection.drop()
             elif quiet_s >= self._idle_s:
-                connection.fail(EngineError(f"`{self.url}` broke off: it said nothing for `{self._idle_s:g}` s", hint=BROKEN))
+                connection.fail(
+                    EngineError(f"`{self.url}` broke off: it said nothing for `{self._idle_s:g}` s", hint=BROKEN)
+                )
         self._looking = asyncio.get_running_loop().call_later(tick_s, self._look) if self._all else None
 
 
 class Connection(asyncio.Protocol):
-    """One request after the other. Each answer is either taken at once by `take`, or read to its end or left by `close`."""
+    """One request after the other. Each answer is either taken at once by `take`, or read to its end or left by
+    `close`.
+    """
 
     def __init__(self, client: Client) -> None:
         self.status = 0
@@ -170,7 +191,9 @@ class Connection(asyncio.Protocol):
         return not self._transport.is_closing()
 
     async def send(self, request: bytes, *, stream: bool) -> bool:
-        """Ask, and wait for the answer or, if it is a stream, for the first of it. False: it was closed before anything came."""
+        """Ask, and wait for the answer or, if it is a stream, for the first of it. False: it was closed before anything
+        came.
+        """
         self.status, self._complete, self._stream = 0, False, stream
         self._size, self._quiet, self._failure = 0, 0, None
         self._headers.clear()
@@ -243,10 +266,18 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._client.forget(self)
         if not self._complete and self._failure is None:
-            if self.status and exc is None and not (_header(self._headers, b"content-length") or _header(self._headers, b"transfer-encoding")):
+            if (
+                self.status
+                and exc is None
+                and not (_header(self._headers, b"content-length") or _header(self._headers, b"transfer-encoding"))
+            ):
                 self._complete, self._reusable = True, False  # such a body ends with the connection
             elif self._size or self.status:
-                why = "it closed the connection in the middle of an answer" if exc is None else f"{type(exc).__name__}: {exc}"
+                why = (
+                    "it closed the connection in the middle of an answer"
+                    if exc is None
+                    else f"{type(exc).__name__}: {exc}"
+                )
                 self._failure = EngineError(f"`{self._client.url}` broke off: {why}", hint=BROKEN)
             self._wake()
         del self._parser  # it holds methods of this connection: a circle
@@ -271,7 +302,9 @@ class Connection(asyncio.Protocol):
         except (HttpParserError, HttpParserUpgrade) as error:
             self._reusable = False
             if not self._complete:
-                self.fail(EngineError(f"`{self._client.url}` broke off: what it says is no HTTP/1.1: {error}", hint=BROKEN))
+                self.fail(
+                    EngineError(f"`{self._client.url}` broke off: what it says is no HTTP/1.1: {error}", hint=BROKEN)
+                )
         if self._complete:
             self._wake()
         elif self._stream and self._pieces and self.status == 200:
@@ -322,4 +355,10 @@ def _address(url: str) -> tuple[str, int, bool, bytes, bytes]:
         user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         lines.append(f"Authorization: Basic {base64.b64encode(user.encode()).decode()}")
     path = quote(parts.path, safe="/%:@!$&'()*+,;=~")
-    return host, parts.port or (443 if secure else 80), secure, path.encode(), "\r\n".join([*lines, "Content-Length: "]).encode()
+    return (
+        host,
+        parts.port or (443 if secure else 80),
+        secure,
+        path.encode(),
+        "\r\n".join([*lines, "Content-Length: "]).encode(),
+    )

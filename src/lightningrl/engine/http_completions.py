@@ -1,7 +1,8 @@
-"""How does a server's `/v1/completions` become an engine? What `vllm` and `relay` share: gate, servers, and answers turned into deltas.
+"""How does a server's `/v1/completions` become an engine? What `vllm` and `relay` share: gate, servers, and answers
+turned into deltas.
 
-prompt ids → `Kind.encode` → `http.Pool` → choices → `Kind.tokens` → deltas. Events that arrive in one read are decoded as one JSON array and
-become one delta: with 2,000 tokens an answer, what is done for each of them is what counts.
+prompt ids → `Kind.encode` → `http.Pool` → choices → `Kind.tokens` → deltas. Events that arrive in one read are decoded
+as one JSON array and become one delta: with 2,000 tokens an answer, what is done for each of them is what counts.
 """
 
 import asyncio
@@ -20,7 +21,9 @@ from lightningrl.errors import EngineError
 from lightningrl.types import FinishReason, Sampling
 
 FIRST_IDS = 256
-"""Of a prompt whose `affinity` nobody gave: prompts that start alike go to one server. About two of vLLM's cache blocks on a CPU, 16 on a GPU."""
+"""Of a prompt whose `affinity` nobody gave: prompts that start alike go to one server. About two of vLLM's cache blocks
+on a CPU, 16 on a GPU.
+"""
 EVENT_LIMIT = 2**24
 """Bytes of one event: a token with 20 alternatives has about 2 KB, the first one brings the ids of the prompt."""
 FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "cancelled"}
@@ -80,7 +83,9 @@ class Kind:
     tokens: Callable[[list[Choice[Any]], Question], Tokens]
     """Those of choices that follow one another. Raises `EngineError` where ids or logprobs are missing."""
     greet: Callable[[Pool, Server], Awaitable[str]]
-    """Looks at a server before the first generation, and returns the name of its model. Raises `EngineError` if it is not fit for use."""
+    """Looks at a server before the first generation, and returns the name of its model. Raises `EngineError` if it is
+    not fit for use.
+    """
     refused: Callable[[Sampling], str | None]
     """A hint, should a server refuse this."""
 
@@ -96,14 +101,20 @@ class Completions:
         self._models: dict[str, str] = {}
         self._greeting = asyncio.Lock()
 
-    async def generate(self, prompt_ids: Sequence[int], *, sampling: Sampling, policy: str, stream: bool) -> AsyncGenerator[Delta, None]:
+    async def generate(
+        self, prompt_ids: Sequence[int], *, sampling: Sampling, policy: str, stream: bool
+    ) -> AsyncGenerator[Delta, None]:
         """See `Engine.generate`."""
         self.gate.refuse_if_closed()
         if policy != self.policy:
-            raise EngineError(f"this engine serves `{self.policy}`, not `{policy}`", hint="give each policy an engine of its own")
+            raise EngineError(
+                f"this engine serves `{self.policy}`, not `{policy}`", hint="give each policy an engine of its own"
+            )
         if not 0 < len(prompt_ids) < self._max_length:
             hint = "raise `engine.max_length`, or shorten the conversation"
-            raise Unanswerable(f"a prompt of `{len(prompt_ids)}` tokens does not fit in `{self._max_length}`", hint=hint)
+            raise Unanswerable(
+                f"a prompt of `{len(prompt_ids)}` tokens does not fit in `{self._max_length}`", hint=hint
+            )
         await self.gate.enter()
         try:
             await self.greet()
@@ -169,7 +180,9 @@ class Completions:
                     ended = delta.finish_reason is not None
                     yield delta
             if not ended:
-                raise EngineError(f"`{server.url}` ended a stream without saying why", hint="the server's own log says why")
+                raise EngineError(
+                    f"`{server.url}` ended a stream without saying why", hint="the server's own log says why"
+                )
         finally:
             answer.close()
 

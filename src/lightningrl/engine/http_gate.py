@@ -36,7 +36,9 @@ class Gate:
             async with asyncio.timeout(timeout_s):
                 await self._empty.wait()
         except TimeoutError as error:
-            raise EngineError(f"generations still run after `{timeout_s}` s", hint="wait longer, or lower `max_tokens`") from error
+            raise EngineError(
+                f"generations still run after `{timeout_s}` s", hint="wait longer, or lower `max_tokens`"
+            ) from error
 
     def resume(self) -> None:
         self._open.set()

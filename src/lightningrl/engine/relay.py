@@ -1,7 +1,9 @@
-"""An engine of any OpenAI-compatible server that takes token ids as prompt: llama.cpp, SGLang, TGI and others. Its weights are frozen.
+"""An engine of any OpenAI-compatible server that takes token ids as prompt: llama.cpp, SGLang, TGI and others. Its
+weights are frozen.
 
-Such servers report what was sampled as text, one piece a token. A piece is turned into an id only where a single one could be meant; where it
-could be several (bytes of a character in the making, pieces that look alike) there is an error, because a guess would be recorded as fact.
+Such servers report what was sampled as text, one piece a token. A piece is turned into an id only where a single one
+could be meant; where it could be several (bytes of a character in the making, pieces that look alike) there is an
+error, because a guess would be recorded as fact.
 """
 
 import asyncio
@@ -73,13 +75,20 @@ class Vocabulary:
 
     def __init__(self, folder: Path) -> None:
         if not (folder / "tokenizer.json").is_file():
-            raise UserError(f"no `tokenizer.json` in `{folder}`", hint="`relay` needs the tokenizer of the model that the server serves")
+            raise UserError(
+                f"no `tokenizer.json` in `{folder}`",
+                hint="`relay` needs the tokenizer of the model that the server serves",
+            )
         self._file = folder / "tokenizer.json"
 
     def id(self, text: str) -> int:
         found = self._ids.get(text)
         if found is None:
-            what = "could be several tokens" if text in self._ids or not text or UNKNOWN in text else "is no token of this vocabulary"
+            what = (
+                "could be several tokens"
+                if text in self._ids or not text or UNKNOWN in text
+                else "is no token of this vocabulary"
+            )
             hint = "serve the model with vLLM (`engine.name=vllm`), which reports ids, or relay whole requests with `[upstreams]`"
             raise EngineError(f"the server tells tokens by their text, and `{text}` {what}", hint=hint)
         return found
@@ -94,7 +103,11 @@ class Vocabulary:
             if piece is None:
                 continue
             decoded = tokenizer.decode([token_id], skip_special_tokens=False)
-            for text in {piece, piece.replace("▁", " "), decoded}:  # as in the file; as SentencePiece means it; as decoders give it
+            for text in {
+                piece,
+                piece.replace("▁", " "),
+                decoded,
+            }:  # as in the file; as SentencePiece means it; as decoders give it
                 if text and UNKNOWN not in text:
                     ids[text] = token_id if ids.get(text, token_id) == token_id else None
         return ids
@@ -124,7 +137,9 @@ class RelayEngine:
     def version(self) -> int:
         return self._completions.version
 
-    def generate(self, prompt_ids: Sequence[int], *, sampling: Sampling, policy: str, stream: bool = False) -> AsyncIterator[Delta]:
+    def generate(
+        self, prompt_ids: Sequence[int], *, sampling: Sampling, policy: str, stream: bool = False
+    ) -> AsyncIterator[Delta]:
         return self._completions.generate(prompt_ids, sampling=sampling, policy=policy, stream=stream)
 
     async def load(self, weights: Weights) -> None:
@@ -157,11 +172,15 @@ class RelayEngine:
     def _part(self, told: _Logprobs | None, count: int) -> Tokens:
         """What one choice tells, in either of the two ways."""
         if told is None:
-            raise EngineError("the server reports no logprobs", hint="a server that answers `logprobs` on `/v1/completions` is needed")
+            raise EngineError(
+                "the server reports no logprobs", hint="a server that answers `logprobs` on `/v1/completions` is needed"
+            )
         if told.content is not None:
             pieces = told.content
             top = tuple(tuple((self._id_of(p), p.logprob) for p in piece.top_logprobs[:count]) for piece in pieces)
-            return Tokens(token_ids=tuple(map(self._id_of, pieces)), logprobs=tuple(piece.logprob for piece in pieces), top=top)
+            return Tokens(
+                token_ids=tuple(map(self._id_of, pieces)), logprobs=tuple(piece.logprob for piece in pieces), top=top
+            )
         look_up = self._vocabulary.id
         top = tuple(_best(place, count, look_up) for place in told.top_logprobs or ()) if count else ()
         return Tokens(token_ids=tuple(map(look_up, told.tokens)), logprobs=told.token_logprobs, top=top)
@@ -173,7 +192,10 @@ class RelayEngine:
 def _request(question: Question) -> _Request:
     sampling = question.sampling
     if sampling.grammar is not None:
-        raise Unanswerable("the servers behind `relay` agree on no language for grammars", hint="serve the model with vLLM (`engine.name=vllm`)")
+        raise Unanswerable(
+            "the servers behind `relay` agree on no language for grammars",
+            hint="serve the model with vLLM (`engine.name=vllm`)",
+        )
     return _Request(
         model=question.model,
         prompt=question.prompt,

@@ -1,9 +1,10 @@
-"""Which token comes next? A function of the logits, the request's settings, its seed and the token's place, and of nothing else.
+"""Which token comes next? A function of the logits, the request's settings, its seed and the token's place, and of
+nothing else.
 
-Randomness is counter-based: the number for a token is a hash of (seed, index of the token in its completion), so it does not
-matter what else is sampled in the same step. The logprob handed out is that of the distribution the token was drawn from: after
-grammar and temperature, after top-k and top-p, renormalised. At temperature 0 there is no such distribution; it is that of the policy itself,
-unscaled (under a grammar: of what the grammar allows).
+Randomness is counter-based: the number for a token is a hash of (seed, index of the token in its completion), so it
+does not matter what else is sampled in the same step. The logprob handed out is that of the distribution the token was
+drawn from: after grammar and temperature, after top-k and top-p, renormalised. At temperature 0 there is no such
+distribution; it is that of the policy itself, unscaled (under a grammar: of what the grammar allows).
 
 Legend: A sequences · V vocabulary.
 """
@@ -49,7 +50,9 @@ class Drawn:
     logprobs: list[float]
     """[A]; -inf says that the logits are NaN."""
     top: Mapping[int, Top]
-    """Row → its likeliest tokens, under the distribution it was drawn from: those of probability 0 are never among them."""
+    """Row → its likeliest tokens, under the distribution it was drawn from: those of probability 0 are never among
+    them.
+    """
 
 
 def prepare(samplings: Sequence[Sampling]) -> Draw:
@@ -65,9 +68,12 @@ def prepare(samplings: Sequence[Sampling]) -> Draw:
     )
 
 
-def sample(logits: Tensor, draw: Draw, uniforms: npt.NDArray[np.float64], *, allowed: Mapping[int, Tensor] = NOTHING) -> Drawn:
-    """A token for each row of logits [A V] (float32; overwritten), from one uniform number in [0, 1) each. `allowed`: row → [V] bool, for each
-    constrained row."""
+def sample(
+    logits: Tensor, draw: Draw, uniforms: npt.NDArray[np.float64], *, allowed: Mapping[int, Tensor] = NOTHING
+) -> Drawn:
+    """A token for each row of logits [A V] (float32; overwritten), from one uniform number in [0, 1) each. `allowed`:
+    row → [V] bool, for each constrained row.
+    """
     for row in draw.constrained:
         logits[row].masked_fill_(~allowed[row], -torch.inf)  # dividing by a temperature leaves that as it is
     if draw.temperatures is not None:
@@ -78,7 +84,8 @@ def sample(logits: Tensor, draw: Draw, uniforms: npt.NDArray[np.float64], *, all
         probabilities[row] = torch.softmax(logits[row].masked_fill(~kept, -torch.inf), dim=-1)
     cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
     total = cumulative[:, -1:]
-    # the first token whose cumulative probability exceeds the target; never one of probability 0, and never past the end
+    # the first token whose cumulative probability exceeds the target; never one of probability 0, and never past the
+    # end
     target = torch.minimum(torch.from_numpy(uniforms)[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
     tokens = torch.searchsorted(cumulative, target, right=True)[:, 0].clamp_(max=logits.shape[-1] - 1)
     if draw.greedy is not None:
@@ -97,7 +104,9 @@ def _likeliest(probabilities: Tensor, count: int) -> Top:
 
 
 def _kept(probabilities: Tensor, sampling: Sampling) -> Tensor:
-    """[V] bool: the `top_k` most likely tokens, then the fewest of them whose share reaches `top_p`. Ties go to the lower id."""
+    """[V] bool: the `top_k` most likely tokens, then the fewest of them whose share reaches `top_p`. Ties go to the
+    lower id.
+    """
     order = probabilities.argsort(descending=True, stable=True)
     order = order[: sampling.top_k] if sampling.top_k else order
     ranked = probabilities[order].double()

@@ -1,7 +1,8 @@
-"""Who is computed next? Waiting prompts enter free rows in order of arrival; everybody who is in gets one more token per step.
+"""Who is computed next? Waiting prompts enter free rows in order of arrival; everybody who is in gets one more token
+per step.
 
-A prompt starts from the longest prefix that any row holds. One whose prefix is just about to be computed for somebody else (eight rollouts
-of one task arrive together) waits one step and then finds it there.
+A prompt starts from the longest prefix that any row holds. One whose prefix is just about to be computed for somebody
+else (eight rollouts of one task arrive together) waits one step and then finds it there.
 """
 
 from collections import deque
@@ -14,9 +15,13 @@ from lightningrl.engine.sequence import Sequence
 from lightningrl.types import Ints
 
 WORTH_WAITING = 16
-"""Tokens that a prompt must save to wait a step for another one's prefix. A guess, not tuned: groups share whole prompts, far above it."""
+"""Tokens that a prompt must save to wait a step for another one's prefix. A guess, not tuned: groups share whole
+prompts, far above it.
+"""
 PROMPT_TOKENS = 4096
-"""New prompt tokens in one step, unless a single prompt is longer: running sequences do not stall for longer than that. Not tuned."""
+"""New prompt tokens in one step, unless a single prompt is longer: running sequences do not stall for longer than that.
+Not tuned.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +35,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """The tokens of one step: one for each of the rows `[0, singles)`, then several for each row of `spans`, in order of rows."""
+    """The tokens of one step: one for each of the rows `[0, singles)`, then several for each row of `spans`, in order
+    of rows.
+    """
 
     token_ids: Ints
     """[N]"""
@@ -75,10 +82,17 @@ class Scheduler:
         known = cache.known[:count]
         missing = [len(s.prompt_ids) + len(s.token_ids) - k for s, k in zip(self.running, known.tolist(), strict=True)]
         singles = next((row for row, m in enumerate(missing) if m > 1), count)
-        spans = tuple(Span(row=row, start=int(known[row]), stop=self.running[row].length) for row in range(singles, count))
-        tokens = [cache.tokens[np.arange(singles), known[:singles]], *(cache.tokens[s.row, s.start : s.stop] for s in spans)]
+        spans = tuple(
+            Span(row=row, start=int(known[row]), stop=self.running[row].length) for row in range(singles, count)
+        )
+        tokens = [
+            cache.tokens[np.arange(singles), known[:singles]],
+            *(cache.tokens[s.row, s.start : s.stop] for s in spans),
+        ]
         positions = [known[:singles], *(np.arange(s.start, s.stop, dtype=np.int32) for s in spans)]
-        return Batch(token_ids=np.concatenate(tokens), positions=np.concatenate(positions), singles=singles, spans=spans)
+        return Batch(
+            token_ids=np.concatenate(tokens), positions=np.concatenate(positions), singles=singles, spans=spans
+        )
 
     def computed(self, batch: Batch) -> None:
         """The keys and values of `batch` are in place."""
@@ -96,7 +110,8 @@ class Scheduler:
         sequence.row = -1
 
     def _choose(self) -> list[_Choice]:
-        """Waiting sequences for the free rows, oldest first. Those that had better wait a step stay in the queue, with their places
+        """Waiting sequences for the free rows, oldest first. Those that had better wait a step stay in the queue, with
+        their places
         kept: nobody overtakes them, so rollouts of one task run side by side."""
         chosen: list[_Choice] = []
         stay: list[Sequence] = []

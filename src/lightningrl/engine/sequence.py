@@ -1,4 +1,6 @@
-"""What is one generation, from the prompt to its last token? The mutable state that scheduler, cache and sampler work on."""
+"""What is one generation, from the prompt to its last token? The mutable state that scheduler, cache and sampler work
+on.
+"""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,6 @@
-"""Has a stop string appeared? Looked for in decoded text, but decoded only when the newest token could have completed it."""
+"""Has a stop string appeared? Looked for in decoded text, but decoded only when the newest token could have completed
+it.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -24,7 +26,8 @@ class StopFinder:
 
 
 def _may_complete(piece: str, stop: str) -> bool:
-    """A token that brings the last character of `stop` shows it on its own, unless it is part of a longer code or a space that
-    some decoders strip at the start."""
+    """A token that brings the last character of `stop` shows it on its own, unless it is part of a longer code or a
+    space that some decoders strip at the start.
+    """
     last = stop[-1]
     return last in piece or last == " " or not last.isascii()

@@ -1,7 +1,8 @@
 """An engine of vLLM servers: token ids in, and the very ids and logprobs that were sampled back, over HTTP.
 
-docs/engines.md says how to start such a server. Checked with the first generation: that logprobs are of the distribution which was sampled
-from, and that prompts fit. Weights are loaded by each server from a folder that it must be able to read.
+docs/engines.md says how to start such a server. Checked with the first generation: that logprobs are of the
+distribution which was sampled from, and that prompts fit. Weights are loaded by each server from a folder that it must
+be able to read.
 """
 
 import asyncio
@@ -40,7 +41,9 @@ class _Structured(msgspec.Struct):
 
 
 class _Request(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Every setting that a server's `generation_config` could change is named: only what is asked for shapes the distribution."""
+    """Every setting that a server's `generation_config` could change is named: only what is asked for shapes the
+    distribution.
+    """
 
     model: str
     prompt: list[int]
@@ -111,23 +114,31 @@ class VLLMEngine:
     def version(self) -> int:
         return self._completions.version
 
-    def generate(self, prompt_ids: Sequence[int], *, sampling: Sampling, policy: str, stream: bool = False) -> AsyncIterator[Delta]:
+    def generate(
+        self, prompt_ids: Sequence[int], *, sampling: Sampling, policy: str, stream: bool = False
+    ) -> AsyncIterator[Delta]:
         return self._completions.generate(prompt_ids, sampling=sampling, policy=policy, stream=stream)
 
     async def load(self, weights: Weights) -> None:
         """Have every server read the folder `weights.uri`, and forget keys and values of earlier weights.
 
-        A server holds the adapters of several policies, under names that are never used for two: keys and values go by the name.
+        A server holds the adapters of several policies, under names that are never used for two: keys and values go by
+        the name.
         """
         completions = self._completions
         completions.gate.refuse_if_closed()
         if weights.policy != completions.policy:
-            raise EngineError(f"this engine serves `{completions.policy}`, not `{weights.policy}`", hint="give each policy an engine of its own")
+            raise EngineError(
+                f"this engine serves `{completions.policy}`, not `{weights.policy}`",
+                hint="give each policy an engine of its own",
+            )
         if not completions.gate.drained:
             raise EngineError("weights cannot change while generations run", hint="`pause` the engine first")
         folder = Path(weights.uri).resolve()
         if not (folder / NEEDED[weights.kind]).is_file():
-            raise EngineError(f"no weights that vLLM could load at `{folder}`", hint="publish a Hugging Face folder, or an adapter's")
+            raise EngineError(
+                f"no weights that vLLM could load at `{folder}`", hint="publish a Hugging Face folder, or an adapter's"
+            )
         await completions.greet()
         if weights.kind == "lora":
             name = f"{weights.policy}@{weights.version}-{await asyncio.to_thread(_digest, folder)}"
@@ -149,9 +160,14 @@ class VLLMEngine:
     async def _load(self, server: Server, folder: Path) -> None:
         pool = self._completions.pool
         hint = f"{DEV_MODE}; it must see the folder under the same path"
-        await pool.post(server, "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}, hint=hint)
+        await pool.post(
+            server, "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}, hint=hint
+        )
         if not msgspec.json.decode(await pool.post(server, "/reset_prefix_cache", hint=hint), type=_Reset).success:
-            raise EngineError(f"`{server.url}` keeps its prefix cache, which belongs to other weights", hint="does somebody else use the server?")
+            raise EngineError(
+                f"`{server.url}` keeps its prefix cache, which belongs to other weights",
+                hint="does somebody else use the server?",
+            )
 
     async def _load_adapter(self, server: Server, folder: Path, name: str) -> None:
         """The old one goes first: a server has room for one of each policy."""
@@ -164,23 +180,36 @@ class VLLMEngine:
         served = msgspec.json.decode(await pool.get(server, "/v1/models"), type=_Models).data
         if name not in {model.id for model in served}:  # it may, from a run that was killed
             payload = {"lora_name": name, "lora_path": str(folder)}
-            await pool.post(server, "/v1/load_lora_adapter", payload, hint=f"{LORA_MODE}; it must see the folder under the same path")
+            await pool.post(
+                server,
+                "/v1/load_lora_adapter",
+                payload,
+                hint=f"{LORA_MODE}; it must see the folder under the same path",
+            )
         self._adapters[server.url] = name
         self._completions.ask_for(server, name)
 
     async def _greet(self, pool: Pool, server: Server) -> str:
-        """Its model's name. Long enough prompts must fit, and logprobs must be of the distribution that is sampled from."""
+        """Its model's name. Long enough prompts must fit, and logprobs must be of the distribution that is sampled
+        from.
+        """
         hint = "is this vLLM? for other servers there is `engine.name=relay`"
         models = msgspec.json.decode(await pool.get(server, "/v1/models", hint=hint), type=_Models).data
         if not models:
             raise EngineError(f"`{server.url}` serves no model", hint=hint)
         model = models[0]
         if model.max_model_len is not None and model.max_model_len < self._max_length:
-            message = f"`{server.url}` takes `{model.max_model_len}` tokens, `engine.max_length` is `{self._max_length}`"
+            message = (
+                f"`{server.url}` takes `{model.max_model_len}` tokens, `engine.max_length` is `{self._max_length}`"
+            )
             raise EngineError(message, hint="lower `engine.max_length`, or start vLLM with a larger `--max-model-len`")
-        if abs(await self._only(pool, server, model.id)) > SURE:  # unscaled, unmasked logprobs, or no logprobs at all but logits
+        if (
+            abs(await self._only(pool, server, model.id)) > SURE
+        ):  # unscaled, unmasked logprobs, or no logprobs at all but logits
             hint = f"start vLLM with `{FLAG}`"
-            raise EngineError(f"`{server.url}` reports logprobs of another distribution than the one it samples from", hint=hint)
+            raise EngineError(
+                f"`{server.url}` reports logprobs of another distribution than the one it samples from", hint=hint
+            )
         return model.id
 
     async def _only(self, pool: Pool, server: Server, model: str) -> float:
@@ -190,7 +219,9 @@ class VLLMEngine:
         (answer,) = _plain.decode(b"[%b]" % await pool.complete(server, _encode(_request(question))))
         logprobs = _tokens(list(answer.choices), question).logprobs
         if not logprobs:
-            raise EngineError(f"`{server.url}` reports no logprobs", hint="does it answer `logprobs` on `/v1/completions`?")
+            raise EngineError(
+                f"`{server.url}` reports no logprobs", hint="does it answer `logprobs` on `/v1/completions`?"
+            )
         return logprobs[0]
 
 
@@ -229,7 +260,10 @@ def _tokens(choices: list[Choice[Any]], question: Question) -> Tokens:
     for choice in choices:
         if choice.token_ids is None or choice.logprobs is None:
             what = "token ids" if choice.token_ids is None else "logprobs"
-            raise EngineError(f"the server reports no {what}", hint="vLLM does since 0.10.2; for other servers there is `engine.name=relay`")
+            raise EngineError(
+                f"the server reports no {what}",
+                hint="vLLM does since 0.10.2; for other servers there is `engine.name=relay`",
+            )
         ids.append(choice.token_ids)
         told.append(choice.logprobs)
     count = question.sampling.top_logprobs

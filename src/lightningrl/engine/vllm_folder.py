@@ -1,8 +1,9 @@
 """What must a folder look like for vLLM to load all of it into a model that is running?
 
-Where input and output embeddings are one tensor, Hugging Face folders hold it once, as the input's. On CPUs vLLM keeps a packed copy for the
-output, which `reload_weights` refreshes only if the folder names `lm_head.weight` (vLLM 0.32, measured by tests_vllm: without it the
-logprobs are those of a model that never existed, and nothing says so). So it is named.
+Where input and output embeddings are one tensor, Hugging Face folders hold it once, as the input's. On CPUs vLLM keeps
+a packed copy for the output, which `reload_weights` refreshes only if the folder names `lm_head.weight` (vLLM 0.32,
+measured by tests_vllm: without it the logprobs are those of a model that never existed, and nothing says so). So it is
+named.
 """
 
 import asyncio
@@ -21,7 +22,9 @@ HEAD = "lm_head.safetensors"
 
 @asynccontextmanager
 async def with_output_head(folder: Path) -> AsyncIterator[Path]:
-    """`folder` itself, or, while the block runs, a folder beside it that has everything `folder` has and the output embeddings too."""
+    """`folder` itself, or, while the block runs, a folder beside it that has everything `folder` has and the output
+    embeddings too.
+    """
     beside = folder.with_name(f".{folder.name}.vllm")
     file = await asyncio.to_thread(_needs_head, folder)
     if file is None:

@@ -1,6 +1,8 @@
-"""The gateway as an ASGI application: who asks (`identity`), in which dialect, answered by whom (`routing`), recorded how (`capture`).
+"""The gateway as an ASGI application: who asks (`identity`), in which dialect, answered by whom (`routing`), recorded
+how (`capture`).
 
-A raw ASGI callable: measured 1.7 times cheaper per request than Starlette's router, and a client that goes away is seen at once.
+A raw ASGI callable: measured 1.7 times cheaper per request than Starlette's router, and a client that goes away is seen
+at once.
 """
 
 import asyncio
@@ -41,7 +43,10 @@ KEEP_ALIVE_S = 10.0
 EMBEDDINGS = "/embeddings"
 BUSY_S = 1.0
 """When to come again after 429."""
-VENDORS: tuple[tuple[bytes, str], ...] = ((b"anthropic-version", "anthropic.messages"), (b"x-goog-api-key", "google.gemini"))
+VENDORS: tuple[tuple[bytes, str], ...] = (
+    (b"anthropic-version", "anthropic.messages"),
+    (b"x-goog-api-key", "google.gemini"),
+)
 """Whose error shape to use where the path does not tell."""
 
 
@@ -63,11 +68,12 @@ def create_app(
     may_reward: bool = False,
     shared_processes: bool = False,
 ) -> "Gateway":
-    """The application to hand to uvicorn. `engines` by policy; `max_length` tokens of prompt and completion fit into them.
+    """The application to hand to uvicorn. `engines` by policy; `max_length` tokens of prompt and completion fit into
+    them.
 
-    `embeddings` names the upstream for embedding requests. `strict`: arguments of strict tools are held to their schema.
-    `visitors` lets callers in who have no token of their own. `may_reward`: agents may reward their own calls. `shared_processes`: attempts share
-    processes, so that telemetry may come without a token.
+    `embeddings` names the upstream for embedding requests. `strict`: arguments of strict tools are held to their
+    schema. `visitors` lets callers in who have no token of their own. `may_reward`: agents may reward their own calls.
+    `shared_processes`: attempts share processes, so that telemetry may come without a token.
     """
     others = {f"upstreams.{upstream.name}": upstream for upstream in upstreams}
     missing = sorted({route.policy for route in routes} - set(engines) - set(others))
@@ -138,7 +144,9 @@ class Gateway:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         token, path = split_path(scope["path"])
         query = scope["query_string"].decode("latin-1")
-        spoken = next(((d, added) for d in self._dialects.values() if (added := d.match(path, query)) is not None), None)
+        spoken = next(
+            ((d, added) for d in self._dialects.values() if (added := d.match(path, query)) is not None), None
+        )
         dialect = spoken[0] if spoken else self._complainer(scope)
         try:
             if scope["method"] in ("GET", "HEAD") and (found := self._get(path, scope)) is not None:
@@ -149,14 +157,18 @@ class Gateway:
                 return
             embedding = wire.matched(path, EMBEDDINGS) if spoken is None else None
             if scope["method"] != "POST" or (spoken is None and embedding is None):
-                raise Refused(405 if spoken else 404, f"`{scope['method']} {path}` is not served here", code="not_found")
+                raise Refused(
+                    405 if spoken else 404, f"`{scope['method']} {path}` is not served here", code="not_found"
+                )
             caller = caller_of(scope, path_token=token)
             await self.sessions.admit(caller)  # a stranger's body is never read
             body = await http.read(scope, receive)
             if self._in_flight > self._max_in_flight:
                 await self._turn_away(caller, path, body)
             elif spoken is not None:
-                await _Request(self, scope, receive, send, dialect=dialect, caller=caller, path=path).answer(body, spoken[1])
+                await _Request(self, scope, receive, send, dialect=dialect, caller=caller, path=path).answer(
+                    body, spoken[1]
+                )
             else:
                 await self.sessions.open(caller)
                 await http.while_there(receive, self._embed(query, scope, body, embedding or {}, send))
@@ -164,7 +176,7 @@ class Gateway:
             return
         except asyncio.CancelledError:  # the server ends
             await self._refuse(dialect, self.cut_off(), send)
-        except Exception as error:  # noqa: BLE001  whoever's failure it was, the client is told in its own dialect
+        except Exception as error:
             await self._refuse(dialect, _refusal(error), send)
 
     def cut_off(self) -> Refused:
@@ -181,7 +193,9 @@ class Gateway:
         said = f"{refused.status} {refused.code or ''}".strip()
         self.refusals[said] = self.refusals.get(said, 0) + 1
         self.complaints.setdefault(said, refused.message)
-        await respond(send, refused.status, dialect.error(refused), retry_after_s=refused.retry_after_s, final=refused.final)
+        await respond(
+            send, refused.status, dialect.error(refused), retry_after_s=refused.retry_after_s, final=refused.final
+        )
 
     def _complainer(self, scope: Scope) -> Dialect:
         names = {name for name, _ in scope["headers"]}
@@ -189,9 +203,13 @@ class Gateway:
         return found or self._plain
 
     def _get(self, path: str, scope: Scope) -> dict[str, Any] | None:
-        """What may be asked without a token: is anybody there, and which models are there? None: that is not what was asked."""
+        """What may be asked without a token: is anybody there, and which models are there? None: that is not what was
+        asked.
+        """
         if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in scope["headers"]):
-            raise Refused(426, "this server speaks HTTP", code="upgrade_required", hint="send a POST, with `stream` if you like")
+            raise Refused(
+                426, "this server speaks HTTP", code="upgrade_required", hint="send a POST, with `stream` if you like"
+            )
         if path in ("/", "/health"):
             return {"status": "ok"}
         if path == "/models":
@@ -205,14 +223,28 @@ class Gateway:
         raw = {**http.decode(body), **added}
         body = msgspec.json.encode(raw) if added else body  # Azure's clients name the model in the path
         relayed, asked = Relayed(), str(raw.get("model"))
-        await self._embeddings.relay(relayed, path=EMBEDDINGS, query=query, headers=scope["headers"], body=body, asked=asked, send=send)
+        await self._embeddings.relay(
+            relayed, path=EMBEDDINGS, query=query, headers=scope["headers"], body=body, asked=asked, send=send
+        )
         await relayed.give(send)
 
 
 class _Request:
-    """One request, from its body to the last byte of its answer. Its verbs raise `Refused` as long as nothing has been sent."""
+    """One request, from its body to the last byte of its answer. Its verbs raise `Refused` as long as nothing has been
+    sent.
+    """
 
-    def __init__(self, gateway: Gateway, scope: Scope, receive: Receive, send: Send, *, dialect: Dialect, caller: Caller, path: str) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        dialect: Dialect,
+        caller: Caller,
+        path: str,
+    ) -> None:
         self._gateway = gateway
         self._scope = scope
         self._receive = receive
@@ -227,7 +259,9 @@ class _Request:
         with session.busy():
             request = self._parse({**raw, **added} if added else raw, session)
             if request.counted is not None and self._upstream_of(request) is None:
-                await respond(self._send, 200, request.counted(await self._gateway.prompts.count(session, request, self._receive)))
+                await respond(
+                    self._send, 200, request.counted(await self._gateway.prompts.count(session, request, self._receive))
+                )
                 return
             route = routing.choose(self._gateway.routes, request, caller=self._caller.agent)
             upstream = self._gateway.upstreams.get(route.policy)
@@ -254,7 +288,9 @@ class _Request:
     def _upstream_of(self, request: ChatRequest) -> Upstream | None:
         """The one that its route leads to. None: that is an engine of ours, or there is no route."""
         with contextlib.suppress(Refused):
-            return self._gateway.upstreams.get(routing.choose(self._gateway.routes, request, caller=self._caller.agent).policy)
+            return self._gateway.upstreams.get(
+                routing.choose(self._gateway.routes, request, caller=self._caller.agent).policy
+            )
         return None
 
     async def _sample(self, session: Session, request: ChatRequest, route: Route, digest: bytes) -> None:
@@ -282,7 +318,9 @@ class _Request:
         return Streamed(self._dialect, self._send, begun=begun) if request.stream else Whole(self._dialect, self._send)
 
     async def _attend(self, unread: Unread, digest: bytes, answering: Answering, delivery: Delivery) -> None:
-        """Wait for the answer and hand it over, unless the client goes away first: then the work is given up, and recorded as far as it came."""
+        """Wait for the answer and hand it over, unless the client goes away first: then the work is given up, and
+        recorded as far as it came.
+        """
         work, gone, delivered = answering.work, asyncio.ensure_future(http.disconnected(self._receive)), False
         try:
             while not (work.done() or gone.done()):
@@ -294,7 +332,7 @@ class _Request:
                 delivered = answering.useful and not gone.done()
         except asyncio.CancelledError:  # the server ends
             await delivery.fail(self._gateway.cut_off())
-        except Exception as error:  # noqa: BLE001  a stream that has begun is ended with what went wrong
+        except Exception as error:
             await delivery.fail(_refusal(error))
         finally:
             gone.cancel()
@@ -307,23 +345,41 @@ class _Request:
                     if not work.cancelled() and isinstance(error := work.exception(), Exception):
                         _refusal(error)  # nobody is left to be told, but a bug is logged
 
-    async def _relay(self, upstream: Upstream, session: Session, request: ChatRequest, route: Route, body: bytes, digest: bytes) -> None:
+    async def _relay(
+        self, upstream: Upstream, session: Session, request: ChatRequest, route: Route, body: bytes, digest: bytes
+    ) -> None:
         live = None
         answering = session.unread.join(digest) if self._caller.retries else None
         if answering is None:
             live, index = Relayed(), session.next_index()
             call_id = f"{self._dialect.id_prefix}{session.attempt.id}-{index}"
-            begun = Reply(id=call_id, request=request, created=int(live.started_at), prompt_tokens=0, reused_tokens=0, choices=())
-            work = asyncio.ensure_future(self._hand_on(upstream, live, session, begun, index=index, route=route, body=body))
+            begun = Reply(
+                id=call_id, request=request, created=int(live.started_at), prompt_tokens=0, reused_tokens=0, choices=()
+            )
+            work = asyncio.ensure_future(
+                self._hand_on(upstream, live, session, begun, index=index, route=route, body=body)
+            )
             answering = session.unread.begin(digest, work, begun=begun, sampled=live.whole)
-        await self._attend(session.unread, digest, answering, HandedOn(self._dialect, self._send, begun=answering.begun, live=live))
+        await self._attend(
+            session.unread, digest, answering, HandedOn(self._dialect, self._send, begun=answering.begun, live=live)
+        )
 
     async def _hand_on(
-        self, upstream: Upstream, relayed: Relayed, session: Session, begun: Reply, *, index: int, route: Route, body: bytes
+        self,
+        upstream: Upstream,
+        relayed: Relayed,
+        session: Session,
+        begun: Reply,
+        *,
+        index: int,
+        route: Route,
+        body: bytes,
     ) -> Relayed:
         query, headers, request = self._scope["query_string"].decode("latin-1"), self._scope["headers"], begun.request
         try:
-            await upstream.relay(relayed, path=self._path, query=query, headers=headers, body=body, asked=request.model, send=self._send)
+            await upstream.relay(
+                relayed, path=self._path, query=query, headers=headers, body=body, asked=request.model, send=self._send
+            )
         except asyncio.CancelledError:
             relayed.broken = self._gateway.backstage.left()
             raise

@@ -1,6 +1,8 @@
-"""How does a request become recorded calls? prompt → engine → store → answer, in this order: what was answered is durable.
+"""How does a request become recorded calls? prompt → engine → store → answer, in this order: what was answered is
+durable.
 
-An answer that breaks (engine, NaN, a client that goes away) is recorded as `incomplete` with what was sampled until then.
+An answer that breaks (engine, NaN, a client that goes away) is recorded as `incomplete` with what was sampled until
+then.
 """
 
 import asyncio
@@ -92,7 +94,9 @@ class Exchange:
             raise too_long(f"`{longest}` tokens", most=backstage.max_length - 1)
         grammar = _grammar(request, backstage.template, strict=backstage.strict)
         places = [prompt for prompt in self._prompts for _ in range(request.n)]
-        self._generations = [self._plan(choice, prompt, room=room, grammar=grammar) for choice, prompt in enumerate(places)]
+        self._generations = [
+            self._plan(choice, prompt, room=room, grammar=grammar) for choice, prompt in enumerate(places)
+        ]
 
     async def run(self, delivery: Delivery) -> Answered:
         """Sample, record, and return all that is to be answered. Raises `Refused` if something breaks."""
@@ -117,7 +121,9 @@ class Exchange:
         draw = self._session.draw(prompt.ids, run_seed=self._backstage.seed)
         template, request = self._backstage.template, self._request
         ends = template.stop_token_ids
-        sampling = sampling_of(request, self._session, choice=choice, room=room, chance=draw.chance, ends=ends, grammar=grammar)
+        sampling = sampling_of(
+            request, self._session, choice=choice, room=room, chance=draw.chance, ends=ends, grammar=grammar
+        )
         parse_tools = bool(request.tools) and request.tool_choice != "none"
         return Generation(
             choice=choice,
@@ -126,7 +132,9 @@ class Exchange:
             prompt=prompt,
             draw=draw,
             sampling=sampling,
-            stream=AnswerStream(template, stop=sampling.stop, tools=parse_tools, reasoning=prompt.reasoning, seed=draw.chance),
+            stream=AnswerStream(
+                template, stop=sampling.stop, tools=parse_tools, reasoning=prompt.reasoning, seed=draw.chance
+            ),
             single_call=not request.parallel_tool_calls,
             started_at=time.time(),
         )
@@ -148,20 +156,26 @@ class Exchange:
     async def _sample(self, generation: Generation, show: Show | None) -> None:
         """One answer, start to end. What the engine raises is written down in `broken`; only cancellation gets out."""
         engine, policy = self._backstage.engines[self._policy], self._policy
-        deltas = engine.generate(generation.prompt.ids.tolist(), sampling=generation.sampling, policy=policy, stream=show is not None)
+        deltas = engine.generate(
+            generation.prompt.ids.tolist(), sampling=generation.sampling, policy=policy, stream=show is not None
+        )
         try:
             # `aclose`, which frees the engine's slot, is part of the engine's contract
             async with contextlib.aclosing(cast("AsyncGenerator[Delta, None]", deltas)) as closing:
                 async for delta in closing:
                     piece = generation.take(delta)
                     if show is not None:
-                        await show(generation.choice, piece, self._tokens(generation, len(generation.token_ids) - len(delta.token_ids)))
+                        await show(
+                            generation.choice,
+                            piece,
+                            self._tokens(generation, len(generation.token_ids) - len(delta.token_ids)),
+                        )
             generation.settle()
             if show is not None:
                 await show(generation.choice, generation.finished().rest, None)
         except LightningError as error:
             generation.broken, generation.error = error.message, error
-        except Exception as error:  # noqa: BLE001 - the boundary to an engine that anybody may have written
+        except Exception as error:
             generation.broken = f"the engine raised `{type(error).__name__}`: {error}"
 
     async def _record(self) -> Answered:
@@ -212,8 +226,12 @@ class Exchange:
         for generation in self._generations:
             generation.broken = generation.broken or why
         try:
-            await self._backstage.store.append(*(self._call(generation, self._reply(generation)) for generation in self._generations))
-        except StoreError as error:  # the attempt has ended meanwhile: nothing of it is trained, and nobody waits for an answer
+            await self._backstage.store.append(
+                *(self._call(generation, self._reply(generation)) for generation in self._generations)
+            )
+        except (
+            StoreError
+        ) as error:  # the attempt has ended meanwhile: nothing of it is trained, and nobody waits for an answer
             log.warning("incomplete call of attempt %s was not recorded: %s", self._session.attempt.id, error.message)
 
     def _call(self, generation: Generation, reply: Reply) -> Call:
@@ -254,12 +272,17 @@ class Exchange:
 
 
 def _grammar(request: ChatRequest, template: ChatTemplate, *, strict: bool) -> str | None:
-    """The language that the answer must belong to, if the agent demands one. Forbidding parallel calls alone is no reason for one, and
-    neither are strict tools where the policy is to learn them: such calls could not be trained."""
+    """The language that the answer must belong to, if the agent demands one. Forbidding parallel calls alone is no
+    reason for one, and neither are strict tools where the policy is to learn them: such calls could not be trained.
+    """
     exact = strict and request.tool_choice != "none" and any(tool["function"].get("strict") for tool in request.tools)
     if request.tool_choice != "required" and request.json_schema is None and not exact:
         return None
-    tools = request.tools if strict else tuple({**tool, "function": {**tool["function"], "strict": False}} for tool in request.tools)
+    tools = (
+        request.tools
+        if strict
+        else tuple({**tool, "function": {**tool["function"], "strict": False}} for tool in request.tools)
+    )
     try:
         return grammar_of(
             template,

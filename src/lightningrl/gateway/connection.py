@@ -1,6 +1,7 @@
 """One HTTP/1.1 connection: what may arrive on it before anybody knows whose it is, and in what time.
 
-uvicorn's parser has no limits of its own: it gathers a header of any length, and waits for the rest of a request for ever.
+uvicorn's parser has no limits of its own: it gathers a header of any length, and waits for the rest of a request for
+ever.
 """
 
 import asyncio
@@ -18,8 +19,9 @@ H2C = re.compile(rb"\r\nupgrade:(?=[ \t]*h2c)", re.IGNORECASE)
 
 
 class Connection(HttpToolsProtocol):
-    """Also for clients that offer HTTP/2 with their first request, as Java's does. The parser would take that for the end of HTTP, and the body
-    would be lost; so it does not get to see the offer, which a server is free to ignore (RFC 7230, 6.7).
+    """Also for clients that offer HTTP/2 with their first request, as Java's does. The parser would take that for the
+    end of HTTP, and the body would be lost; so it does not get to see the offer, which a server is free to ignore (RFC
+    7230, 6.7).
     """
 
     _deadline: asyncio.TimerHandle | None = None
@@ -39,7 +41,11 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._unread > HEADER_LIMIT:
-            self._refuse(b"431 Request Header Fields Too Large", f"the headers have more than `{HEADER_LIMIT}` bytes", code="too_large")
+            self._refuse(
+                b"431 Request Header Fields Too Large",
+                f"the headers have more than `{HEADER_LIMIT}` bytes",
+                code="too_large",
+            )
             return
         if self._deadline is None:
             self._await_request()  # also for a line break, which ends uvicorn's own wait for the next request
@@ -81,7 +87,9 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, status: bytes, message: str, *, code: str) -> None:
         """End the connection; say why, unless an answer is half sent."""
         self._arrived()
-        if not self.pipeline and (self.cycle is None or self.cycle.response_complete or not self.cycle.response_started):
+        if not self.pipeline and (
+            self.cycle is None or self.cycle.response_complete or not self.cycle.response_started
+        ):
             body = msgspec.json.encode({"error": {"message": message, "code": code}})
             head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
             self.transport.write(head % (status, len(body)) + body)

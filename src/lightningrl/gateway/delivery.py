@@ -9,7 +9,9 @@ from lightningrl.gateway.dialects.base import Dialect, Refused, Reply, TokenLogp
 from lightningrl.gateway.http import EventSender, Send, respond
 
 Show: TypeAlias = Callable[[int, Piece, Sequence[TokenLogprob] | None], Awaitable[None]]
-"""Called with the number of an answer, what may be shown of it now, and the tokens that this is made of (None: nobody asked)."""
+"""Called with the number of an answer, what may be shown of it now, and the tokens that this is made of (None: nobody
+asked).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,9 @@ class Whole:
         """HTTP has nothing to say before an answer is there."""
 
     async def give(self, answered: Answered) -> None:
-        await respond(self._send, 200, answered.body if answered.body is not None else self._dialect.respond(answered.reply))
+        await respond(
+            self._send, 200, answered.body if answered.body is not None else self._dialect.respond(answered.reply)
+        )
 
     async def fail(self, refused: Refused) -> None:
         raise refused
@@ -90,7 +94,9 @@ class Streamed:
         reply, events, pieces = answered.reply, self._events, []
         for choice in () if self._live else reply.choices:
             pieces.append(events.reasoning(choice.index, choice.message.reasoning) if choice.message.reasoning else b"")
-            pieces.append(events.text(choice.index, choice.message.content, choice.tokens) if choice.message.content else b"")
+            pieces.append(
+                events.text(choice.index, choice.message.content, choice.tokens) if choice.message.content else b""
+            )
         pieces += [events.finish(choice) for choice in reply.choices]
         await self._sender.end(b"".join([*pieces, events.close(reply)]))
 

@@ -17,7 +17,9 @@ GONE = "the client went away"
 ENDED = "the run has ended"
 
 LEAST_TEMPERATURE = 0.01
-"""But for 0. vLLM raises lower ones to it without a word (`SamplingParams.__post_init__`), and a record says what was sampled under."""
+"""But for 0. vLLM raises lower ones to it without a word (`SamplingParams.__post_init__`), and a record says what was
+sampled under.
+"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,7 +54,9 @@ class Generation:
         if len(delta.token_ids) != len(delta.logprobs):
             raise EngineError(f"the engine gave `{len(delta.token_ids)}` tokens and `{len(delta.logprobs)}` logprobs")
         if self.policy_version not in (NO_VERSION, delta.policy_version):
-            raise EngineError(f"the weights changed from `{self.policy_version}` to `{delta.policy_version}` in the middle of an answer")
+            raise EngineError(
+                f"the weights changed from `{self.policy_version}` to `{delta.policy_version}` in the middle of an answer"
+            )
         self.policy_version = delta.policy_version
         self.finish_reason = delta.finish_reason
         self.token_ids.extend(delta.token_ids)
@@ -82,7 +86,9 @@ class Generation:
     def reason(self) -> FinishReason:
         if self.broken is not None or self.finish_reason is None:
             return "cancelled" if self.broken in (GONE, ENDED) else "error"
-        return "tool_calls" if self.finish_reason == "stop" and self.finished().message.tool_calls else self.finish_reason
+        return (
+            "tool_calls" if self.finish_reason == "stop" and self.finished().message.tool_calls else self.finish_reason
+        )
 
     def as_choice(self, index: int, *, tokens: tuple[TokenLogprob, ...] | None) -> Choice:
         answer = self.finished()
@@ -107,7 +113,14 @@ class Generation:
 
 
 def sampling_of(
-    request: ChatRequest, session: Session, *, choice: int, room: int, chance: bytes, ends: tuple[int, ...], grammar: str | None
+    request: ChatRequest,
+    session: Session,
+    *,
+    choice: int,
+    room: int,
+    chance: bytes,
+    ends: tuple[int, ...],
+    grammar: str | None,
 ) -> Sampling:
     """What the agent asks for, else the policy as it is; what the rollout lays down goes over both."""
     plain = Sampling()

@@ -1,4 +1,6 @@
-"""ASGI, as far as the gateway needs it: read a request within its limits, and send an answer, whole or as a stream of events."""
+"""ASGI, as far as the gateway needs it: read a request within its limits, and send an answer, whole or as a stream of
+events.
+"""
 
 import asyncio
 import hashlib
@@ -23,7 +25,9 @@ HEADER_LIMIT = 64 * 1024
 LARGE = 1024 * 1024
 """Bytes of a body that is read off the event loop."""
 TEXTS_LIMIT, VALUES_LIMIT = 400_000, 2_000_000
-"""In the JSON of a large body. Making them takes up to 1.6 µs a text and 0.15 µs a value, and nothing else runs meanwhile."""
+"""In the JSON of a large body. Making them takes up to 1.6 µs a text and 0.15 µs a value, and nothing else runs
+meanwhile.
+"""
 NESTING_LIMIT = 100
 """Objects and lists within each other; what templates, stores and schemas make of more is anybody's guess."""
 
@@ -43,13 +47,19 @@ async def read(scope: Scope, receive: Receive, *, limit: int | None = None) -> b
     if sum(len(name) + len(value) for name, value in scope["headers"]) > HEADER_LIMIT:
         raise Refused(431, f"the headers have more than `{HEADER_LIMIT}` bytes", code="too_large")
     body = await _collect(receive, limit)
-    packed = next((value for name, value in scope["headers"] if name == b"content-encoding"), b"identity").strip().lower()
+    packed = (
+        next((value for name, value in scope["headers"] if name == b"content-encoding"), b"identity").strip().lower()
+    )
     return body if packed == b"identity" else await in_thread(_unpacked, body, packed.decode("latin-1"), limit)
 
 
 async def _collect(receive: Receive, limit: int) -> bytes:
     event = await receive()
-    if not event.get("more_body", False) and event["type"] != "http.disconnect" and len(event.get("body", b"")) <= limit:
+    if (
+        not event.get("more_body", False)
+        and event["type"] != "http.disconnect"
+        and len(event.get("body", b"")) <= limit
+    ):
         return event.get("body", b"")  # nearly all of them come in one piece
     pieces: list[bytes] = []
     size = 0
@@ -67,7 +77,12 @@ async def _collect(receive: Receive, limit: int) -> bytes:
 
 def _unpacked(body: bytes, encoding: str, limit: int) -> bytes:
     if encoding not in ("gzip", "x-gzip", "deflate"):
-        raise Refused(415, f"the body's encoding `{encoding}` is not known here", code="unsupported_encoding", hint="send it plain, or as gzip")
+        raise Refused(
+            415,
+            f"the body's encoding `{encoding}` is not known here",
+            code="unsupported_encoding",
+            hint="send it plain, or as gzip",
+        )
     unpacker = zlib.decompressobj(zlib.MAX_WBITS | 32)  # either of them
     try:
         plain = unpacker.decompress(body, limit)
@@ -77,7 +92,9 @@ def _unpacked(body: bytes, encoding: str, limit: int) -> bytes:
         raise _too_large(limit)
     if not unpacker.eof or unpacker.unused_data:
         what = "goes on behind its end" if unpacker.eof else "breaks off"
-        raise Refused(400, f"the body's `{encoding}` {what}", code="invalid_encoding", hint="send it as one whole stream")
+        raise Refused(
+            400, f"the body's `{encoding}` {what}", code="invalid_encoding", hint="send it as one whole stream"
+        )
     return plain
 
 
@@ -101,7 +118,9 @@ async def while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def understood(path: str, body: bytes) -> tuple[dict[str, Any], bytes]:
-    """The JSON object in a body, and a digest of both: equal for the same request once more. Raises `Refused`, as `decode` does."""
+    """The JSON object in a body, and a digest of both: equal for the same request once more. Raises `Refused`, as
+    `decode` does.
+    """
     return await in_thread(_understood, path, body) if len(body) > LARGE else _understood(path, body)
 
 
@@ -136,7 +155,9 @@ def _check_values(body: bytes) -> None:
         raise Refused(413, message, code="too_large", hint="shorten the conversation")
 
 
-async def respond(send: Send, status: int, body: Mapping[str, Any], *, retry_after_s: float | None = None, final: bool = False) -> None:
+async def respond(
+    send: Send, status: int, body: Mapping[str, Any], *, retry_after_s: float | None = None, final: bool = False
+) -> None:
     data = msgspec.json.encode(body)
     headers = [JSON, (b"content-length", str(len(data)).encode())]
     if retry_after_s is not None:
@@ -148,7 +169,9 @@ async def respond(send: Send, status: int, body: Mapping[str, Any], *, retry_aft
 
 
 class EventSender:
-    """Sends a stream of events. The status line goes out with the first of them: until then the answer may still become an error."""
+    """Sends a stream of events. The status line goes out with the first of them: until then the answer may still become
+    an error.
+    """
 
     def __init__(self, send: Send, *, media_type: MediaType) -> None:
         self._send = send
@@ -160,7 +183,13 @@ class EventSender:
         self._quiet = False
         if not self.began:
             self.began = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", self._media_type.encode()), *STREAMED]})
+            await self._send(
+                {
+                    "type": "http.response.start",
+                    "status": 200,
+                    "headers": [(b"content-type", self._media_type.encode()), *STREAMED],
+                }
+            )
         if events:
             await self._send({"type": "http.response.body", "body": events, "more_body": True})
 
@@ -196,4 +225,6 @@ def _too_large(limit: int) -> Refused:
 
 
 def _too_deep() -> Refused:
-    return Refused(400, f"the body is nested deeper than `{NESTING_LIMIT}`", code="invalid_json", hint="send flatter JSON")
+    return Refused(
+        400, f"the body is nested deeper than `{NESTING_LIMIT}`", code="invalid_json", hint="send flatter JSON"
+    )

@@ -1,7 +1,8 @@
 """Whose call is it, and in which role? What an agent's SDK was able to put into a request, wherever that is.
 
-The attempt's token, in this order: `baggage: lightningrl.token=…` (set per task by instrumentation), `/r/<token>/…` in the path, the API
-key in any vendor's header. Session headers come last: they name a conversation and open nothing by themselves (see `Visitors`).
+The attempt's token, in this order: `baggage: lightningrl.token=…` (set per task by instrumentation), `/r/<token>/…` in
+the path, the API key in any vendor's header. Session headers come last: they name a conversation and open nothing by
+themselves (see `Visitors`).
 """
 
 import re
@@ -58,7 +59,9 @@ def caller_of(scope: Mapping[str, Any], *, path_token: str | None) -> Caller:
     for name, value in scope["headers"]:
         if name in READ:
             text = value.decode("latin-1")
-            found[name] = f"{found[name]},{text}" if name == b"baggage" and name in found else text  # a list, also in several headers
+            found[name] = (
+                f"{found[name]},{text}" if name == b"baggage" and name in found else text
+            )  # a list, also in several headers
     baggage = _members(found.get(b"baggage", ""))
     retries = found.get(b"x-stainless-retry-count", "0")
     return Caller(
@@ -73,8 +76,8 @@ def caller_of(scope: Mapping[str, Any], *, path_token: str | None) -> Caller:
 
 
 def is_local(caller: Caller) -> bool:
-    """Does this machine's user ask? A page of any web site can send requests from here, too: its browser names its origin, or, if the page has
-    given its own name this machine's address, a foreign host.
+    """Does this machine's user ask? A page of any web site can send requests from here, too: its browser names its
+    origin, or, if the page has given its own name this machine's address, a foreign host.
     """
     pages = () if caller.origin is None else (caller.origin,)
     return _is_loopback(caller.peer) and all(_is_loopback(_hostname(url)) for url in (f"//{caller.host}", *pages))
@@ -92,11 +95,15 @@ def _is_loopback(host: str) -> bool:
         address = ip_address(host)
     except ValueError:
         return host == "localhost"
-    return address.is_loopback or (isinstance(address, IPv6Address) and address.ipv4_mapped is not None and address.ipv4_mapped.is_loopback)
+    return address.is_loopback or (
+        isinstance(address, IPv6Address) and address.ipv4_mapped is not None and address.ipv4_mapped.is_loopback
+    )
 
 
 def split_path(path: str) -> tuple[str | None, str]:
-    """`/r/<token>/v1/chat/completions` → (token, `/chat/completions`); either part in front may be missing, and slashes be doubled."""
+    """`/r/<token>/v1/chat/completions` → (token, `/chat/completions`); either part in front may be missing, and slashes
+    be doubled.
+    """
     token, path = None, f"/{path.lstrip('/')}"
     if path.startswith("/r/"):
         token, _, rest = path[3:].partition("/")

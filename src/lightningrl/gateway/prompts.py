@@ -1,4 +1,6 @@
-"""What is the engine to read? The prompts of a request, rendered and tokenized, without holding up the requests beside it."""
+"""What is the engine to read? The prompts of a request, rendered and tokenized, without holding up the requests beside
+it.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,7 +16,9 @@ LONG_AT_ONCE = 2
 """Long texts that are tokenized at the same time. Each takes a core, and 260 bytes a token while it is done."""
 
 TEXTS = 4
-"""Texts that a prompt is tokenized in, at most: its beginning and its rest, or a suffix that turns out not to fit, and then these two."""
+"""Texts that a prompt is tokenized in, at most: its beginning and its rest, or a suffix that turns out not to fit, and
+then these two.
+"""
 
 
 class Prompts:
@@ -26,7 +30,9 @@ class Prompts:
         self._turns = asyncio.Semaphore(LONG_AT_ONCE)
 
     async def of(self, session: Session, request: ChatRequest, receive: Receive) -> Sequence[Prompt]:
-        """One prompt, or those that the request spells out. Raises `Refused` if one is far too long, `BadConversation`, and `Gone`."""
+        """One prompt, or those that the request spells out. Raises `Refused` if one is far too long, `BadConversation`,
+        and `Gone`.
+        """
         found: dict[str, list[int]] = {}
         for _ in range(TEXTS * max(1, len(request.prompts))):
             try:
@@ -52,7 +58,13 @@ class Prompts:
 
 def too_long(length: str, *, most: int) -> Refused:
     hint = "shorten it, or raise `engine.max_length`"
-    return Refused(400, f"the prompt has {length}, at most `{most}` fit", code="context_length_exceeded", param="messages", hint=hint)
+    return Refused(
+        400,
+        f"the prompt has {length}, at most `{most}` fit",
+        code="context_length_exceeded",
+        param="messages",
+        hint=hint,
+    )
 
 
 def _prompts(session: Session, request: ChatRequest) -> Sequence[Prompt]:

@@ -1,4 +1,5 @@
-"""A request that no policy of ours answers goes to another server as it is, in its own dialect, and its answer comes back as it is.
+"""A request that no policy of ours answers goes to another server as it is, in its own dialect, and its answer comes
+back as it is.
 
 What was asked and answered is recorded before the client has all of it; it has no tokens, so it is never trained.
 """
@@ -27,13 +28,25 @@ SHOWN = 500
 CONNECT_S = 10.0
 OURS = frozenset(
     {
-        *(b"host", b"connection", b"keep-alive", b"proxy-connection", b"proxy-authorization", b"te", b"trailer", b"upgrade", b"http2-settings"),
+        *(
+            b"host",
+            b"connection",
+            b"keep-alive",
+            b"proxy-connection",
+            b"proxy-authorization",
+            b"te",
+            b"trailer",
+            b"upgrade",
+            b"http2-settings",
+        ),
         *(b"content-length", b"transfer-encoding", b"content-encoding", b"accept-encoding", b"expect"),
         *(*KEYS, b"baggage", b"x-agent-name"),
     }
 )
 """Headers that are not handed on: those of this connection, and whatever may hold an attempt's token."""
-KEPT = frozenset(("content-type", "retry-after", "retry-after-ms", "x-should-retry", "x-request-id", "request-id", "cache-control"))
+KEPT = frozenset(
+    ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "x-request-id", "request-id", "cache-control")
+)
 """Headers of the answer that are."""
 
 
@@ -86,7 +99,9 @@ class HandedOn:
     async def fail(self, refused: Refused) -> None:
         if self._live is None or not self._live.streamed:
             raise refused
-        last = b"\n\n" + self._dialect.stream(self._begun).error(refused)  # it may have broken off in the middle of an event
+        last = b"\n\n" + self._dialect.stream(self._begun).error(
+            refused
+        )  # it may have broken off in the middle of an event
         await self._send({"type": "http.response.body", "body": last})
 
 
@@ -95,7 +110,9 @@ class Upstream:
 
     def __init__(self, name: str, *, url: str, key_env: str = "", model: str = "") -> None:
         if key_env and key_env not in os.environ:
-            raise UserError(f"`upstreams.{name}` wants its key in `{key_env}`, which is not set", hint=f"export {key_env}=…")
+            raise UserError(
+                f"`upstreams.{name}` wants its key in `{key_env}`, which is not set", hint=f"export {key_env}=…"
+            )
         self.name = name
         self._url = url.rstrip("/")
         self._key = os.environ.get(key_env, "")
@@ -103,27 +120,49 @@ class Upstream:
         self._session: aiohttp.ClientSession | None = None
 
     async def relay(
-        self, relayed: Relayed, *, path: str, query: str, headers: Iterable[tuple[bytes, bytes]], body: bytes, asked: str, send: Send
+        self,
+        relayed: Relayed,
+        *,
+        path: str,
+        query: str,
+        headers: Iterable[tuple[bytes, bytes]],
+        body: bytes,
+        asked: str,
+        send: Send,
     ) -> None:
-        """Hand the request on and take down the answer; pieces of a stream go to the client as they come. `asked` is the model name in it.
-        Raises `Refused` if the upstream does not answer.
+        """Hand the request on and take down the answer; pieces of a stream go to the client as they come. `asked` is
+        the model name in it. Raises `Refused` if the upstream does not answer.
         """
         if self._model:
             path, body = path.replace(f"/{asked}:", f"/{self._model}:"), _renamed(body, self._model)
         handed_on = "&".join(part for part in query.split("&") if part and not part.startswith("key="))
         url = f"{self._url}{path}" + (f"?{handed_on}" if handed_on else "")
         try:
-            async with self._open().post(url, data=body, headers=self._headers(headers, query), allow_redirects=False) as answer:
+            async with self._open().post(
+                url, data=body, headers=self._headers(headers, query), allow_redirects=False
+            ) as answer:
                 if 300 <= answer.status < 400:
-                    raise self._failed(relayed, f"redirects to `{answer.headers.get('location')}`", hint="set that as its url")
+                    raise self._failed(
+                        relayed, f"redirects to `{answer.headers.get('location')}`", hint="set that as its url"
+                    )
                 await _take(relayed, answer, send)
                 if relayed.broken and not relayed.streamed and _object(relayed.body) is None:  # a proxy's page, say
-                    page, waits = relayed.body[:SHOWN].decode(errors="replace").strip(), answer.headers.get("retry-after", "")
+                    page, waits = (
+                        relayed.body[:SHOWN].decode(errors="replace").strip(),
+                        answer.headers.get("retry-after", ""),
+                    )
                     retry_after_s = float(waits) if waits.isdecimal() else None
-                    raise Refused(answer.status, f"{relayed.broken}: {page or 'nothing'}", code="upstream_error", retry_after_s=retry_after_s)
+                    raise Refused(
+                        answer.status,
+                        f"{relayed.broken}: {page or 'nothing'}",
+                        code="upstream_error",
+                        retry_after_s=retry_after_s,
+                    )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             what = "broke off" if relayed.status else "does not answer"
-            raise self._failed(relayed, f"{what}: {type(error).__name__}: {error}", hint="is its url right, and does it run?") from error
+            raise self._failed(
+                relayed, f"{what}: {type(error).__name__}: {error}", hint="is its url right, and does it run?"
+            ) from error
 
     async def close(self) -> None:
         if self._session is not None:
@@ -132,16 +171,22 @@ class Upstream:
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout, auto_decompress=True)
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0), timeout=timeout, auto_decompress=True
+            )
         return self._session
 
     def _headers(self, headers: Iterable[tuple[bytes, bytes]], query: str) -> list[tuple[str, str]]:
         """The client's own, with our key where it had its token: that is where servers of this dialect look."""
         headers = list(headers)
-        places = [name for name, _ in headers if name in KEYS] or [b"x-goog-api-key" if "key=" in query else b"authorization"]
+        places = [name for name, _ in headers if name in KEYS] or [
+            b"x-goog-api-key" if "key=" in query else b"authorization"
+        ]
         kept = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers if name not in OURS]
         if self._key:
-            kept += [(name.decode(), f"Bearer {self._key}" if name == b"authorization" else self._key) for name in places]
+            kept += [
+                (name.decode(), f"Bearer {self._key}" if name == b"authorization" else self._key) for name in places
+            ]
         return kept
 
     def _failed(self, relayed: Relayed, what: str, *, hint: str) -> Refused:
@@ -150,7 +195,15 @@ class Upstream:
 
 
 def relayed_call(
-    relayed: Relayed, *, call_id: str, index: int, attempt_id: str, agent: str, policy: str, dialect: str, body: Mapping[str, Any]
+    relayed: Relayed,
+    *,
+    call_id: str,
+    index: int,
+    attempt_id: str,
+    agent: str,
+    policy: str,
+    dialect: str,
+    body: Mapping[str, Any],
 ) -> Call:
     """The record of it."""
     nothing = np.array([], np.int32)
@@ -179,7 +232,11 @@ def relayed_call(
 
 async def _take(relayed: Relayed, answer: aiohttp.ClientResponse, send: Send) -> None:
     relayed.status = answer.status
-    relayed.headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in answer.headers.items() if name.lower() in KEPT]
+    relayed.headers = [
+        (name.lower().encode(), value.encode("latin-1"))
+        for name, value in answer.headers.items()
+        if name.lower() in KEPT
+    ]
     relayed.streamed = answer.content_type == "text/event-stream"
     if relayed.streamed:
         await send({"type": "http.response.start", "status": relayed.status, "headers": relayed.headers})

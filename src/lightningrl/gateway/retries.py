@@ -1,9 +1,10 @@
 """Is this the same request once more? An SDK repeats a request whose answer it has not got, and says so in a header.
 
-Requests that merely look alike are resamples, and each is answered afresh. A repetition is given the answer of the request that it repeats:
-one that was ready when its client had already gone, that is still being sampled, or that has just been written to a connection which, as it
-seems, nobody read (if there is but one such: of several look-alikes, whose it was cannot be told). If the first try came to nothing (it was
-refused, it broke, or it was given up when its client went) the repetition is new: it must not be taken for that of a look-alike.
+Requests that merely look alike are resamples, and each is answered afresh. A repetition is given the answer of the
+request that it repeats: one that was ready when its client had already gone, that is still being sampled, or that has
+just been written to a connection which, as it seems, nobody read (if there is but one such: of several look-alikes,
+whose it was cannot be told). If the first try came to nothing (it was refused, it broke, or it was given up when its
+client went) the repetition is new: it must not be taken for that of a look-alike.
 """
 
 import asyncio
@@ -38,7 +39,9 @@ class Answering:
     def useful(self) -> bool:
         """There is an answer, or there will be."""
         work = self.work
-        return not work.cancelling() and not (work.done() and (work.cancelled() or work.exception() or not self.sampled()))
+        return not work.cancelling() and not (
+            work.done() and (work.cancelled() or work.exception() or not self.sampled())
+        )
 
     def leave(self) -> None:
         """A client has gone. Nobody left: what is still being sampled is given up, which frees the engine."""
@@ -57,7 +60,9 @@ class Unread:
     _written: deque[tuple[float, bytes, Answering]] = field(default_factory=lambda: deque(maxlen=8))
     """When which answer was written, for `WRITTEN_S`."""
 
-    def begin(self, digest: bytes, work: "asyncio.Task[Any]", *, begun: Reply, sampled: Callable[[], bool]) -> Answering:
+    def begin(
+        self, digest: bytes, work: "asyncio.Task[Any]", *, begun: Reply, sampled: Callable[[], bool]
+    ) -> Answering:
         answering = Answering(work=work, begun=begun, sampled=sampled)
         self._waiting.setdefault(digest, []).append(answering)
         return answering

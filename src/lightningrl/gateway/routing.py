@@ -38,7 +38,9 @@ def choose(routes: Sequence[Route], request: ChatRequest, *, caller: str) -> Rou
         if _fits(route, request, caller):
             return route
     known = ", ".join(dict.fromkeys(route.model for route in routes))
-    raise Refused(404, f"no route for model `{request.model}`", code="model_not_found", param="model", hint=f"routes: {known}")
+    raise Refused(
+        404, f"no route for model `{request.model}`", code="model_not_found", param="model", hint=f"routes: {known}"
+    )
 
 
 def opening(body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -46,7 +48,9 @@ def opening(body: Mapping[str, Any]) -> Mapping[str, Any]:
     field = next((name for name in TURNS if isinstance(body.get(name), list)), None)
     if field is None:
         return body
-    instructions = takewhile(lambda turn: isinstance(turn, Mapping) and turn.get("role") in ("system", "developer"), body[field])
+    instructions = takewhile(
+        lambda turn: isinstance(turn, Mapping) and turn.get("role") in ("system", "developer"), body[field]
+    )
     return {**body, field: [*instructions, {"role": "user"}]}
 
 
@@ -56,14 +60,23 @@ def role(route: Route, request: ChatRequest, *, caller: str) -> str:
 
 def listed(routes: Sequence[Route]) -> list[str]:
     """Model names to show: a pattern stands for its policy."""
-    return list(dict.fromkeys(route.policy if "*" in route.model or "?" in route.model else route.model for route in routes))
+    return list(
+        dict.fromkeys(route.policy if "*" in route.model or "?" in route.model else route.model for route in routes)
+    )
 
 
 def models(routes: Sequence[Route]) -> dict[str, Any]:
     """The list of models as OpenAI, Anthropic and Google each expect it, in one body."""
     names = listed(routes)
     entries = [_entry(name) for name in names]
-    return {"object": "list", "data": entries, "has_more": False, "first_id": names[0], "last_id": names[-1], "models": [*map(_google, names)]}
+    return {
+        "object": "list",
+        "data": entries,
+        "has_more": False,
+        "first_id": names[0],
+        "last_id": names[-1],
+        "models": [*map(_google, names)],
+    }
 
 
 def model(routes: Sequence[Route], name: str) -> dict[str, Any]:
@@ -87,12 +100,18 @@ def _entry(name: str) -> dict[str, Any]:
 
 
 def _google(name: str) -> dict[str, Any]:
-    return {"name": f"models/{name}", "displayName": name, "supportedGenerationMethods": ["generateContent", "countTokens"]}
+    return {
+        "name": f"models/{name}",
+        "displayName": name,
+        "supportedGenerationMethods": ["generateContent", "countTokens"],
+    }
 
 
 def fingerprint(request: ChatRequest) -> str:
     """Equal for requests with the same system prompt and the same tools: most often that is one role of an agent."""
-    text = _system(request).encode("utf-8", "surrogatepass") + b"\n" + msgspec.json.encode(request.tools, order="sorted")
+    text = (
+        _system(request).encode("utf-8", "surrogatepass") + b"\n" + msgspec.json.encode(request.tools, order="sorted")
+    )
     return hashlib.blake2b(text, digest_size=6).hexdigest()
 
 

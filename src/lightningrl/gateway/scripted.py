@@ -1,7 +1,9 @@
-"""What if a function is the model? prompt ids → text, messages, tools → script → answer → the ids a model would have sampled for it.
+"""What if a function is the model? prompt ids → text, messages, tools → script → answer → the ids a model would have
+sampled for it.
 
-For trying an agent, and the whole way around it, without a model: what the script says is tokenised through the model's own template, so all that
-is recorded has the form of a real run. Every token has the logprob 0, the certainty of a script.
+For trying an agent, and the whole way around it, without a model: what the script says is tokenised through the model's
+own template, so all that is recorded has the form of a real run. Every token has the logprob 0, the certainty of a
+script.
 """
 
 import asyncio
@@ -23,12 +25,13 @@ from lightningrl.gateway.threads import in_thread
 from lightningrl.types import FinishReason, Sampling, Weights
 
 Script: TypeAlias = Callable[..., Any]
-"""`script(prompt, messages, tools)`, plain or `async`: the prompt as text with its control tokens, and what it was made from, as OpenAI's chat
-writes it (arguments of tool calls as JSON text). Of a raw prompt the messages are empty. A script with a parameter `response_format` is told, by
-name, which JSON the agent demands, whatever its dialect; None: any text.
+"""`script(prompt, messages, tools)`, plain or `async`: the prompt as text with its control tokens, and what it was made
+from, as OpenAI's chat writes it (arguments of tool calls as JSON text). Of a raw prompt the messages are empty. A
+script with a parameter `response_format` is told, by name, which JSON the agent demands, whatever its dialect; None:
+any text.
 
-It returns a text; or `{"content": …, "reasoning": …, "tool_calls": [{"name": …, "arguments": …}]}`, each of them optional, with arguments as a
-dict or as JSON text that is kept byte for byte; or a list of such tool calls.
+It returns a text; or `{"content": …, "reasoning": …, "tool_calls": [{"name": …, "arguments": …}]}`, each of them
+optional, with arguments as a dict or as JSON text that is kept byte for byte; or a list of such tool calls.
 """
 
 PLAIN = Path(__file__).parents[1] / "chat" / "plain"
@@ -41,17 +44,24 @@ asked: ContextVar[ChatRequest | None] = ContextVar("lightningrl_asked", default=
 
 
 def make_engine(name: str, setup: EngineSetup, *, template: ChatTemplate, root: Path) -> Engine:
-    """The engine behind `engine.name`. What `pkg.module:attr` leads to is an engine if it is a class, and else a script."""
+    """The engine behind `engine.name`. What `pkg.module:attr` leads to is an engine if it is a class, and else a
+    script.
+    """
     try:
         plugin = plugins.load(name, kind="engine", root=root)
     except LightningError:
         raise
     except Exception as error:  # importing user code may raise anything
-        raise UserError(f"engine `{name}` cannot be imported: {_told(error)}", hint=f"try `python -c 'import {name.partition(':')[0]}'`") from error
+        raise UserError(
+            f"engine `{name}` cannot be imported: {_told(error)}",
+            hint=f"try `python -c 'import {name.partition(':')[0]}'`",
+        ) from error
     if ":" not in name or isinstance(plugin, type):
         return plugin(setup)
     if not callable(plugin):
-        raise UserError(f"engine `{name}` is a `{type(plugin).__name__}`", hint="name a class (an engine) or a function (a script)")
+        raise UserError(
+            f"engine `{name}` is a `{type(plugin).__name__}`", hint="name a class (an engine) or a function (a script)"
+        )
     return ScriptedEngine(plugin, template, policy=setup.policy, name=name)
 
 
@@ -77,7 +87,9 @@ class ScriptedEngine:
         self._open.set()
         self._idle.set()
 
-    async def generate(self, prompt_ids: Sequence[int], *, sampling: Sampling, policy: str, stream: bool = False) -> AsyncIterator[Delta]:
+    async def generate(
+        self, prompt_ids: Sequence[int], *, sampling: Sampling, policy: str, stream: bool = False
+    ) -> AsyncIterator[Delta]:
         if policy != self._policy:
             raise EngineError(f"unknown policy `{policy}`", hint=f"this engine serves `{self._policy}`")
         while not self._open.is_set():
@@ -113,7 +125,9 @@ class ScriptedEngine:
                 await self._idle.wait()
         except TimeoutError as error:
             self._open.set()
-            raise EngineError(f"`{self._running}` answers have not ended within {timeout_s:g} s", hint=f"does `{self._name}` hang?") from error
+            raise EngineError(
+                f"`{self._running}` answers have not ended within {timeout_s:g} s", hint=f"does `{self._name}` hang?"
+            ) from error
 
     async def resume(self) -> None:
         self._open.set()
@@ -128,9 +142,19 @@ class ScriptedEngine:
         messages = request.messages if request else ()
         tools = request.tools if request else ()
         decode = self._template.decode
-        prompt = decode(prompt_ids, control=True) if len(prompt_ids) <= LONG else await in_thread(decode, prompt_ids, control=True)
+        prompt = (
+            decode(prompt_ids, control=True)
+            if len(prompt_ids) <= LONG
+            else await in_thread(decode, prompt_ids, control=True)
+        )
         try:
-            said = await _call(self._script, prompt, [shown(message) for message in messages], [dict(tool) for tool in tools], **self._wishes())
+            said = await _call(
+                self._script,
+                prompt,
+                [shown(message) for message in messages],
+                [dict(tool) for tool in tools],
+                **self._wishes(),
+            )
         except Exception as error:  # a script may raise anything
             raise ScriptError(f"script `{self._name}` raised {_told(error)}") from error
         message = self._message(said)
@@ -144,7 +168,9 @@ class ScriptedEngine:
         if not self._takes_format:
             return {}
         request = asked.get()
-        return {"response_format": None if request is None or request.json_schema is None else _format(request.json_schema)}
+        return {
+            "response_format": None if request is None or request.json_schema is None else _format(request.json_schema)
+        }
 
     def _message(self, said: Any) -> Message:
         """Raises `ScriptError` for what is no answer."""
@@ -156,7 +182,12 @@ class ScriptedEngine:
             if not isinstance(said, Mapping) or said.keys() - {"content", "reasoning", "tool_calls"}:
                 raise TypeError(f"`{said!r:.200}`")
             calls = tuple(_tool_call(wish) for wish in said.get("tool_calls") or ())
-            return Message(role="assistant", content=_text(said.get("content")), reasoning=_text(said.get("reasoning")), tool_calls=calls)
+            return Message(
+                role="assistant",
+                content=_text(said.get("content")),
+                reasoning=_text(said.get("reasoning")),
+                tool_calls=calls,
+            )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             hint = 'return a text, {"content": …, "reasoning": …, "tool_calls": [{"name": …, "arguments": …}]}, or a list of such tool calls'
             raise ScriptError(f"script `{self._name}` returned what is no answer: {_told(error)}", hint=hint) from error
@@ -164,7 +195,9 @@ class ScriptedEngine:
     def _until_stopped(self, ids: Sequence[int], sampling: Sampling) -> tuple[tuple[int, ...], FinishReason]:
         """What a model that is made to say this is let say, and why no more."""
         for length, token_id in enumerate(ids, start=1):
-            if token_id in sampling.stop_token_ids or (sampling.stop and self._stops.found(ids[:length], sampling.stop)):
+            if token_id in sampling.stop_token_ids or (
+                sampling.stop and self._stops.found(ids[:length], sampling.stop)
+            ):
                 return tuple(ids[:length]), "stop"
             if length == sampling.max_tokens:
                 return tuple(ids[:length]), "length"
@@ -200,7 +233,8 @@ def shown(message: Message) -> dict[str, Any]:
         turn["reasoning"] = message.reasoning
     if message.tool_calls:
         turn["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in message.tool_calls
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
         ]
     if message.tool_call_id is not None:
         turn["tool_call_id"] = message.tool_call_id

@@ -27,7 +27,8 @@ from lightningrl.store import Store
 FROZEN = "frozen"
 """The policy that answers with fixed weights: those that training started from, unless a route names others."""
 GARBAGE = 20_000
-"""Objects between two looks for garbage; the usual 700 costs a busy gateway a tenth of its CPU (benchmarks/gateway.py)."""
+"""Objects between two looks for garbage; the usual 700 costs a busy gateway a tenth of its CPU (benchmarks/gateway.py).
+"""
 OPEN_FILES = 65536
 """Files and sockets that the process asks to have open, if the system lets it."""
 KEPT_ALIVE_S = 120
@@ -52,7 +53,14 @@ async def serving(
         yield base_url
 
 
-def make_gateway(config: Config, *, store: Store, template: ChatTemplate, engines: Mapping[str, Engine], visitors: Visitors | None = None) -> Gateway:
+def make_gateway(
+    config: Config,
+    *,
+    store: Store,
+    template: ChatTemplate,
+    engines: Mapping[str, Engine],
+    visitors: Visitors | None = None,
+) -> Gateway:
     return create_app(
         store=store,
         chat=template,
@@ -79,15 +87,21 @@ async def opened(gateway: Gateway, sock: socket.socket) -> AsyncIterator[str]:
         yield await stack.enter_async_context(listening(gateway, sock))
 
 
-def make_engine_for(config: Config, policy: str, *, folder: Path, template: ChatTemplate, model: Any = None, root: Path | None = None) -> Engine:
-    """The engine that answers for `policy`. `model` is what a trainer in this process updates; `root` is where `engine.name` is imported from,
-    the recipe's folder unless it is given.
+def make_engine_for(
+    config: Config, policy: str, *, folder: Path, template: ChatTemplate, model: Any = None, root: Path | None = None
+) -> Engine:
+    """The engine that answers for `policy`. `model` is what a trainer in this process updates; `root` is where
+    `engine.name` is imported from, the recipe's folder unless it is given.
     """
     learners = config.learners()
-    shared = policy in learners and all(learner.model.lora_rank for learner in learners.values())  # one server holds many adapters
+    shared = policy in learners and all(
+        learner.model.lora_rank for learner in learners.values()
+    )  # one server holds many adapters
     if config.engine.urls and policy != next(iter(learners)) and not shared:
         hint = 'start a server for it, name it in `[upstreams.NAME]`, and let the route say `policy = "upstreams.NAME"`'
-        raise UserError(f"engine `{config.engine.name}` serves one model, a route asks for `{policy}` as well", hint=hint)
+        raise UserError(
+            f"engine `{config.engine.name}` serves one model, a route asks for `{policy}` as well", hint=hint
+        )
     setup = EngineSetup(
         policy=policy,
         config=config.engine,
@@ -106,7 +120,9 @@ def bound(config: GatewayConfig) -> Iterator[socket.socket]:
         sock = socket.create_server((config.host, config.port), backlog=2048)
     except OSError as error:
         where = f"{config.host}:{config.port}"
-        raise UserError(f"cannot listen on `{where}`: {error.strerror}", hint="set `gateway.port=0` to take any free port") from error
+        raise UserError(
+            f"cannot listen on `{where}`: {error.strerror}", hint="set `gateway.port=0` to take any free port"
+        ) from error
     with sock:
         yield sock
 
@@ -141,7 +157,9 @@ async def listening(app: Any, sock: socket.socket) -> AsyncIterator[str]:
         gc.set_threshold(*before)
         server.should_exit = True
         await task
-        await asyncio.gather(*server.server_state.tasks, return_exceptions=True)  # what was cut short is still being recorded
+        await asyncio.gather(
+            *server.server_state.tasks, return_exceptions=True
+        )  # what was cut short is still being recorded
 
 
 def _open_more_files() -> None:
@@ -162,7 +180,14 @@ class _Server(uvicorn.Server):
 
 def _route(route: RouteConfig) -> Route:
     policy = frozen(route.weights) if route.policy == FROZEN else route.policy
-    return Route(model=route.model, caller=route.caller, system=route.system, fingerprint=route.fingerprint, agent=route.agent, policy=policy)
+    return Route(
+        model=route.model,
+        caller=route.caller,
+        system=route.system,
+        fingerprint=route.fingerprint,
+        agent=route.agent,
+        policy=policy,
+    )
 
 
 def frozen(weights: str) -> str:

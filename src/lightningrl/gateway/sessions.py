@@ -1,6 +1,8 @@
-"""What does the gateway remember of an attempt between its calls? Its conversations, how many calls there were, and which prompts.
+"""What does the gateway remember of an attempt between its calls? Its conversations, how many calls there were, and
+which prompts.
 
-All of it follows from the store: a session that was dropped, or lost with the process, is built again from the attempt's calls.
+All of it follows from the store: a session that was dropped, or lost with the process, is built again from the
+attempt's calls.
 """
 
 import hashlib
@@ -39,16 +41,23 @@ class Draw:
 class Session:
     """One running attempt."""
 
-    def __init__(self, rollout: Rollout, attempt: Attempt, template: ChatTemplate, *, history: Literal["exact", "template"]) -> None:
+    def __init__(
+        self, rollout: Rollout, attempt: Attempt, template: ChatTemplate, *, history: Literal["exact", "template"]
+    ) -> None:
         unknown = sorted(set(rollout.sampling) - {field.name for field in fields(Sampling)})
         if unknown:
-            raise UserError(f"unknown sampling field `{unknown[0]}` in rollout `{rollout.id}`", hint="see `lightningrl.types.Sampling`")
+            raise UserError(
+                f"unknown sampling field `{unknown[0]}` in rollout `{rollout.id}`",
+                hint="see `lightningrl.types.Sampling`",
+            )
         self.laid_down: dict[str, Any] = dict(rollout.sampling)
         """Sampling fields that go over what the agent asks for."""
         for name in {"stop", "stop_token_ids"} & set(self.laid_down):
             self.laid_down[name] = tuple(self.laid_down[name])  # JSON has no tuples
         self.seed: int | None = self.laid_down.pop("seed", None)
-        """Where the chance of this rollout comes from, also if the agent asks for a seed: a group that draws alike has nothing to compare."""
+        """Where the chance of this rollout comes from, also if the agent asks for a seed: a group that draws alike has
+        nothing to compare.
+        """
         self.rollout = rollout
         self.attempt = attempt
         self.tree = ConversationTree(template, history=history)
@@ -68,13 +77,16 @@ class Session:
         return self._calls - 1
 
     def draw(self, prompt_ids: Ints, *, run_seed: int) -> Draw:
-        """Chance for the next answer to this prompt: it follows from the rollout's seed (or the run's, and its name), the prompt and how
-        often the prompt was seen before in this attempt, so neither timing nor a second attempt changes it.
+        """Chance for the next answer to this prompt: it follows from the rollout's seed (or the run's, and its name),
+        the prompt and how often the prompt was seen before in this attempt, so neither timing nor a second attempt
+        changes it.
         """
         prompt = hashlib.blake2b(prompt_ids.tobytes(), digest_size=16).digest()
         occurrence = self._occurrence(prompt)
         source = f"{run_seed}\n{self.rollout.id}" if self.seed is None else str(self.seed)
-        return Draw(hashlib.blake2b(f"{source}\n{occurrence}\n".encode() + prompt, digest_size=16).digest(), prompt, occurrence)
+        return Draw(
+            hashlib.blake2b(f"{source}\n{occurrence}\n".encode() + prompt, digest_size=16).digest(), prompt, occurrence
+        )
 
     def give_back(self, draw: Draw) -> None:
         """Nobody has read the answer: who asks again gets the same chance, as if the first time had not been."""
@@ -148,7 +160,9 @@ class Sessions:
         """Attempts in the order in which they are looked at: do they still run?"""
 
     async def admit(self, caller: Caller) -> tuple[Rollout, Attempt]:
-        """The running attempt of a caller. Raises `Refused` (401) for an unknown token, and for one whose attempt has ended."""
+        """The running attempt of a caller. Raises `Refused` (401) for an unknown token, and for one whose attempt has
+        ended.
+        """
         found = await self.whose(caller)
         if found is None:
             hint = "give the agent the API key (or base URL) of its attempt"
@@ -184,8 +198,8 @@ class Sessions:
         return [session.attempt for session in self._sessions.values()]
 
     def asked_for(self, tool_call_id: str) -> str | None:
-        """The attempt in which a model has asked for this tool call, of those that are remembered; None if there are several: rollouts of the same
-        seed get the same ids.
+        """The attempt in which a model has asked for this tool call, of those that are remembered; None if there are
+        several: rollouts of the same seed get the same ids.
         """
         found = [attempt_id for attempt_id, session in self._sessions.items() if session.tree.asked_for(tool_call_id)]
         return found[0] if len(found) == 1 else None
@@ -199,12 +213,18 @@ class Sessions:
     def _forget(self) -> None:
         """Drop the sessions that have been idle longest, while there are too many or they remember too much."""
         total = sum(session.tokens for session in self._sessions.values()) if len(self._sessions) % 64 == 63 else 0
-        idle = [key for key, session in self._sessions.items() if not session.active] if total > KEPT_TOKENS or len(self._sessions) >= KEPT else []
+        idle = (
+            [key for key, session in self._sessions.items() if not session.active]
+            if total > KEPT_TOKENS or len(self._sessions) >= KEPT
+            else []
+        )
         for key in idle[: max(1, len(idle) // 4)]:
             self._drop(key)
 
     async def _look_round(self) -> None:
-        """Drop sessions whose attempts have ended. With two looks for each that begins, half of all sessions run at least."""
+        """Drop sessions whose attempts have ended. With two looks for each that begins, half of all sessions run at
+        least.
+        """
         for attempt_id in [self._rounds.popleft() for _ in range(min(2, len(self._rounds)))]:
             session = self._sessions.get(attempt_id)
             if session is None:
@@ -222,4 +242,9 @@ class Sessions:
 
 
 def ended() -> Refused:
-    return Refused(401, "the attempt of this token has ended", code="attempt_ended", hint="an agent may not go on after its attempt")
+    return Refused(
+        401,
+        "the attempt of this token has ended",
+        code="attempt_ended",
+        hint="an agent may not go on after its attempt",
+    )

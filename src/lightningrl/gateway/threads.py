@@ -1,4 +1,6 @@
-"""What computes for long, off the event loop. Its threads do not keep the process from ending, as those of `asyncio.to_thread` do."""
+"""What computes for long, off the event loop. Its threads do not keep the process from ending, as those of
+`asyncio.to_thread` do.
+"""
 
 import asyncio
 import contextlib
@@ -19,8 +21,11 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
     def body() -> None:
         try:
             result = context.run(function, *args, **kwargs)
-        except BaseException as raised:  # noqa: BLE001  whatever it is, it is raised again by the wait
-            tell(ended.set_exception, raised if isinstance(raised, Exception) else RuntimeError(f"`{type(raised).__name__}`: {raised}"))
+        except BaseException as raised:
+            tell(
+                ended.set_exception,
+                raised if isinstance(raised, Exception) else RuntimeError(f"`{type(raised).__name__}`: {raised}"),
+            )
         else:
             tell(ended.set_result, result)
 

@@ -1,7 +1,9 @@
-"""`POST /v1/traces`: what an agent's own telemetry tells, over OTLP/HTTP (https://opentelemetry.io/docs/specs/otlp/#otlphttp).
+"""`POST /v1/traces`: what an agent's own telemetry tells, over OTLP/HTTP
+(https://opentelemetry.io/docs/specs/otlp/#otlphttp).
 
-Whose span is it? The attempt whose token came with it. Where attempts share a process they share its exporter, too, which has no token: then the
-span's own mark says it (`attach` puts it there), the answer or the tool call that it names, or other spans of its trace.
+Whose span is it? The attempt whose token came with it. Where attempts share a process they share its exporter, too,
+which has no token: then the span's own mark says it (`attach` puts it there), the answer or the tool call that it
+names, or other spans of its trace.
 """
 
 import asyncio
@@ -31,13 +33,17 @@ TRACES_KEPT = 16384
 UNSIGNED_LIMIT = 8 * 1024 * 1024
 """Bytes of an export that comes without a token: anybody may send it."""
 UNSIGNED_S = 5.0
-"""Time for one of them to arrive, so that a stranger who stalls does not keep the others waiting: exporters give up after 10 s."""
+"""Time for one of them to arrive, so that a stranger who stalls does not keep the others waiting: exporters give up
+after 10 s.
+"""
 UNSIGNED_AT_ONCE = 2
 """Such exports that are read at the same time; more of them wait."""
 
 
 class Traces:
-    """Takes what exporters send. `shared`: attempts share processes, so spans without a token are taken where they say whose they are."""
+    """Takes what exporters send. `shared`: attempts share processes, so spans without a token are taken where they say
+    whose they are.
+    """
 
     def __init__(self, store: Store, sessions: Sessions, *, prefixes: Iterable[str], shared: bool) -> None:
         """`prefixes`: what ids of calls begin with."""
@@ -50,11 +56,18 @@ class Traces:
         """Trace → attempt; None: there were several in it."""
 
     async def serve(self, scope: Scope, receive: Receive, send: Send, *, path_token: str | None, query: str) -> None:
-        kind = next((value.partition(b";")[0].strip().lower() for name, value in scope["headers"] if name == b"content-type"), PROTOBUF)
+        kind = next(
+            (value.partition(b";")[0].strip().lower() for name, value in scope["headers"] if name == b"content-type"),
+            PROTOBUF,
+        )
         encoding: otlp.Encoding = "json" if kind == JSON else "protobuf"
         try:
             if kind not in (PROTOBUF, JSON):
-                raise Refused(415, f"telemetry of type `{kind.decode('latin-1')}` is not known here", hint=f"send `{PROTOBUF.decode()}`")
+                raise Refused(
+                    415,
+                    f"telemetry of type `{kind.decode('latin-1')}` is not known here",
+                    hint=f"send `{PROTOBUF.decode()}`",
+                )
             own = await self._own(scope, path_token=path_token, query=query)
             if own is None:
                 spans = await self._read_unsigned(scope, receive, encoding)
@@ -64,8 +77,13 @@ class Traces:
             status, answer = 200, otlp.answer(encoding, rejected=rejected, message=why)
         except (otlp.BadTelemetry, Refused, StoreFailed) as error:
             status, code = _status(error)
-            answer = otlp.refusal(encoding, code=code, message=error.message if isinstance(error, Refused) else str(error))
-        headers = [(b"content-type", JSON if encoding == "json" else PROTOBUF), (b"content-length", str(len(answer)).encode())]
+            answer = otlp.refusal(
+                encoding, code=code, message=error.message if isinstance(error, Refused) else str(error)
+            )
+        headers = [
+            (b"content-type", JSON if encoding == "json" else PROTOBUF),
+            (b"content-length", str(len(answer)).encode()),
+        ]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": answer})
 
@@ -74,7 +92,9 @@ class Traces:
             async with self._unsigned, asyncio.timeout(UNSIGNED_S):
                 return await _read(scope, receive, encoding, limit=UNSIGNED_LIMIT)
         except TimeoutError as error:
-            raise Refused(408, f"telemetry without a token has not arrived within {UNSIGNED_S:g} s", code="timeout") from error
+            raise Refused(
+                408, f"telemetry without a token has not arrived within {UNSIGNED_S:g} s", code="timeout"
+            ) from error
 
     async def _own(self, scope: Scope, *, path_token: str | None, query: str) -> str | None:
         """The attempt of the token; None: there is no such token, and there need not be."""
@@ -85,16 +105,26 @@ class Traces:
         return None if found is None else found[1].id
 
     async def _attributed(self, spans: Sequence[Span], own: str | None) -> list[Span]:
-        """With attempts and calls as far as they are known; `attempt_id` stays "" where it is not. Where attempts share an exporter, what a span
-        says goes before the token: whoever has it sent may have sent what others had left in the queue. So where some spans are another's, the token
-        says nothing of the rest.
+        """With attempts and calls as far as they are known; `attempt_id` stays "" where it is not. Where attempts share
+        an exporter, what a span says goes before the token: whoever has it sent may have sent what others had left in
+        the queue. So where some spans are another's, the token says nothing of the rest.
         """
         if not self._shared:
             own = own or ""
-            return [replace(span, attempt_id=own, call_id=call_id if self._attempt_of(call_id := _answer(span)) == own else None) for span in spans]
+            return [
+                replace(
+                    span, attempt_id=own, call_id=call_id if self._attempt_of(call_id := _answer(span)) == own else None
+                )
+                for span in spans
+            ]
         marks = await self._marks({_mark(span) for span in spans} - {""})
-        joined = [replace(span, attempt_id=marks.get(_mark(span)) or self._attempt_of(_answer(span)) or "") for span in spans]
-        joined = [replace(span, call_id=_answer(span)) if span.attempt_id == self._attempt_of(_answer(span)) else span for span in joined]
+        joined = [
+            replace(span, attempt_id=marks.get(_mark(span)) or self._attempt_of(_answer(span)) or "") for span in spans
+        ]
+        joined = [
+            replace(span, call_id=_answer(span)) if span.attempt_id == self._attempt_of(_answer(span)) else span
+            for span in joined
+        ]
         self._remember(joined)
         joined = [span if span.attempt_id else replace(span, attempt_id=self._neighbours(span)) for span in joined]
         if own is None or any(span.attempt_id not in ("", own) for span in joined):
@@ -106,7 +136,9 @@ class Traces:
         return found["attempt"] if found else None
 
     async def _marks(self, asked: set[str]) -> dict[str, str]:
-        """Mark → attempt. One that names no attempt cannot be read backwards: then it is looked for among those that have called."""
+        """Mark → attempt. One that names no attempt cannot be read backwards: then it is looked for among those that
+        have called.
+        """
         attempts = await self._store.attempts(sorted({named(mark).rpartition(".")[0] for mark in asked if named(mark)}))
         found = {mark_of(attempt.token_hash, attempt_id=attempt.id): attempt.id for attempt in attempts}
         if any(not named(mark) for mark in asked):
@@ -134,7 +166,11 @@ class Traces:
             groups.setdefault(span.attempt_id, []).append(span)
         nobodys = len(groups.pop("", []))
         refused = [error for group in groups.values() for error in await self._append(group)]
-        why = [f"{nobodys} spans name no call of a running attempt; hint: send them with the attempt's token"] if nobodys else []
+        why = (
+            [f"{nobodys} spans name no call of a running attempt; hint: send them with the attempt's token"]
+            if nobodys
+            else []
+        )
         return nobodys + len(refused), "; ".join([*why, *dict.fromkeys(refused)])
 
     async def _append(self, spans: Sequence[Span]) -> list[str]:

@@ -1,4 +1,6 @@
-"""Attempts for callers without a token of their own. `Sessions` lets them in from this machine alone: see `Visitors` there."""
+"""Attempts for callers without a token of their own. `Sessions` lets them in from this machine alone: see `Visitors`
+there.
+"""
 
 import asyncio
 import hashlib
@@ -11,7 +13,9 @@ LEASE_S = 7 * 24 * 3600.0
 
 
 class Guests:
-    """An attempt for each session that a client names, and one for whoever names none. Needs a store with nothing else in its queue."""
+    """An attempt for each session that a client names, and one for whoever names none. Needs a store with nothing else
+    in its queue.
+    """
 
     def __init__(self, store: Store, *, prefix: str = "run") -> None:
         """`prefix`: what the rollouts are called."""
@@ -32,7 +36,11 @@ class Guests:
             return found
 
     async def _begin(self, session: str | None) -> Attempt:
-        name = self._prefix if session is None else f"{self._prefix}-{hashlib.blake2b(session.encode(), digest_size=6).hexdigest()}"
+        name = (
+            self._prefix
+            if session is None
+            else f"{self._prefix}-{hashlib.blake2b(session.encode(), digest_size=6).hexdigest()}"
+        )
         task = Task(id=name, input={} if session is None else {"session": session}, split="run")
         await self._store.enqueue([Rollout(id=name, group_id=name, task=task, timeout_s=LEASE_S)])
         [(_, attempt)] = await self._store.claim("run", limit=1, lease_s=LEASE_S)

@@ -1,4 +1,6 @@
-"""What was captured? Calls are counted: how their prompts came about and why, by agent, dialect and role, and in tokens."""
+"""What was captured? Calls are counted: how their prompts came about and why, by agent, dialect and role, and in
+tokens.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -105,7 +107,9 @@ class Reader:
         self._dialects: dict[str, Dialect | None] = {}
 
     def request(self, call: Call, past: Past) -> ChatRequest | None:
-        """None for what cannot be read any more: a dialect of a plugin that is not here, or a reference to what was never answered."""
+        """None for what cannot be read any more: a dialect of a plugin that is not here, or a reference to what was
+        never answered.
+        """
         dialect = self._dialect(call)
         if dialect is None:
             return None

@@ -1,4 +1,5 @@
-"""What was said in an attempt? For each call the messages that are new in it, and the answer, whichever dialect they came in.
+"""What was said in an attempt? For each call the messages that are new in it, and the answer, whichever dialect they
+came in.
 
 call   request                       messages             answer
 c1     [system, user]                system, user         a1
@@ -28,7 +29,11 @@ class Said:
 
     def as_json(self) -> dict[str, Any]:
         answer = None if self.answer is None else _plain(self.answer)
-        return {"earlier_messages": self.earlier, "messages": [_plain(message) for message in self.messages], "answer": answer}
+        return {
+            "earlier_messages": self.earlier,
+            "messages": [_plain(message) for message in self.messages],
+            "answer": answer,
+        }
 
 
 def conversation(calls: Sequence[Call]) -> list[Said]:
@@ -38,7 +43,11 @@ def conversation(calls: Sequence[Call]) -> list[Said]:
     found: list[Said] = []
     for call in calls:
         request = reader.request(call, past)
-        messages = () if request is None else request.messages or tuple(Message(role="prompt", content=str(p)) for p in request.prompts)
+        messages = (
+            ()
+            if request is None
+            else request.messages or tuple(Message(role="prompt", content=str(p)) for p in request.prompts)
+        )
         answer = reader.answer(call)
         before = known.get(call.parent_call_id or "", ())
         earlier = _common(before, messages)
@@ -48,13 +57,22 @@ def conversation(calls: Sequence[Call]) -> list[Said]:
 
 
 def _common(before: Sequence[Message], messages: Sequence[Message]) -> int:
-    """Leading messages that both have. An assistant's message counts as the answer before it although the client has dropped its reasoning."""
+    """Leading messages that both have. An assistant's message counts as the answer before it although the client has
+    dropped its reasoning.
+    """
     pairs = zip(before, messages, strict=False)
-    return next((place for place, (one, other) in enumerate(pairs) if _key(one) != _key(other)), min(len(before), len(messages)))
+    return next(
+        (place for place, (one, other) in enumerate(pairs) if _key(one) != _key(other)), min(len(before), len(messages))
+    )
 
 
 def _key(message: Message) -> tuple[object, ...]:
-    return message.role, message.content.strip(), [(call.name, call.arguments) for call in message.tool_calls], message.tool_call_id
+    return (
+        message.role,
+        message.content.strip(),
+        [(call.name, call.arguments) for call in message.tool_calls],
+        message.tool_call_id,
+    )
 
 
 def _plain(message: Message) -> dict[str, Any]:

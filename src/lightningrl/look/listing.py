@@ -43,7 +43,9 @@ class Line:
 
     def as_json(self) -> dict[str, Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}
-        return fields | {"conversation": None if self.conversation is None else [said.as_json() for said in self.conversation]}
+        return fields | {
+            "conversation": None if self.conversation is None else [said.as_json() for said in self.conversation]
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +63,22 @@ class Listing:
     """Over every attempt at them, accepted or not; None if it was not asked for."""
 
     def as_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"store": str(self.path), "counts": dict(self.counts), "rollouts": [line.as_json() for line in self.lines]}
+        found: dict[str, Any] = {
+            "store": str(self.path),
+            "counts": dict(self.counts),
+            "rollouts": [line.as_json() for line in self.lines],
+        }
         return found if self.census is None else {**found, "report": _census_json(self.census)}
 
 
 async def list_rollouts(
-    run: Opened, *, where: Where, before: str | None = None, limit: int | None = None, report: bool = False, conversations: bool = False
+    run: Opened,
+    *,
+    where: Where,
+    before: str | None = None,
+    limit: int | None = None,
+    report: bool = False,
+    conversations: bool = False,
 ) -> Listing:
     """The latest `limit` rollouts that `where` lets through. `report` counts calls, which reads all of them."""
     records = run.records
@@ -88,10 +100,15 @@ async def _lines(records: Records, rollouts: Sequence[Rollout], *, conversations
     for attempt in await records.attempts(list(tries)):
         tries[attempt.rollout_id].append(attempt)
     rewards = await final_rewards(records, rollouts)
-    return [await _line(records, rollout, tries[rollout.id], rewards[rollout.id], conversations=conversations) for rollout in rollouts]
+    return [
+        await _line(records, rollout, tries[rollout.id], rewards[rollout.id], conversations=conversations)
+        for rollout in rollouts
+    ]
 
 
-async def _line(records: Records, rollout: Rollout, tries: Sequence[Attempt], reward: float | None, *, conversations: bool) -> Line:
+async def _line(
+    records: Records, rollout: Rollout, tries: Sequence[Attempt], reward: float | None, *, conversations: bool
+) -> Line:
     accepted = next((attempt for attempt in tries if attempt.id == rollout.accepted_attempt_id), None)
     told = accepted or (tries[-1] if tries else None)
     calls = await records.calls([told.id]) if told else []
@@ -150,7 +167,13 @@ def _census_json(census: Census) -> dict[str, Any]:
         "dialects": census.dialects,
         "policies": census.policies,
         "fingerprints": {
-            name: {"calls": role.calls, "sampled_tokens": role.sampled_tokens, "system": role.system, "tools": role.tools, "agents": role.agents}
+            name: {
+                "calls": role.calls,
+                "sampled_tokens": role.sampled_tokens,
+                "system": role.system,
+                "tools": role.tools,
+                "agents": role.agents,
+            }
             for name, role in census.roles.items()
         },
         "sampled_tokens": census.sampled_tokens,

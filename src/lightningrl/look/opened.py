@@ -27,7 +27,9 @@ class Opened:
     """Why there is no `config`."""
 
     def detokenizer(self, policy: str) -> Callable[[], Detokenizer] | None:
-        """Makes what turns token ids into text, control tokens included; None: no tokenizer lies in the run's folder or where its model is."""
+        """Makes what turns token ids into text, control tokens included; None: no tokenizer lies in the run's folder or
+        where its model is.
+        """
         file = next((file for file in self._tokenizers(policy) if file.is_file()), None)
         if file is None:
             return None
@@ -37,7 +39,11 @@ class Opened:
     def _tokenizers(self, policy: str) -> list[Path]:
         run = self.file.parent
         folders = [run / "model" / policy, run / "model"]
-        folders += [path for step in sorted((run / "checkpoints").glob("step-*"), reverse=True) for path in (step / policy, step)]
+        folders += [
+            path
+            for step in sorted((run / "checkpoints").glob("step-*"), reverse=True)
+            for path in (step / policy, step)
+        ]
         if self.config is not None:
             learner = self.config.learners().get(policy, self.config)
             folders += [self.config.root / learner.model.path, self.config.root / self.config.model.path]

@@ -1,4 +1,5 @@
-"""Why did this rollout get its reward? One record with all there is to say: task, group, attempts, calls, rewards, and what each call taught.
+"""Why did this rollout get its reward? One record with all there is to say: task, group, attempts, calls, rewards, and
+what each call taught.
 
 records → `look_at` → `RolloutView` → `as_json`, the same for terminal, page and `--json` (docs/look.md).
 """
@@ -49,15 +50,25 @@ class CallView:
 
     def as_json(self) -> dict[str, Any]:
         call, lesson = self.call, self.lesson
-        tokens = {"ids": call.completion_ids.tolist(), "logprobs": [round(float(x), 6) for x in call.logprobs], "texts": self.pieces}
+        tokens = {
+            "ids": call.completion_ids.tolist(),
+            "logprobs": [round(float(x), 6) for x in call.logprobs],
+            "texts": self.pieces,
+        }
         return {
-            **{name: getattr(call, name) for name in ("id", "index", "parent_call_id", "agent", "policy", "policy_version", "dialect")},
+            **{
+                name: getattr(call, name)
+                for name in ("id", "index", "parent_call_id", "agent", "policy", "policy_version", "dialect")
+            },
             **{name: getattr(call, name) for name in ("capture", "capture_reason", "finish_reason")},
             "seconds": round(call.ended_at - call.started_at, 3),
             "prompt_tokens": len(call.prompt_ids),
             "sampled_tokens": len(call.completion_ids),
             **self.said.as_json(),
-            "tools": [{name: getattr(tool, name) for name in ("name", "status", "error", "input", "output")} for tool in self.tools],
+            "tools": [
+                {name: getattr(tool, name) for name in ("name", "status", "error", "input", "output")}
+                for tool in self.tools
+            ],
             "rewards": [_reward_json(reward) for reward in self.rewards],
             "advantage": self.advantage,
             "weight": float(lesson.weights.sum()) if lesson is not None else None,
@@ -109,7 +120,9 @@ class RolloutView:
 
 
 async def look_at(run: Opened, rollout_id: str | None = None) -> RolloutView:
-    """All about one rollout; if none is named, about the latest one that did worse than its group. Raises `UserError` for an unknown id."""
+    """All about one rollout; if none is named, about the latest one that did worse than its group. Raises `UserError`
+    for an unknown id.
+    """
     rollout = await _named(run.records, rollout_id) if rollout_id else await pick(run.records)
     attempts = await run.records.attempts([rollout.id])
     accepted = next((attempt for attempt in attempts if attempt.id == rollout.accepted_attempt_id), None)
@@ -133,7 +146,9 @@ async def look_at(run: Opened, rollout_id: str | None = None) -> RolloutView:
 
 
 async def pick(records: Records) -> Rollout:
-    """The latest rollout whose reward is below its group's mean; else the latest with the least reward, the latest that failed, the latest."""
+    """The latest rollout whose reward is below its group's mean; else the latest with the least reward, the latest that
+    failed, the latest.
+    """
     recent = await records.rollouts(limit=RECENT)
     if not recent:
         raise UserError("the run has no rollouts yet", hint="wait until it has begun")
@@ -154,7 +169,9 @@ async def final_rewards(records: Records, rollouts: Sequence[Rollout]) -> dict[s
     """By rollout id, in order; None: the rollout has none. Where there are several, the grader's counts."""
     rollout_of = {rollout.accepted_attempt_id: rollout.id for rollout in rollouts if rollout.accepted_attempt_id}
     found: dict[str, float | None] = {rollout.id: None for rollout in rollouts}
-    final = [reward for reward in await records.rewards(list(rollout_of)) if reward.name == FINAL and reward.call_id is None]
+    final = [
+        reward for reward in await records.rewards(list(rollout_of)) if reward.name == FINAL and reward.call_id is None
+    ]
     for reward in sorted(final, key=lambda reward: reward.source == "grader"):
         found[rollout_of[reward.attempt_id]] = reward.value
     return found
@@ -182,7 +199,9 @@ def _air(run: Opened, teaching: Teaching, calls: Sequence[Call], spans: Sequence
         return ()
 
 
-def _views(run: Opened, calls: Sequence[Call], *, spans: Sequence[Span], rewards: Sequence[Reward], teaching: Teaching) -> tuple[CallView, ...]:
+def _views(
+    run: Opened, calls: Sequence[Call], *, spans: Sequence[Span], rewards: Sequence[Reward], teaching: Teaching
+) -> tuple[CallView, ...]:
     makers = {policy: run.detokenizer(policy) for policy in {call.policy for call in calls}}
     tools = [span for span in united(spans, spans_of(calls)) if span.kind in ("tool", "retrieval")]
     return tuple(
@@ -199,7 +218,9 @@ def _views(run: Opened, calls: Sequence[Call], *, spans: Sequence[Span], rewards
 
 
 def _pieces(call: Call, make: Callable[[], Detokenizer] | None) -> tuple[str, ...] | None:
-    """Joined they are the text: a token that ends in the middle of a character has no text, the next one has the whole character."""
+    """Joined they are the text: a token that ends in the middle of a character has no text, the next one has the whole
+    character.
+    """
     if make is None:
         return None
     detokenizer = make()

@@ -1,4 +1,5 @@
-"""What did a rollout teach? Nothing about this is stored: records and settings go through the functions that training uses, once more.
+"""What did a rollout teach? Nothing about this is stored: records and settings go through the functions that training
+uses, once more.
 
 A step's advantages compare rollouts of the whole batch, so all of its records are read.
 """
@@ -56,7 +57,13 @@ async def teaching_of(run: Opened, rollout: Rollout) -> Teaching:
         return Teaching(step=step + 1, learnt=learnt, why_not=f"its lessons cannot be recomputed: {error.message}")
     mine = {call_id: lesson for call_id, lesson in lessons.items() if lesson.rollout_id == rollout.id}
     rewards = tuple(reward for reward in air if reward.attempt_id == rollout.accepted_attempt_id)
-    return Teaching(step=step + 1, learnt=learnt, why_not=None if mine else _why_nothing(run.config, rollout), lessons=mine, rewards=rewards)
+    return Teaching(
+        step=step + 1,
+        learnt=learnt,
+        why_not=None if mine else _why_nothing(run.config, rollout),
+        lessons=mine,
+        rewards=rewards,
+    )
 
 
 def _why_nothing(config: Config, rollout: Rollout) -> str:
@@ -100,14 +107,18 @@ def air_of(config: Config, spans: Sequence[Span], calls: Sequence[Call]) -> list
 
 
 async def step_batch(records: Records, step: int, *, names: set[str]) -> list[Rollout]:
-    """The rollouts that a step learns from: dynamic sampling puts other tasks in the place of silent groups (`Loop.collect`)."""
+    """The rollouts that a step learns from: dynamic sampling puts other tasks in the place of silent groups
+    (`Loop.collect`).
+    """
     rounds: dict[int, list[Rollout]] = {}
     for rollout in await records.rollouts(where=Where(prefix=f"train-{step:05d}-")):
         found = TRAINED.match(rollout.id)
         rounds.setdefault(int(found["retry"] or 0) if found else 0, []).append(rollout)
     batch = rounds.pop(0, [])
     for retry in sorted(rounds):
-        rewards = await records.rewards([rollout.accepted_attempt_id for rollout in batch if rollout.accepted_attempt_id])
+        rewards = await records.rewards(
+            [rollout.accepted_attempt_id for rollout in batch if rollout.accepted_attempt_id]
+        )
         silent = silent_groups(batch, rewards, names=names)
         batch = [rollout for rollout in batch if rollout.group_id not in silent] + rounds[retry]
     return batch

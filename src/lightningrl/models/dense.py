@@ -1,8 +1,8 @@
 """A dense decoder (Qwen3, Qwen2, Llama) that lets its caller do the attention.
 
-The weights are those of the Hugging Face module, not copies: engine and trainer share them, and `save_pretrained` exports them. Tokens come
-flat, `[N]`, from any number of sequences; only attention knows which token may look at which, so the engine brings one over its cache and the
-trainer one over a forest.
+The weights are those of the Hugging Face module, not copies: engine and trainer share them, and `save_pretrained`
+exports them. Tokens come flat, `[N]`, from any number of sequences; only attention knows which token may look at which,
+so the engine brings one over its cache and the trainer one over a forest.
 
 Legend: N tokens · D hidden size · H query heads · K key/value heads · E head size · V vocabulary.
 """
@@ -27,7 +27,9 @@ STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 
 
 def project(module: Any, x: Tensor) -> Tensor:
-    """A plain linear layer without the cost of calling a module, which counts in a tiny model; whatever else it is, is called."""
+    """A plain linear layer without the cost of calling a module, which counts in a tiny model; whatever else it is, is
+    called.
+    """
     return F.linear(x, module.weight, module.bias) if type(module) is nn.Linear else module(x)
 
 
@@ -35,7 +37,9 @@ class DenseModel:
     """A Hugging Face causal LM, run layer by layer."""
 
     def __init__(self, hf: Any, *, project: Project = project, adapter: Any = None) -> None:
-        """`project` runs the projections of attention and MLP; `adapter` is peft's description of what is there beside them (see `lora`)."""
+        """`project` runs the projections of attention and MLP; `adapter` is peft's description of what is there beside
+        them (see `lora`).
+        """
         config = hf.config
         check_family(config)
         self.hf = hf
@@ -96,25 +100,39 @@ class DenseModel:
         reach = int(positions.max()) + 1
         table = self._angles
         if table is None or table[0].shape[0] < reach or table[0].dtype != x.dtype or table[0].device != x.device:
-            rows = torch.arange(max(64, 1 << (reach - 1).bit_length()), device=x.device)  # doubling: few rebuilds, and no odd tails
-            with torch.inference_mode(mode=False), torch.no_grad():  # a table made by an engine must serve a trainer too
+            rows = torch.arange(
+                max(64, 1 << (reach - 1).bit_length()), device=x.device
+            )  # doubling: few rebuilds, and no odd tails
+            with (
+                torch.inference_mode(mode=False),
+                torch.no_grad(),
+            ):  # a table made by an engine must serve a trainer too
                 table = self._angles = _signed(*(t[0, :, None, :] for t in module(x.new_empty(0), rows[None])))
         cos, sin = table
         return cos[positions], sin[positions]
 
 
 def check_family(config: Any) -> None:
-    """Refuse a model whose layers `DenseModel` would run wrongly. `config` is a Hugging Face one: no weights are needed to find out."""
+    """Refuse a model whose layers `DenseModel` would run wrongly. `config` is a Hugging Face one: no weights are needed
+    to find out.
+    """
     if config.model_type not in FAMILIES:
         known = ", ".join(f"`{f}`" for f in FAMILIES)
-        raise UserError(f"models of type `{config.model_type}` are not supported", hint=f"dense models of these families are: {known}")
+        raise UserError(
+            f"models of type `{config.model_type}` are not supported",
+            hint=f"dense models of these families are: {known}",
+        )
     sliding = [t for t in getattr(config, "layer_types", None) or [] if t != "full_attention"]
     if sliding:
-        raise UserError(f"layers of type `{sliding[0]}` are not supported", hint="set `use_sliding_window` to false in the model's config.json")
+        raise UserError(
+            f"layers of type `{sliding[0]}` are not supported",
+            hint="set `use_sliding_window` to false in the model's config.json",
+        )
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding of x [N heads E] (arXiv 2104.09864, the half-split layout): x·cos + (-b, a)·sin where x = (a, b).
+    """Rotary position embedding of x [N heads E] (arXiv 2104.09864, the half-split layout): x·cos + (-b, a)·sin where x
+    = (a, b).
 
     The minus lives in `sin`, which is half as many operations on small tensors.
     """

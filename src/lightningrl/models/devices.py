@@ -20,7 +20,10 @@ def devices() -> list[Device]:
     """In the order of their numbers; empty where torch sees none."""
     found = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
     ampere = 8  # the first generation with bfloat16 units
-    return [Device(name=one.name, memory_bytes=one.total_memory, bfloat16=bool(torch.version.hip) or one.major >= ampere) for one in found]
+    return [
+        Device(name=one.name, memory_bytes=one.total_memory, bfloat16=bool(torch.version.hip) or one.major >= ampere)
+        for one in found
+    ]
 
 
 def built_for() -> str | None:

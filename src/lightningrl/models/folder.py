@@ -1,4 +1,6 @@
-"""How does a folder appear all at once? It is written beside its final place, flushed to disk, and renamed. And is a given one complete?"""
+"""How does a folder appear all at once? It is written beside its final place, flushed to disk, and renamed. And is a
+given one complete?
+"""
 
 import json
 import os
@@ -17,8 +19,8 @@ LFS_POINTER = b"version https://git-lfs"
 def whole_folder(path: Path) -> Iterator[Path]:
     """An empty folder to write into; at the end of the block it becomes `path`, in place of one of that name.
 
-    The folder is complete or absent, never half there: a kill at any instant leaves the old one, or none, or the new one. Its files can be read by
-    those whom the umask lets read new ones, whatever the library that wrote them thinks.
+    The folder is complete or absent, never half there: a kill at any instant leaves the old one, or none, or the new
+    one. Its files can be read by those whom the umask lets read new ones, whatever the library that wrote them thinks.
     """
     draft, old = path.with_name(f".{path.name}.draft"), path.with_name(f".{path.name}.old")
     for leftover in (draft, old):  # of an earlier process that was killed
@@ -51,18 +53,27 @@ def flush(path: Path) -> None:
 
 
 def check_files(folder: Path) -> None:
-    """Raises `UserError` for a pointer of git-LFS in the place of a file, and for weights that are not as long as their header says."""
-    for path in sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors") and path.is_file()):
+    """Raises `UserError` for a pointer of git-LFS in the place of a file, and for weights that are not as long as their
+    header says.
+    """
+    for path in sorted(
+        path for path in folder.iterdir() if path.suffix in (".json", ".safetensors") and path.is_file()
+    ):
         with path.open("rb") as file:
             pointer = file.read(len(LFS_POINTER)) == LFS_POINTER
         if pointer:
-            raise UserError(f"`{path}` is a git-LFS pointer, not the file itself", hint=f"`git lfs pull` in `{folder}`, or download the model again")
+            raise UserError(
+                f"`{path}` is a git-LFS pointer, not the file itself",
+                hint=f"`git lfs pull` in `{folder}`, or download the model again",
+            )
         if path.suffix == ".safetensors":
             _check_length(path)
 
 
 def _check_length(path: Path) -> None:
-    """Layout: 8 bytes with the length of the header, the header in JSON, the tensors (https://github.com/huggingface/safetensors#format)."""
+    """Layout: 8 bytes with the length of the header, the header in JSON, the tensors
+    (https://github.com/huggingface/safetensors#format).
+    """
     size, hint = path.stat().st_size, "copy or download the model again"
     try:
         with path.open("rb") as file:
@@ -70,8 +81,14 @@ def _check_length(path: Path) -> None:
             if header > size:
                 raise ValueError("the header does not fit")
             tensors = json.loads(file.read(header))
-        expected = 8 + header + max((tensor["data_offsets"][1] for name, tensor in tensors.items() if name != "__metadata__"), default=0)
+        expected = (
+            8
+            + header
+            + max((tensor["data_offsets"][1] for name, tensor in tensors.items() if name != "__metadata__"), default=0)
+        )
     except (ValueError, AttributeError, KeyError, IndexError, TypeError) as error:
-        raise UserError(f"`{path}` is no safetensors file, or the beginning of one: {size:,} bytes", hint=hint) from error
+        raise UserError(
+            f"`{path}` is no safetensors file, or the beginning of one: {size:,} bytes", hint=hint
+        ) from error
     if size != expected:
         raise UserError(f"`{path}` has {size:,} bytes, its header says {expected:,}", hint=hint)

@@ -1,11 +1,13 @@
-"""Attention over a forest: every token looks at its ancestors and itself, and nothing is computed twice or masked away in bulk.
+"""Attention over a forest: every token looks at its ancestors and itself, and nothing is computed twice or masked away
+in bulk.
 
-The queries of a segment are cut into blocks, and blocks of like size are padded together into batches that fit in the cache. Keys come
-in the order of their depth, so one comparison masks everything: a query at position p may look at the keys 0..p of its own path.
-Scores are computed again in the backward pass, where they are cheaper than the memory they would take.
+The queries of a segment are cut into blocks, and blocks of like size are padded together into batches that fit in the
+cache. Keys come in the order of their depth, so one comparison masks everything: a query at position p may look at the
+keys 0..p of its own path. Scores are computed again in the backward pass, where they are cheaper than the memory they
+would take.
 
-Legend: N tokens · S segments · B blocks of a batch · Q padded queries · T padded keys · H query heads · K key/value heads ·
-G = H / K query heads that share one · E head size.
+Legend: N tokens · S segments · B blocks of a batch · Q padded queries · T padded keys · H query heads · K key/value
+heads · G = H / K query heads that share one · E head size.
 """
 
 from dataclasses import dataclass
@@ -23,7 +25,9 @@ BATCH = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Blocks that are computed together, padded to the longest. Rows are of `[N·heads E]`, so that one gather also sorts by head."""
+    """Blocks that are computed together, padded to the longest. Rows are of `[N·heads E]`, so that one gather also
+    sorts by head.
+    """
 
     shape: tuple[int, int, int]
     """B, Q, T"""
@@ -42,9 +46,20 @@ class Batch:
 
 
 class ForestAttention:
-    """An `Attend` for `DenseModel.hidden`, for one forest (`starts`, `parents` and `positions` as in `lightningrl.data.forest.Forest`)."""
+    """An `Attend` for `DenseModel.hidden`, for one forest (`starts`, `parents` and `positions` as in
+    `lightningrl.data.forest.Forest`).
+    """
 
-    def __init__(self, starts: np.ndarray, parents: np.ndarray, positions: np.ndarray, *, heads: int, kv_heads: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        starts: np.ndarray,
+        parents: np.ndarray,
+        positions: np.ndarray,
+        *,
+        heads: int,
+        kv_heads: int,
+        dtype: torch.dtype,
+    ) -> None:
         cut = _batches(_blocks(starts, parents))
         self.batches = [_batch(blocks, positions, heads=heads, kv_heads=kv_heads, dtype=dtype) for blocks in cut]
 

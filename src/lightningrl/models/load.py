@@ -27,25 +27,32 @@ DTypeName: TypeAlias = Literal["float32", "bfloat16", "float64"]
 
 
 def local_folder(path: str, *, root: Path) -> str:
-    """Where the model is on this machine: a folder (relative to `root`), or a hub id's files, which are downloaded once."""
+    """Where the model is on this machine: a folder (relative to `root`), or a hub id's files, which are downloaded
+    once.
+    """
     beside = root / Path(path).expanduser()
     if beside.is_dir():
         check_files(beside)
         return str(beside)
     if _looks_local(path):
-        raise UserError(f"no model folder at `{beside}`", hint="give a Hugging Face folder or a hub id such as `Qwen/Qwen3-0.6B`")
+        raise UserError(
+            f"no model folder at `{beside}`", hint="give a Hugging Face folder or a hub id such as `Qwen/Qwen3-0.6B`"
+        )
     try:
         return snapshot_download(path, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt"])
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise UserError(
-            f"cannot get `{path}` from the hub: {_first_line(error)}", hint="check the id and the network, or give a local folder"
+            f"cannot get `{path}` from the hub: {_first_line(error)}",
+            hint="check the id and the network, or give a local folder",
         ) from error
 
 
 def load_model(path: str, *, dtype: DTypeName = "float32") -> DenseModel:
     """The causal LM in a local folder, or behind a hub id. Raises `UserError` for whatever is wrong with it."""
     if _looks_local(path) and not Path(path).is_dir():
-        raise UserError(f"no model folder at `{path}`", hint="give a Hugging Face folder or a hub id such as `Qwen/Qwen3-0.6B`")
+        raise UserError(
+            f"no model folder at `{path}`", hint="give a Hugging Face folder or a hub id such as `Qwen/Qwen3-0.6B`"
+        )
     if is_adapter(path):
         from lightningrl.models.lora import load_adapter  # peft takes 1.5 s to import
 
@@ -64,11 +71,15 @@ def load_model(path: str, *, dtype: DTypeName = "float32") -> DenseModel:
 def _checked(path: str, dtype: DTypeName) -> Any:
     """The module of transformers. Where weights are missing or of another shape, it would go on with random numbers."""
     check_family(AutoConfig.from_pretrained(path))
-    loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), output_loading_info=True, ignore_mismatched_sizes=True)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        path, dtype=getattr(torch, dtype), output_loading_info=True, ignore_mismatched_sizes=True
+    )
     (hf, info), hint = loaded, "export the folder again, or check what config.json says"
     if info["mismatched_keys"]:
         name, found, wanted = min(info["mismatched_keys"])
-        raise UserError(f"`{name}` in `{path}` has the shape {list(found)}, config.json asks for {list(wanted)}", hint=hint)
+        raise UserError(
+            f"`{name}` in `{path}` has the shape {list(found)}, config.json asks for {list(wanted)}", hint=hint
+        )
     if info["missing_keys"]:
         raise UserError(f"the weights in `{path}` lack `{min(info['missing_keys'])}`", hint=hint)
     check_finite(hf.named_parameters(), path)
@@ -88,11 +99,14 @@ def load_tokenizer(path: str) -> Any:
 
 
 def check_finite(tensors: Iterable[tuple[str, Tensor]], path: str) -> None:
-    """Raises `UserError` for the first that holds NaN or an infinity: every answer would be an error of the engine, without a word about why."""
+    """Raises `UserError` for the first that holds NaN or an infinity: every answer would be an error of the engine,
+    without a word about why.
+    """
     for name, tensor in tensors:
         if not torch.isfinite(tensor).all():
             raise UserError(
-                f"`{name}` in `{path}` holds values that are not finite", hint="copy or download the model again; was its training sound?"
+                f"`{name}` in `{path}` holds values that are not finite",
+                hint="copy or download the model again; was its training sound?",
             )
 
 
@@ -104,8 +118,8 @@ def is_adapter(path: str) -> bool:
 def load_into(model: DenseModel, path: str) -> DenseModel:
     """Copy the weights of a folder into the parameters of `model`, in place: whoever shares them sees the new values.
 
-    An adapter goes into the adapter of a model that has one. Over a model that has none it makes another, which is returned; the tensors below
-    stay as they are.
+    An adapter goes into the adapter of a model that has one. Over a model that has none it makes another, which is
+    returned; the tensors below stay as they are.
     """
     if is_adapter(path):
         from lightningrl.models.lora import load_adapter, load_adapter_into
@@ -115,19 +129,25 @@ def load_into(model: DenseModel, path: str) -> DenseModel:
         load_adapter_into(model, Path(path))
         return model
     if model.adapter is not None:
-        raise UserError(f"the weights in `{path}` are no adapter", hint="serve weights that were trained from the same model")
+        raise UserError(
+            f"the weights in `{path}` are no adapter", hint="serve weights that were trained from the same model"
+        )
     other = load_model(path, dtype=_dtype_name(model.dtype)).hf.state_dict()
     mine = model.hf.state_dict()
     wrong = sorted(k for k in {*mine, *other} if k not in mine or k not in other or mine[k].shape != other[k].shape)
     if wrong:
-        raise UserError(f"the weights in `{path}` do not fit the model: `{wrong[0]}`", hint="serve weights that were trained from the same model")
+        raise UserError(
+            f"the weights in `{path}` do not fit the model: `{wrong[0]}`",
+            hint="serve weights that were trained from the same model",
+        )
     for name, value in mine.items():
         value.copy_(other[name])
     return model
 
 
 def export_folder(model: DenseModel, path: Path, *, tokenizer: Any) -> None:
-    """Write weights, configuration and tokenizer as an ordinary Hugging Face folder. The folder is complete or absent, never half there.
+    """Write weights, configuration and tokenizer as an ordinary Hugging Face folder. The folder is complete or absent,
+    never half there.
 
     Of a model with an adapter only the adapter is written.
     """
@@ -147,7 +167,9 @@ def _base(folder: Path) -> str:
     try:
         named = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"cannot read `{file}`: {_first_line(error)}", hint="give a folder that peft has written") from error
+        raise UserError(
+            f"cannot read `{file}`: {_first_line(error)}", hint="give a folder that peft has written"
+        ) from error
     if not named:
         raise UserError(f"`{file}` does not say which model it adapts", hint="put it into `base_model_name_or_path`")
     beside = folder / named

@@ -1,12 +1,14 @@
-"""How do several policies share one model? Each has a small adapter of its own over weights that nobody changes (LoRA, arXiv 2106.09685).
+"""How do several policies share one model? Each has a small adapter of its own over weights that nobody changes (LoRA,
+arXiv 2106.09685).
 
-    y = W x + s B A x        W frozen; A random, B zero at first: an adapter begins as the model itself; s = alpha / rank
+    y = W x + s B A x        W frozen; A random, B zero at first: an adapter begins as the model itself; s = alpha /
+    rank
 
-The layers are peft's, so that its folders go in and out. Their arithmetic is done here: a product that adds into another's result, without
-the checks of a general layer (benchmarks/adapter.py measures it).
+The layers are peft's, so that its folders go in and out. Their arithmetic is done here: a product that adds into
+another's result, without the checks of a general layer (benchmarks/adapter.py measures it).
 
-A and B are held in float32, whatever the type of W: an update at a usual learning rate is far below the resolution of bfloat16 and would be
-rounded away. Products and files have the type of W.
+A and B are held in float32, whatever the type of W: an update at a usual learning rate is far below the resolution of
+bfloat16 and would be rounded away. Products and files have the type of W.
 """
 
 import copy
@@ -34,11 +36,14 @@ NAME = "default"
 
 
 def with_adapter(model: DenseModel, *, rank: int, seed: int = 0) -> DenseModel:
-    """Another model: the tensors of `model`, frozen from now on, and an adapter on every projection (alpha = 2·rank), which alone can learn.
+    """Another model: the tensors of `model`, frozen from now on, and an adapter on every projection (alpha = 2·rank),
+    which alone can learn.
 
     The same seed gives the same adapter, and torch's own generator is left as it was.
     """
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(PROJECTIONS), task_type="CAUSAL_LM", inference_mode=False)
+    config = LoraConfig(
+        r=rank, lora_alpha=2 * rank, target_modules=list(PROJECTIONS), task_type="CAUSAL_LM", inference_mode=False
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return _adapted(model, config)
@@ -49,9 +54,15 @@ def load_adapter(model: DenseModel, folder: Path) -> DenseModel:
     try:
         config = PeftConfig.from_pretrained(str(folder))
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(f"cannot read `{folder / CONFIG}`: {error}", hint="give a folder that peft or `lightningrl export` has written") from error
+        raise UserError(
+            f"cannot read `{folder / CONFIG}`: {error}",
+            hint="give a folder that peft or `lightningrl export` has written",
+        ) from error
     if not isinstance(config, LoraConfig) or config.modules_to_save:
-        raise UserError(f"`{folder}` is more than a plain LoRA adapter", hint="train one with LoRA on the projections alone, or merge it")
+        raise UserError(
+            f"`{folder}` is more than a plain LoRA adapter",
+            hint="train one with LoRA on the projections alone, or merge it",
+        )
     config.inference_mode = False  # it may go on learning
     adapted = _adapted(model, config)
     load_adapter_into(adapted, folder)
@@ -65,18 +76,26 @@ def load_adapter_into(model: DenseModel, folder: Path) -> None:
     try:
         found = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"cannot read `{folder / WEIGHTS}`: {error}", hint="an adapter's folder holds its configuration and its weights") from error
+        raise UserError(
+            f"cannot read `{folder / WEIGHTS}`: {error}",
+            hint="an adapter's folder holds its configuration and its weights",
+        ) from error
     mine = _tensors(model)
     wrong = sorted(k for k in {*mine, *found} if k not in mine or k not in found or mine[k].shape != found[k].shape)
     if wrong:
-        raise UserError(f"the adapter in `{folder}` does not fit the model: `{wrong[0]}`", hint="same base, same rank, same projections")
+        raise UserError(
+            f"the adapter in `{folder}` does not fit the model: `{wrong[0]}`",
+            hint="same base, same rank, same projections",
+        )
     check_finite(found.items(), str(folder))
     for name, tensor in mine.items():
         tensor.copy_(found[name])
 
 
 def save_adapter(model: DenseModel, folder: Path) -> None:
-    """Write an adapter as peft does, into a folder that exists; and what ends a completion, so that nobody needs the base to know that."""
+    """Write an adapter as peft does, into a folder that exists; and what ends a completion, so that nobody needs the
+    base to know that.
+    """
     base = model.hf.config.name_or_path
     settings = model.adapter.to_dict() | {
         "base_model_name_or_path": (str(Path(base).resolve()) if Path(base).is_dir() else base) or None,
@@ -98,13 +117,18 @@ def without_adapter(model: DenseModel) -> DenseModel:
 
 def _adapted(model: DenseModel, config: LoraConfig) -> DenseModel:
     if model.adapter is not None:
-        raise UserError("the model has an adapter already", hint="give `lora_rank = 0` to go on with it, or name its base for a new one")
+        raise UserError(
+            "the model has an adapter already",
+            hint="give `lora_rank = 0` to go on with it, or name its base for a new one",
+        )
     tensors = (*model.hf.parameters(), *model.hf.buffers())
     hf = copy.deepcopy(model.hf, {id(tensor): tensor for tensor in tensors})  # new modules around the same tensors
     try:
         inject_adapter_in_model(config, hf, adapter_name=NAME)
     except ValueError as error:  # there is nothing to adapt
-        raise UserError(f"the adapter does not fit the model: {error}", hint="give the adapter's own base model") from error
+        raise UserError(
+            f"the adapter does not fit the model: {error}", hint="give the adapter's own base model"
+        ) from error
     _check(hf)
     for layer in _layers(hf).values():
         for matrices in (layer.lora_A, layer.lora_B):
@@ -119,8 +143,17 @@ def _check(hf: Any) -> None:
         if not parameter.requires_grad:
             continue
         layer = layers.get(name.rsplit(".lora_", 1)[0])
-        if layer is None or name.split(".")[-4] not in PROJECTIONS or layer.lora_variant or layer.lora_bias[NAME] or layer.fan_in_fan_out:
-            raise UserError(f"`{name}` is more than a plain LoRA adapter", hint="train one with LoRA on the projections alone, or merge it")
+        if (
+            layer is None
+            or name.split(".")[-4] not in PROJECTIONS
+            or layer.lora_variant
+            or layer.lora_bias[NAME]
+            or layer.fan_in_fan_out
+        ):
+            raise UserError(
+                f"`{name}` is more than a plain LoRA adapter",
+                hint="train one with LoRA on the projections alone, or merge it",
+            )
 
 
 def _projection(hf: Any) -> Project:

@@ -1,4 +1,6 @@
-"""What does Hugging Face's own code say of a model folder? Nothing of ours is in between: what serves and what trains is held against it."""
+"""What does Hugging Face's own code say of a model folder? Nothing of ours is in between: what serves and what trains
+is held against it.
+"""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,7 +14,9 @@ from lightningrl.types import Doubles, Ints
 
 @torch.no_grad()
 def plain_logprobs(folder: Path, completions: Iterable[tuple[Ints, Ints, float]]) -> list[Doubles]:
-    """[C] for each (prompt, completion, temperature): the logprob of every token of the completion, in float32, one sequence at a time."""
+    """[C] for each (prompt, completion, temperature): the logprob of every token of the completion, in float32, one
+    sequence at a time.
+    """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     found: list[Doubles] = []
     for prompt, completion, temperature in completions:

@@ -1,6 +1,8 @@
-"""How small can a model be and still learn? A Qwen3 of under a million parameters and its tokenizer, both made on the spot.
+"""How small can a model be and still learn? A Qwen3 of under a million parameters and its tokenizer, both made on the
+spot.
 
-`texts → build_tokenizer → build_model → write_model_folder`: an ordinary Hugging Face folder, which everything else then loads.
+`texts → build_tokenizer → build_model → write_model_folder`: an ordinary Hugging Face folder, which everything else
+then loads.
 """
 
 import re
@@ -29,7 +31,9 @@ PIECES = {
 WORD = re.compile(r"[^\W\d]+")
 
 BEGIN = "<|im_start|>assistant\n"
-"""How an assistant's turn begins. Where it is one of a tokenizer's phrases, a conversation can be cut into its answers by it."""
+"""How an assistant's turn begins. Where it is one of a tokenizer's phrases, a conversation can be cut into its answers
+by it.
+"""
 
 CHAT_TEMPLATE = r"""
 {%- macro text(content) -%}
@@ -65,22 +69,26 @@ CHAT_TEMPLATE = r"""
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
 """.strip()
-"""ChatML with Hermes tool calls, as Qwen3 speaks it, with three changes: nothing is invented (no system prompt, no thinking), what the
-assistant said is rendered as it stands, and each tool result is a turn of its own. So a longer conversation renders to an extension of
-the shorter one, token for token."""
+"""ChatML with Hermes tool calls, as Qwen3 speaks it, with three changes: nothing is invented (no system prompt, no
+thinking), what the assistant said is rendered as it stands, and each tool result is a turn of its own. So a longer
+conversation renders to an extension of the shorter one, token for token.
+"""
 
 
 def build_tokenizer(texts: Iterable[str], *, vocab_size: int, spaces: Literal["joined", "apart"] = "joined") -> Any:
     """Train a byte-level BPE on `texts` and wrap it for `transformers`. Lossless on any text.
 
-    A piece is a word (letters and `_`), a single digit, a single other sign, or a single white space; merges never cross pieces. With
-    `joined` spaces a space belongs to the word or sign after it, so `Paris` and ` Paris` are two tokens: texts are shorter. With spaces
-    `apart` a word is the same token wherever it stands, which makes copying it (into quotes, say) easier. Either way each word is
-    learnt in all its forms; with enough room in `vocab_size` each is one token. Smaller than `vocab_size` if the texts run out of merges.
+    A piece is a word (letters and `_`), a single digit, a single other sign, or a single white space; merges never
+    cross pieces. With `joined` spaces a space belongs to the word or sign after it, so `Paris` and ` Paris` are two
+    tokens: texts are shorter. With spaces `apart` a word is the same token wherever it stands, which makes copying it
+    (into quotes, say) easier. Either way each word is learnt in all its forms; with enough room in `vocab_size` each is
+    one token. Smaller than `vocab_size` if the texts run out of merges.
     """
     tokenizer = Tokenizer(models.BPE(byte_fallback=False))
     split = pre_tokenizers.Split(Regex(PIECES[spaces]), behavior="isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(MARKUP),
@@ -108,7 +116,9 @@ def add_phrases(tokenizer: Any, phrases: Iterable[str]) -> None:
 
 def tools_phrase(tokenizer: Any, tools: Sequence[Any], *, system: str) -> str:
     """What the chat template says of `tools` after the system prompt: the same in every conversation of an agent."""
-    described = tokenizer.apply_chat_template([{"role": "system", "content": system}], tools=list(tools), tokenize=False)
+    described = tokenizer.apply_chat_template(
+        [{"role": "system", "content": system}], tools=list(tools), tokenize=False
+    )
     return described.removesuffix("<|im_end|>\n").partition(system)[2]
 
 
@@ -135,7 +145,10 @@ def build_model(
 ) -> DenseModel:
     """A Qwen3 with fresh weights. The same seed gives the same weights, and torch's own generator is left as it was."""
     if heads % kv_heads or head_size % 2:
-        raise UserError(f"`{heads}` heads of size `{head_size}` over `{kv_heads}` key/value heads", hint="heads divide evenly; sizes are even")
+        raise UserError(
+            f"`{heads}` heads of size `{head_size}` over `{kv_heads}` key/value heads",
+            hint="heads divide evenly; sizes are even",
+        )
     config = Qwen3Config(
         vocab_size=vocab_size,
         hidden_size=hidden,
@@ -146,7 +159,8 @@ def build_model(
         intermediate_size=intermediate,
         max_position_embeddings=max_length,
         tie_word_embeddings=True,
-        initializer_range=hidden**-0.5,  # the default, 0.02, does not learn to copy in 400 steps: loss 0.97 against 0.56
+        initializer_range=hidden
+        ** -0.5,  # the default, 0.02, does not learn to copy in 400 steps: loss 0.97 against 0.56
         eos_token_id=eos_token_id,
         pad_token_id=pad_token_id,
         bos_token_id=None,
@@ -159,5 +173,7 @@ def build_model(
 def write_model_folder(path: Path, *, texts: Iterable[str], vocab_size: int = 1300, seed: int = 0) -> None:
     """A tokenizer trained on `texts` and a fresh model for it, as a Hugging Face folder."""
     tokenizer = build_tokenizer(texts, vocab_size=vocab_size)
-    model = build_model(len(tokenizer), seed=seed, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    model = build_model(
+        len(tokenizer), seed=seed, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
     export_folder(model, path, tokenizer=tokenizer)

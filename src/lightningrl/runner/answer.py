@@ -21,12 +21,18 @@ OUTPUT = "LIGHTNINGRL_OUTPUT"
 def answer_of(printed: bytes, file: Path) -> Any:
     """Raises `AgentError` for one that is too long."""
     if len(printed) > MAX_OUTPUT:
-        raise AgentError(f"the agent printed more than `{MAX_OUTPUT}` bytes", hint=f"log to stderr; the answer may go to the file `{OUTPUT}`")
+        raise AgentError(
+            f"the agent printed more than `{MAX_OUTPUT}` bytes",
+            hint=f"log to stderr; the answer may go to the file `{OUTPUT}`",
+        )
     if file.exists() and file.stat().st_size:
         with file.open("rb") as stream:
             written = stream.read(MAX_OUTPUT + 1)
         if len(written) > MAX_OUTPUT:
-            raise AgentError(f"the agent wrote more than `{MAX_OUTPUT}` bytes to `{OUTPUT}`", hint="write it elsewhere and return its path")
+            raise AgentError(
+                f"the agent wrote more than `{MAX_OUTPUT}` bytes to `{OUTPUT}`",
+                hint="write it elsewhere and return its path",
+            )
         return _parsed(written)
     last = printed.rstrip().rpartition(b"\n")[2].strip()
     return _parsed(last if last[:1] in (b"{", b"[") and _is_json(last) and not _is_json(printed) else printed)

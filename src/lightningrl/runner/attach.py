@@ -1,9 +1,11 @@
-"""How do calls of attempts that share one process stay apart? By a context variable that the HTTP client is made to read.
+"""How do calls of attempts that share one process stay apart? By a context variable that the HTTP client is made to
+read.
 
 The agent's own client sends its requests as ever; on the way out, those to the gateway (and only those) get the header
-`baggage: lightningrl.token=<token>`. Spans of OpenTelemetry get a mark as they begin. Contexts follow asyncio tasks, `asyncio.to_thread`, and the
-thread pools of LangChain and LangGraph by themselves; `ThreadPoolExecutor` is taught to hand the identity on. A bare `threading.Thread` is not: it
-may outlive the attempt and serve another, and a request refused by the gateway is better than one that is credited to the wrong attempt.
+`baggage: lightningrl.token=<token>`. Spans of OpenTelemetry get a mark as they begin. Contexts follow asyncio tasks,
+`asyncio.to_thread`, and the thread pools of LangChain and LangGraph by themselves; `ThreadPoolExecutor` is taught to
+hand the identity on. A bare `threading.Thread` is not: it may outlive the attempt and serve another, and a request
+refused by the gateway is better than one that is credited to the wrong attempt.
 """
 
 import functools
@@ -61,8 +63,9 @@ class Attached:
 def attach(token: str | None = None, *, base_url: str | None = None, attempt_id: str = "") -> Attached:
     """From here on, in this asyncio task or thread, every call to the gateway belongs to the attempt of `token`.
 
-    For rollouts that run at the same time in one process, through clients they may share: httpx, httpx2, aiohttp and requests, and all SDKs
-    on top of them. Defaults are OPENAI_API_KEY and OPENAI_BASE_URL. With its `attempt_id`, spans find their attempt before its first call, too.
+    For rollouts that run at the same time in one process, through clients they may share: httpx, httpx2, aiohttp and
+    requests, and all SDKs on top of them. Defaults are OPENAI_API_KEY and OPENAI_BASE_URL. With its `attempt_id`, spans
+    find their attempt before its first call, too.
 
         with lightningrl.attach(token):
             await agent.run(task)
@@ -84,7 +87,9 @@ def gateway_of(base_url: str) -> SplitResult:
 
 
 def install() -> None:
-    """Teach this process's HTTP clients and thread pools, also those that are imported later. Doing it twice changes nothing."""
+    """Teach this process's HTTP clients and thread pools, also those that are imported later. Doing it twice changes
+    nothing.
+    """
     _wrap(ThreadPoolExecutor, "submit", _handing_on)
     for name, teach in CLIENTS.items():
         if name in sys.modules:
@@ -134,7 +139,9 @@ CLIENTS: Mapping[str, Callable[[ModuleType], None]] = {
 class _OnImport(MetaPathFinder):
     """Teaches a client as soon as it has been imported. What finds and loads it is left as it is."""
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if fullname not in CLIENTS:
             return None
         others = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
@@ -199,7 +206,9 @@ def _marking(start_span: Callable[..., Any]) -> Callable[..., Any]:
 
 def _baggage(there: str | None, token: str) -> str:
     """W3C baggage: what others have put there stays."""
-    others = [member for member in (there or "").split(",") if member.strip() and not member.strip().startswith(BAGGAGE_KEY)]
+    others = [
+        member for member in (there or "").split(",") if member.strip() and not member.strip().startswith(BAGGAGE_KEY)
+    ]
     return ",".join([*others, f"{BAGGAGE_KEY}={quote(token, safe='')}"])
 
 

@@ -1,4 +1,6 @@
-"""Whose failure was it? User code raises plain Python; here it is called, and what it raises is attributed to its owner."""
+"""Whose failure was it? User code raises plain Python; here it is called, and what it raises is attributed to its
+owner.
+"""
 
 import asyncio
 import inspect
@@ -27,7 +29,9 @@ Blame: TypeAlias = type[AgentError] | type[GraderError]
 
 
 async def call(function: Callable[..., Any], *args: Any, threads: list[threading.Thread]) -> Any:
-    """Call user code: `async def` in this event loop, anything else in a thread of its own, which is added to `threads`."""
+    """Call user code: `async def` in this event loop, anything else in a thread of its own, which is added to
+    `threads`.
+    """
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
         return await function(*args)
     result = await _in_thread(function, *args, threads=threads)
@@ -46,7 +50,7 @@ async def _in_thread(function: Callable[..., Any], *args: Any, threads: list[thr
     def body() -> None:
         try:
             result, error = context.run(function, *args), None
-        except BaseException as raised:  # noqa: BLE001  user code may raise anything, `SystemExit` too; it is raised again below
+        except BaseException as raised:
             result, error = None, raised
         loop.call_soon_threadsafe(end, result, error)
 
@@ -61,7 +65,9 @@ async def _in_thread(function: Callable[..., Any], *args: Any, threads: list[thr
 
 @contextmanager
 def attributed(blame: Blame) -> Iterator[None]:
-    """Whatever user code raises in this block becomes a `blame` whose first line names it and whose rest is the traceback."""
+    """Whatever user code raises in this block becomes a `blame` whose first line names it and whose rest is the
+    traceback.
+    """
     try:
         yield
     except (blame, GeneratorExit):
@@ -94,15 +100,22 @@ def as_json(output: Any) -> bytes:
             hint="return text, numbers, lists or dicts of them (of a chat message: its `content`)",
         ) from error
     if len(encoded) > MAX_OUTPUT:
-        raise AgentError(f"the agent's answer has {len(encoded)} bytes, more than `{MAX_OUTPUT}`", hint="write it to a file and return its path")
+        raise AgentError(
+            f"the agent's answer has {len(encoded)} bytes, more than `{MAX_OUTPUT}`",
+            hint="write it to a file and return its path",
+        )
     return encoded
 
 
 def as_rewards(value: Any, *, within: tuple[float, float] | None = None) -> dict[str, float]:
-    """A number is the final reward; a mapping names several, `final` among them. `within`: what `final` may be; None: any finite number."""
+    """A number is the final reward; a mapping names several, `final` among them. `within`: what `final` may be; None:
+    any finite number.
+    """
     found = value if isinstance(value, Mapping) else {FINAL: value}
     if FINAL not in found:
-        raise GraderError(f"the reward function returned a dict without `{FINAL}`", hint=f"return a number, or a dict with `{FINAL}`")
+        raise GraderError(
+            f"the reward function returned a dict without `{FINAL}`", hint=f"return a number, or a dict with `{FINAL}`"
+        )
     rewards = {str(name): _number(v, name=str(name)) for name, v in found.items()}
     if within is not None:
         _check_range(rewards[FINAL], *within)

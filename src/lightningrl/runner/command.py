@@ -1,6 +1,8 @@
-"""Runs an agent that is a program: the task on its stdin, the answer on its stdout, and what it has started ended with it.
+"""Runs an agent that is a program: the task on its stdin, the answer on its stdout, and what it has started ended with
+it.
 
-A program has ended when its process has. Children that it leaves behind may go on writing for half a second; then they are ended.
+A program has ended when its process has. Children that it leaves behind may go on writing for half a second; then they
+are ended.
 """
 
 import asyncio
@@ -25,7 +27,9 @@ MAX_STDERR = 4000
 LAST_WORDS_S = 0.5
 """What is still written after the program's end, by its children, is read for this long."""
 REASON = re.compile(r"^[\w.]*(?:[Ee]rror|Exception|panic)\b[^:\n]*: .+", re.MULTILINE)
-"""A line that says what went wrong, in Python, JavaScript, Java or Go. Some print more after it: node its version, Go where it was."""
+"""A line that says what went wrong, in Python, JavaScript, Java or Go. Some print more after it: node its version, Go
+where it was.
+"""
 
 
 class _Program(asyncio.SubprocessProtocol):
@@ -57,7 +61,9 @@ class _Program(asyncio.SubprocessProtocol):
         self.exited.set()
 
 
-async def run_command(command: Sequence[str], task: bytes, env: Mapping[str, str], *, attempt_id: str, started: Callable[[int], None]) -> Any:
+async def run_command(
+    command: Sequence[str], task: bytes, env: Mapping[str, str], *, attempt_id: str, started: Callable[[int], None]
+) -> Any:
     """The program's answer. `started` is told its process group."""
     with tempfile.TemporaryDirectory(prefix="lightningrl-", ignore_cleanup_errors=True) as folder:
         output = Path(folder) / "output"
@@ -73,7 +79,9 @@ async def _run(
     command: Sequence[str], task: bytes, env: Mapping[str, str], *, attempt_id: str, started: Callable[[int], None]
 ) -> tuple[int, _Program]:
     """The exit code, negative for a signal, and what was written."""
-    spawning = asyncio.create_task(asyncio.get_running_loop().subprocess_exec(_Program, *command, env=env, start_new_session=True))
+    spawning = asyncio.create_task(
+        asyncio.get_running_loop().subprocess_exec(_Program, *command, env=env, start_new_session=True)
+    )
     try:
         transport, program = await asyncio.shield(spawning)
         started(transport.get_pid())

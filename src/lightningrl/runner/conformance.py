@@ -1,4 +1,5 @@
-"""What every runner must do, as checks that a plugin's tests can call: `for check in CHECKS: await check(make, folder)`.
+"""What every runner must do, as checks that a plugin's tests can call: `for check in CHECKS: await check(make,
+folder)`.
 
 `make(agent, root)` returns a runner that has not been started; `folder` is empty and may be written to.
 """
@@ -50,20 +51,30 @@ def reward(task, output):
 """
 
 
-def attempt(input: Mapping[str, Any], *, name: str = "1", timeout_s: float = 20.0) -> tuple[Rollout, Attempt, dict[str, str]]:
+def attempt(
+    input: Mapping[str, Any], *, name: str = "1", timeout_s: float = 20.0
+) -> tuple[Rollout, Attempt, dict[str, str]]:
     """The arguments of `Runner.run` for a task with this input."""
-    rollout = Rollout(id=f"rollout-{name}", group_id="group", task=Task(id=name, input=input, split="train"), timeout_s=timeout_s)
+    rollout = Rollout(
+        id=f"rollout-{name}", group_id="group", task=Task(id=name, input=input, split="train"), timeout_s=timeout_s
+    )
     env = addresses("http://127.0.0.1:9", key=f"token-{name}")
     return rollout, Attempt(id=f"attempt-{name}", rollout_id=rollout.id, number=1, token=f"token-{name}"), env
 
 
-async def outcomes(make: MakeRunner, folder: Path, *inputs: Mapping[str, Any], entry: str = "agent:run", timeout_s: float = 20.0) -> list[Outcome]:
+async def outcomes(
+    make: MakeRunner, folder: Path, *inputs: Mapping[str, Any], entry: str = "agent:run", timeout_s: float = 20.0
+) -> list[Outcome]:
     """What becomes of these tasks when they are run at the same time."""
     (folder / "agent.py").write_text(AGENT)
-    runner = make(AgentConfig.model_validate({"entry": entry, "reward": "agent:reward", "workers": 1, "concurrency": 8}), folder)
+    runner = make(
+        AgentConfig.model_validate({"entry": entry, "reward": "agent:reward", "workers": 1, "concurrency": 8}), folder
+    )
     await runner.start()
     try:
-        return await asyncio.gather(*(runner.run(*attempt(task, name=str(i), timeout_s=timeout_s)) for i, task in enumerate(inputs)))
+        return await asyncio.gather(
+            *(runner.run(*attempt(task, name=str(i), timeout_s=timeout_s)) for i, task in enumerate(inputs))
+        )
     finally:
         await runner.close()
 
@@ -71,7 +82,9 @@ async def outcomes(make: MakeRunner, folder: Path, *inputs: Mapping[str, Any], e
 async def answers_and_rewards_come_back(make: MakeRunner, folder: Path) -> None:
     for entry in ("agent:run", "agent:run_async"):
         first, second = await outcomes(make, folder, {"do": "a"}, {"do": "b", "grade": "steps"}, entry=entry)
-        assert first == Outcome(status="succeeded", output={"said": ["a", 1]}, rewards=(Reward(attempt_id="attempt-0", value=1.0),))
+        assert first == Outcome(
+            status="succeeded", output={"said": ["a", 1]}, rewards=(Reward(attempt_id="attempt-0", value=1.0),)
+        )
         assert {(r.attempt_id, r.name, r.value, r.source) for r in second.rewards} == {
             ("attempt-1", "final", 1.0, "grader"),
             ("attempt-1", "format", 0.25, "grader"),
@@ -94,7 +107,9 @@ async def an_agent_that_raises_fails_without_a_reward(make: MakeRunner, folder: 
 
 async def a_grader_that_fails_is_blamed_and_is_no_reward_of_zero(make: MakeRunner, folder: Path) -> None:
     grades = ["raise", "nan", "inf", "no final", "0.5", {"final": None}, [1]]
-    for grade, outcome in zip(grades, await outcomes(make, folder, *({"do": "a", "grade": g} for g in grades)), strict=True):
+    for grade, outcome in zip(
+        grades, await outcomes(make, folder, *({"do": "a", "grade": g} for g in grades)), strict=True
+    ):
         assert outcome.status == "failed" and outcome.rewards == (), (grade, outcome)
         assert outcome.error and outcome.error.startswith("GraderError: "), (grade, outcome)
         assert outcome.output == {"said": ["a", 1]}, "what the agent did is kept"

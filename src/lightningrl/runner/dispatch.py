@@ -46,7 +46,9 @@ class Dispatcher:
 
     async def _attempt(self, rollout: Rollout, attempt: Attempt) -> None:
         outcome: Outcome = await self._runner.run(rollout, attempt, addresses(self._base_url, key=attempt.token))
-        await self._store.finish(attempt.id, outcome.status, rewards=outcome.rewards, output=outcome.output, error=outcome.error)
+        await self._store.finish(
+            attempt.id, outcome.status, rewards=outcome.rewards, output=outcome.output, error=outcome.error
+        )
 
     async def _beat(self) -> None:
         while True:

@@ -1,4 +1,6 @@
-"""How does an agent reward a call of its own, in the middle of an attempt? By telling the gateway, with the attempt's own token."""
+"""How does an agent reward a call of its own, in the middle of an attempt? By telling the gateway, with the attempt's
+own token.
+"""
 
 import http.client
 import json
@@ -16,14 +18,16 @@ TIMEOUT_S = 10.0
 
 
 def emit_reward(value: float, *, name: str = "step", call: str | None = None) -> bool:
-    """Reward one call of the attempt that is running: the one whose response has the id `call`, or else the latest that was answered.
+    """Reward one call of the attempt that is running: the one whose response has the id `call`, or else the latest that
+    was answered.
 
         answer = client.chat.completions.create(…)
         lightningrl.emit_reward(0.2, name="plan_is_valid", call=answer.id)
 
-    The recipe must allow it (`agent.may_reward`); the final reward is never the agent's to give. Credits other than `uniform` learn from it. True if
-    it was recorded; False outside of any attempt, e.g. in production, where nothing is sent. It blocks for some milliseconds, also in a coroutine.
-    Raises `UserError` for a value that is not finite, and whatever else the gateway refuses.
+    The recipe must allow it (`agent.may_reward`); the final reward is never the agent's to give. Credits other than
+    `uniform` learn from it. True if it was recorded; False outside of any attempt, e.g. in production, where nothing is
+    sent. It blocks for some milliseconds, also in a coroutine. Raises `UserError` for a value that is not finite, and
+    whatever else the gateway refuses.
     """
     if not abs(value) <= sys.float_info.max:  # also an integer may be too large
         raise UserError(f"reward `{name}` is `{value!r:.80}`", hint="a reward is a finite number")
@@ -44,7 +48,10 @@ def _who() -> Identity | None:
         return attached
     token, base_url = os.environ.get("OPENAI_API_KEY", ""), os.environ.get("OPENAI_BASE_URL", "")
     if token == PLACEHOLDER_KEY:
-        raise UserError("it is not known which attempt this code belongs to", hint="in a thread of your own, call `lightningrl.attach` first")
+        raise UserError(
+            "it is not known which attempt this code belongs to",
+            hint="in a thread of your own, call `lightningrl.attach` first",
+        )
     return Identity(token=token, gateway=gateway_of(base_url)) if token.startswith(TOKEN) and base_url else None
 
 
@@ -57,7 +64,9 @@ def _post(who: Identity, body: bytes) -> tuple[int, str]:
         answer = connection.getresponse()
         said = answer.read()
     except (OSError, http.client.HTTPException) as error:
-        raise UserError(f"the gateway at `{who.gateway.geturl()}` did not take a reward: {error}", hint="does it still run?") from error
+        raise UserError(
+            f"the gateway at `{who.gateway.geturl()}` did not take a reward: {error}", hint="does it still run?"
+        ) from error
     finally:
         connection.close()
     return answer.status, "" if answer.status == 200 else json.loads(said)["error"]["message"]

@@ -1,6 +1,8 @@
-"""Which environment does an agent get? What it needs of ours, no secrets; where its model is; and no telemetry to vendors.
+"""Which environment does an agent get? What it needs of ours, no secrets; where its model is; and no telemetry to
+vendors.
 
-All attempts share the addresses; the keys are the attempt's token, or a placeholder where many attempts share a process (see `attach`).
+All attempts share the addresses; the keys are the attempt's token, or a placeholder where many attempts share a process
+(see `attach`).
 """
 
 import fnmatch
@@ -23,7 +25,9 @@ class Variable:
 
     name: str
     value: str
-    """`{gateway}` stands for the gateway's URL, `{key}` for the attempt's token, `{codex}` for a folder that is made for the run."""
+    """`{gateway}` stands for the gateway's URL, `{key}` for the attempt's token, `{codex}` for a folder that is made
+    for the run.
+    """
     readers: str
     """Who looks at it, or what it is for."""
 
@@ -48,13 +52,17 @@ INHERITED = {
     " OTEL_BSP_* OTEL_PYTHON_* OTEL_EXPORTER_OTLP_ENDPOINT OTEL_EXPORTER_OTLP_PROTOCOL"
     " OTEL_EXPORTER_OTLP_TRACES_ENDPOINT OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
 }
-"""What it is for → the variables of ours that agents get; `*` stands for any characters. None of them is meant for a secret."""
+"""What it is for → the variables of ours that agents get; `*` stands for any characters. None of them is meant for a
+secret.
+"""
 EVERYTHING = ("*",)
 
 ADDRESSES = (
     Variable(name="OPENAI_BASE_URL", value="{gateway}/v1", readers="OpenAI SDKs and what is built on them"),
     Variable(name="OPENAI_API_BASE", value="{gateway}/v1", readers="LangChain, LiteLLM: the older name"),
-    Variable(name="ANTHROPIC_BASE_URL", value="{gateway}", readers="Anthropic SDKs, Claude Code; they add `/v1` themselves"),
+    Variable(
+        name="ANTHROPIC_BASE_URL", value="{gateway}", readers="Anthropic SDKs, Claude Code; they add `/v1` themselves"
+    ),
     Variable(name="ANTHROPIC_API_BASE", value="{gateway}", readers="LiteLLM"),
     Variable(name="GEMINI_API_BASE", value="{gateway}", readers="LiteLLM"),
     Variable(name="GOOGLE_GEMINI_BASE_URL", value="{gateway}", readers="Google GenAI SDKs, Gemini CLI"),
@@ -68,22 +76,52 @@ KEYS = (
     Variable(name="LLM_API_KEY", value="{key}", readers="OpenHands"),
 )
 MODELS = (
-    Variable(name="LLM_MODEL", value="openai/policy", readers="OpenHands: LiteLLM's name for `policy` behind the URL; `agent.env` may name another"),
+    Variable(
+        name="LLM_MODEL",
+        value="openai/policy",
+        readers="OpenHands: LiteLLM's name for `policy` behind the URL; `agent.env` may name another",
+    ),
 )
 PLACES = (
-    Variable(name="CODEX_HOME", value="{codex}", readers="Codex; holds a config.toml that names the gateway, as Codex ignores `OPENAI_BASE_URL`"),
-    Variable(name="NO_PROXY", value="127.0.0.1,localhost,…", readers="everybody; added to what is there, so that a proxy does not swallow the calls"),
+    Variable(
+        name="CODEX_HOME",
+        value="{codex}",
+        readers="Codex; holds a config.toml that names the gateway, as Codex ignores `OPENAI_BASE_URL`",
+    ),
+    Variable(
+        name="NO_PROXY",
+        value="127.0.0.1,localhost,…",
+        readers="everybody; added to what is there, so that a proxy does not swallow the calls",
+    ),
     Variable(name="no_proxy", value="127.0.0.1,localhost,…", readers="those who read only the lower case"),
 )
 AZURE = (
-    Variable(name="AZURE_OPENAI_ENDPOINT", value="{gateway}", readers="OpenAI SDK with Azure; only where it was set before"),
-    Variable(name="AZURE_OPENAI_API_KEY", value="{key}", readers="OpenAI SDK with Azure; only where the endpoint was set before"),
+    Variable(
+        name="AZURE_OPENAI_ENDPOINT", value="{gateway}", readers="OpenAI SDK with Azure; only where it was set before"
+    ),
+    Variable(
+        name="AZURE_OPENAI_API_KEY",
+        value="{key}",
+        readers="OpenAI SDK with Azure; only where the endpoint was set before",
+    ),
 )
 """Unasked, they would do harm: with them, the client that OpenAI's module makes by itself cannot tell whose it is."""
 TELEMETRY = (
-    Variable(name="OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", value="{gateway}/v1/traces", readers="OpenTelemetry SDKs, unless another collector is named"),
-    Variable(name="OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", value="http/protobuf", readers="OpenTelemetry SDKs, with the endpoint"),
-    Variable(name="OTEL_EXPORTER_OTLP_TRACES_HEADERS", value="x-api-key={key}", readers="OpenTelemetry SDKs of programs, with the endpoint"),
+    Variable(
+        name="OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+        value="{gateway}/v1/traces",
+        readers="OpenTelemetry SDKs, unless another collector is named",
+    ),
+    Variable(
+        name="OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
+        value="http/protobuf",
+        readers="OpenTelemetry SDKs, with the endpoint",
+    ),
+    Variable(
+        name="OTEL_EXPORTER_OTLP_TRACES_HEADERS",
+        value="x-api-key={key}",
+        readers="OpenTelemetry SDKs of programs, with the endpoint",
+    ),
 )
 """Where spans go (see docs/air.md). Whoever has a collector of their own keeps it."""
 COLLECTORS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -101,7 +139,9 @@ QUIET = (
     Variable(name="CREWAI_DISABLE_TELEMETRY", value="true", readers="CrewAI"),
     Variable(name="CREWAI_DISABLE_TRACKING", value="true", readers="CrewAI"),
     Variable(name="CREWAI_TRACING_ENABLED", value="false", readers="CrewAI"),
-    Variable(name="CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", value="1", readers="Claude Code: updates, surveys, reports"),
+    Variable(
+        name="CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", value="1", readers="Claude Code: updates, surveys, reports"
+    ),
     Variable(name="DISABLE_AUTOUPDATER", value="1", readers="Claude Code"),
     Variable(name="DISABLE_ERROR_REPORTING", value="1", readers="Claude Code"),
     Variable(name="GEMINI_TELEMETRY_ENABLED", value="false", readers="Gemini CLI"),
@@ -113,7 +153,9 @@ QUIET = (
     Variable(name="HF_HUB_DISABLE_TELEMETRY", value="1", readers="Hugging Face libraries"),
     Variable(name="GRADIO_ANALYTICS_ENABLED", value="False", readers="Gradio"),
 )
-"""Thousands of rollouts are not to be reported to anybody. OTEL_SDK_DISABLED is not among them: an agent's own spans are welcome."""
+"""Thousands of rollouts are not to be reported to anybody. OTEL_SDK_DISABLED is not among them: an agent's own spans
+are welcome.
+"""
 
 TAKEN_AWAY = (
     Variable(name="ANTHROPIC_AUTH_TOKEN", value="", readers="Anthropic SDKs, Claude Code: goes before the key"),
@@ -125,7 +167,9 @@ TAKEN_AWAY = (
     Variable(name="GOOGLE_API_KEY", value="", readers="Google GenAI SDKs: goes before GEMINI_API_KEY, with a warning"),
     Variable(name="AZURE_OPENAI_AD_TOKEN", value="", readers="OpenAI SDK with Azure: goes before the key"),
 )
-"""Variables of a person's shell that would lead an agent past the gateway, to a model that costs money. Not inherited, even if the recipe asks."""
+"""Variables of a person's shell that would lead an agent past the gateway, to a model that costs money. Not inherited,
+even if the recipe asks.
+"""
 
 
 def addresses(gateway: str, *, key: str) -> dict[str, str]:
@@ -134,7 +178,9 @@ def addresses(gateway: str, *, key: str) -> dict[str, str]:
 
 
 def telemetry(gateway: str, *, key: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Where spans go, in an `environment` that names no other collector. Attempts that share a process share its exporter, which has no key then."""
+    """Where spans go, in an `environment` that names no other collector. Attempts that share a process share its
+    exporter, which has no key then.
+    """
     found = _filled(TELEMETRY if key != PLACEHOLDER_KEY else TELEMETRY[:2], gateway, key)
     ours = found["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"]
     return found if all(environment.get(name, ours) in (ours, "") for name in COLLECTORS) else {}
@@ -149,11 +195,12 @@ def process_environment(
     wishes: Mapping[str, str] | None = None,
     codex_home: Path | None = None,
 ) -> dict[str, str]:
-    """The whole environment of a process that runs agents: what it inherits, quietened; then `wishes`; then where the model is.
+    """The whole environment of a process that runs agents: what it inherits, quietened; then `wishes`; then where the
+    model is.
 
-    `inherit`, a recipe's `agent.inherit_env`, names variables beside the usual ones. `secrets` are the variables with the keys of upstreams: they
-    are never inherited, nor is any other variable with the same value. `wishes`, a recipe's `agent.env`, have the last word on everything but the
-    model's address. `gateway` is None where it is not known yet.
+    `inherit`, a recipe's `agent.inherit_env`, names variables beside the usual ones. `secrets` are the variables with
+    the keys of upstreams: they are never inherited, nor is any other variable with the same value. `wishes`, a recipe's
+    `agent.env`, have the last word on everything but the model's address. `gateway` is None where it is not known yet.
     """
     environment = _inherited(os.environ, patterns=[*" ".join(INHERITED.values()).split(), *inherit], secrets=secrets)
     environment |= {variable.name: variable.value for variable in (*MODELS, *QUIET)}
@@ -165,11 +212,19 @@ def process_environment(
     proxied = _without_proxy(environment, host=urlsplit(gateway).hostname or "")
     azure = AZURE if "AZURE_OPENAI_ENDPOINT" in environment else ()
     spans = telemetry(gateway, key=key, environment=environment)
-    return environment | {"NO_PROXY": proxied, "no_proxy": proxied} | _filled(azure, gateway, key) | spans | addresses(gateway, key=key)
+    return (
+        environment
+        | {"NO_PROXY": proxied, "no_proxy": proxied}
+        | _filled(azure, gateway, key)
+        | spans
+        | addresses(gateway, key=key)
+    )
 
 
 def make_codex_home(folder: Path, *, gateway: str) -> Path:
-    """Write the config.toml that leads Codex to the gateway; `folder` is made if it is not there. Keys as Codex 0.169 knows them."""
+    """Write the config.toml that leads Codex to the gateway; `folder` is made if it is not there. Keys as Codex 0.169
+    knows them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     provider = {
         "name": "LightningRL",
@@ -193,7 +248,9 @@ def make_codex_home(folder: Path, *, gateway: str) -> Path:
 
 def environment_page() -> str:
     """The tables of docs/gateway.md."""
-    inherited = [f"| {purpose} | {' '.join(f'`{name}`' for name in names.split())} |" for purpose, names in INHERITED.items()]
+    inherited = [
+        f"| {purpose} | {' '.join(f'`{name}`' for name in names.split())} |" for purpose, names in INHERITED.items()
+    ]
     sets = [*ADDRESSES, *KEYS, *MODELS, *TELEMETRY, *AZURE, *PLACES, *QUIET]
     first = "\n".join(["| inherited for | variables |", "|---|---|", *inherited])
     return f"{first}\n\n{_table(sets, head='value')}\n\n{_table(TAKEN_AWAY, head=None)}\n"
@@ -203,7 +260,11 @@ def _inherited(environment: Mapping[str, str], *, patterns: Iterable[str], secre
     wanted = re.compile("|".join(map(fnmatch.translate, patterns)))
     withheld = {*secrets, *(variable.name for variable in TAKEN_AWAY)}
     keys = {environment[name] for name in secrets if environment.get(name)}
-    return {name: value for name, value in environment.items() if name not in withheld and value not in keys and wanted.match(name)}
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in withheld and value not in keys and wanted.match(name)
+    }
 
 
 def _filled(variables: Iterable[Variable], gateway: str, key: str) -> dict[str, str]:
@@ -211,7 +272,10 @@ def _filled(variables: Iterable[Variable], gateway: str, key: str) -> dict[str, 
 
 
 def _table(variables: Iterable[Variable], *, head: str | None) -> str:
-    rows = ["| variable | value | who reads it |" if head else "| taken away | who reads it |", "|---|---|---|" if head else "|---|---|"]
+    rows = [
+        "| variable | value | who reads it |" if head else "| taken away | who reads it |",
+        "|---|---|---|" if head else "|---|---|",
+    ]
     for variable in variables:
         value = f" `{variable.value.translate(str.maketrans('{}', '<>'))}` |" if head else ""
         rows.append(f"| `{variable.name}` |{value} {variable.readers} |")

@@ -19,7 +19,9 @@ def is_exhaustion(error: BaseException | None) -> bool:
         if one is None or id(one) in seen:
             continue
         seen.add(id(one))
-        if isinstance(one, MemoryError) or (isinstance(one, OSError) and one.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)):
+        if isinstance(one, MemoryError) or (
+            isinstance(one, OSError) and one.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+        ):
             return True
         if isinstance(one, RuntimeError) and str(one) == "can't start new thread":
             return True

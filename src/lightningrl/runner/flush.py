@@ -1,4 +1,6 @@
-"""Spans of an attempt are to be there when it ends: whatever its process still holds back is sent off, if anybody traces in it at all."""
+"""Spans of an attempt are to be there when it ends: whatever its process still holds back is sent off, if anybody
+traces in it at all.
+"""
 
 import asyncio
 import contextvars
@@ -6,7 +8,9 @@ import sys
 from typing import Protocol, runtime_checkable
 
 FLUSH_S = 2.0
-"""What sending may take. A gateway on this machine takes milliseconds; a collector that is gone must not cost an attempt."""
+"""What sending may take. A gateway on this machine takes milliseconds; a collector that is gone must not cost an
+attempt.
+"""
 
 
 @runtime_checkable
@@ -21,7 +25,8 @@ async def flush_spans() -> None:
     api = sys.modules.get("opentelemetry.trace")
     provider = None if api is None else api.get_tracer_provider()
     if isinstance(provider, Provider):
-        # In a context of its own: the queue holds spans of other attempts, too, and they must not go under the name of this one.
+        # In a context of its own: the queue holds spans of other attempts, too, and they must not go under the name of
+        # this one.
         await asyncio.create_task(_flushed(provider), context=contextvars.Context())
 
 

@@ -1,6 +1,8 @@
-"""Runs a program as a shell would: with our stdin, stdout and stderr, in a process group of its own that is ended with it.
+"""Runs a program as a shell would: with our stdin, stdout and stderr, in a process group of its own that is ended with
+it.
 
-At a terminal the group is in the foreground, so that Ctrl-C and Ctrl-Z reach the program as ever. Signals that we get are handed on.
+At a terminal the group is in the foreground, so that Ctrl-C and Ctrl-Z reach the program as ever. Signals that we get
+are handed on.
 """
 
 import asyncio
@@ -38,7 +40,9 @@ async def run_foreground(command: Sequence[str], env: Mapping[str, str]) -> int:
 
 def _start(command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     if shutil.which(command[0], path=env.get("PATH")) is None:
-        raise UserError(f"there is no program `{command[0]}`", hint="everything after `--` is the command and its arguments")
+        raise UserError(
+            f"there is no program `{command[0]}`", hint="everything after `--` is the command and its arguments"
+        )
     sys.stdout.flush()
     sys.stderr.flush()
     try:
@@ -72,8 +76,8 @@ def _end_leftovers(group: int) -> None:
 
 @contextmanager
 def _handing_on() -> Iterator[Callable[[int], None]]:
-    """Signals to us reach the process group that is named, also those that come before it is. A program that is started in here begins
-    with each of them as it is by default, even where a shell has us ignore them.
+    """Signals to us reach the process group that is named, also those that come before it is. A program that is started
+    in here begins with each of them as it is by default, even where a shell has us ignore them.
     """
     loop = asyncio.get_running_loop()
     groups: list[int] = []
@@ -109,7 +113,9 @@ def _handing_on() -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def _terminal() -> Iterator[Callable[[int], None]]:
-    """Puts a process group into the foreground of our terminal, and us again at the end. Without a terminal it only wakes the group."""
+    """Puts a process group into the foreground of our terminal, and us again at the end. Without a terminal it only
+    wakes the group.
+    """
     ours = os.getpgrp()
     try:
         descriptor = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC)
@@ -117,11 +123,15 @@ def _terminal() -> Iterator[Callable[[int], None]]:
         yield lambda group: None
         return
     holders = {ours, 0}
-    """From whom we may take it: ourselves, the program, and groups that have ended. If it is somebody else's, we run in the background."""
+    """From whom we may take it: ourselves, the program, and groups that have ended. If it is somebody else's, we run in
+    the background.
+    """
 
     def give(group: int) -> None:
         holders.add(group)
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})  # or we would be stopped: it may be in the background who gives
+        blocked = signal.pthread_sigmask(
+            signal.SIG_BLOCK, {signal.SIGTTOU}
+        )  # or we would be stopped: it may be in the background who gives
         try:
             if os.tcgetpgrp(descriptor) in holders:
                 os.tcsetpgrp(descriptor, group)

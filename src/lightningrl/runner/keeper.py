@@ -1,12 +1,15 @@
-"""What cleans up after a worker? Its keeper: the small process above it, to which Linux gives every orphan among its descendants.
+"""What cleans up after a worker? Its keeper: the small process above it, to which Linux gives every orphan among its
+descendants.
 
     python -I -S keeper.py FD COMMAND…      run COMMAND in a session of its own; end as it ended
 
-The keeper leaves when its command has ended, when it gets SIGTERM, or when the other end of the socket FD has been closed. Before it leaves it
-kills everything that is still below it, also processes that have made sessions of their own. It runs as a file and imports a few modules of
-the standard library: it starts in milliseconds, takes little memory, and no agent's code can break it.
+The keeper leaves when its command has ended, when it gets SIGTERM, or when the other end of the socket FD has been
+closed. Before it leaves it kills everything that is still below it, also processes that have made sessions of their
+own. It runs as a file and imports a few modules of the standard library: it starts in milliseconds, takes little
+memory, and no agent's code can break it.
 
-Elsewhere than on Linux orphans go to the system. There the keeper kills the command and its process group; what has left that group stays.
+Elsewhere than on Linux orphans go to the system. There the keeper kills the command and its process group; what has
+left that group stays.
 """
 
 import ctypes

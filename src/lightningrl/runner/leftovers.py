@@ -1,7 +1,8 @@
 """What has a program left running when its attempt ends, and how is it ended without harm to other attempts?
 
-First its process group. Then, on Linux, whatever has left that group: orphans below the worker's keeper whose environment names the attempt, and
-everything below them. A process that has also wiped its environment goes when its worker goes. Elsewhere only the group can be ended.
+First its process group. Then, on Linux, whatever has left that group: orphans below the worker's keeper whose
+environment names the attempt, and everything below them. A process that has also wiped its environment goes when its
+worker goes. Elsewhere only the group can be ended.
 """
 
 import asyncio

@@ -1,6 +1,8 @@
-"""How does a log that others write stay small? Beyond a limit its end is kept beside it, under its name and `.1`, and it begins anew.
+"""How does a log that others write stay small? Beyond a limit its end is kept beside it, under its name and `.1`, and
+it begins anew.
 
-Its writers have opened it for appending, so that they go on at its new end. What they write while its end is being copied is lost.
+Its writers have opened it for appending, so that they go on at its new end. What they write while its end is being
+copied is lost.
 """
 
 import asyncio

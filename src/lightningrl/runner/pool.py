@@ -1,7 +1,9 @@
-"""Which process runs an attempt? The worker with the least to do. One that dies, is blocked, or runs out of files or memory is replaced.
+"""Which process runs an attempt? The worker with the least to do. One that dies, is blocked, or runs out of files or
+memory is replaced.
 
-Attempts share a worker, so one may take others along. Where it is known which one did harm, it alone is charged, and the others are `lost`, which
-costs their rollouts nothing. Where it is not known, all of them are lost and each rollout is tried again in a worker of its own.
+Attempts share a worker, so one may take others along. Where it is known which one did harm, it alone is charged, and
+the others are `lost`, which costs their rollouts nothing. Where it is not known, all of them are lost and each rollout
+is tried again in a worker of its own.
 """
 
 import asyncio
@@ -36,7 +38,8 @@ RESTARTS = 3
 class WorkerPool:
     """A `Runner`. `root` is the recipe's folder: agents are imported from it and run in it.
 
-    `env` is what the processes get from the start, for agents that build their client when they are imported; give it the base URL.
+    `env` is what the processes get from the start, for agents that build their client when they are imported; give it
+    the base URL.
     """
 
     def __init__(
@@ -54,12 +57,17 @@ class WorkerPool:
     ) -> None:
         """`secrets`: environment variables that agents must not get, whatever the recipe says.
 
-        `log_path`: where the agents' stdout and stderr go; None throws them away. Beyond `log_limit` bytes its end is moved to `<log_path>.1`.
+        `log_path`: where the agents' stdout and stderr go; None throws them away. Beyond `log_limit` bytes its end is
+        moved to `<log_path>.1`.
         `watchdog_s`: a worker that is this late with saying that an attempt has timed out is blocked, and killed.
         `grace_s`: what the other attempts in a worker that is being replaced get to finish.
         """
         self._setup = wire.Setup(
-            entry=agent.entry, command=agent.command, reward=agent.reward, reward_range=agent.reward_range, root=str(root.resolve())
+            entry=agent.entry,
+            command=agent.command,
+            reward=agent.reward,
+            reward_range=agent.reward_range,
+            root=str(root.resolve()),
         )
         self._env = _environment(agent, env or {}, secrets=secrets, folder=log_path.parent if log_path else None)
         self._wanted = agent.workers
@@ -120,16 +128,22 @@ class WorkerPool:
             raise
 
     def _overdue(self, worker: WorkerProcess, job: wire.Job) -> wire.Done:
-        """The worker has not said in time how a job ended, so its event loop is blocked: by this job, by another one, or nobody knows."""
+        """The worker has not said in time how a job ended, so its event loop is blocked: by this job, by another one,
+        or nobody knows.
+        """
         blocker = worker.blocked_by
         if blocker == job.id or worker.jobs <= {job.id}:
             log.warning("worker %d is blocked and is killed attempt=%s", worker.pid, job.id)
             worker.kill(reason=f"attempt `{job.id}` blocked the event loop of their process")
-            error = f"AgentError: timed out, no answer within {job.timeout_s:g} s; it blocks the event loop of its process"
+            error = (
+                f"AgentError: timed out, no answer within {job.timeout_s:g} s; it blocks the event loop of its process"
+            )
             return wire.Done(id=job.id, status="timeout", error=error)
         if blocker in worker.jobs:  # its own time is not over yet
             worker.abandon(job.id)
-            return wire.Done(id=job.id, status="lost", error=f"attempt `{blocker}` blocked the event loop of their process")
+            return wire.Done(
+                id=job.id, status="lost", error=f"attempt `{blocker}` blocked the event loop of their process"
+            )
         log.warning("worker %d is blocked and is killed; by which attempt is not known", worker.pid)
         worker.kill()
         return wire.Done(id=job.id, status="lost", error="the event loop of its process was blocked", suspect=True)
@@ -153,7 +167,9 @@ class WorkerPool:
             return _closed()
         if done.suspect:
             what, line_end, rest = (done.error or "").removeprefix("AgentError: ").partition("\n")
-            return Outcome(status="failed", error=f"AgentError: {what}, also when the attempt ran alone{line_end}{rest}")
+            return Outcome(
+                status="failed", error=f"AgentError: {what}, also when the attempt ran alone{line_end}{rest}"
+            )
         if done.status in ("succeeded", "failed"):
             self._suspects.discard(rollout_id)
         return _outcome(done)
@@ -207,7 +223,9 @@ class WorkerPool:
         self._wake_all()
 
     async def _new_worker(self) -> WorkerProcess:
-        return await WorkerProcess.spawn(self._setup, env=self._env, log=self._log_path, timeout_s=self._start_timeout_s)
+        return await WorkerProcess.spawn(
+            self._setup, env=self._env, log=self._log_path, timeout_s=self._start_timeout_s
+        )
 
     def _changed(self, worker: WorkerProcess) -> None:
         if worker.retired and worker in self._workers and not self._closed:
@@ -261,11 +279,19 @@ def _refused(error: AgentError | GraderError) -> Outcome:
     return Outcome(status="failed", error=f"{type(error).__name__}: {error}")
 
 
-def _environment(agent: AgentConfig, given: Mapping[str, str], *, secrets: Collection[str], folder: Path | None) -> dict[str, str]:
-    """The processes' environment. What an attempt gets is laid over it, in programs as a whole, in functions without the key."""
+def _environment(
+    agent: AgentConfig, given: Mapping[str, str], *, secrets: Collection[str], folder: Path | None
+) -> dict[str, str]:
+    """The processes' environment. What an attempt gets is laid over it, in programs as a whole, in functions without
+    the key.
+    """
     gateway = given.get("OPENAI_BASE_URL", "").removesuffix("/v1") or None
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])  # `python` means this one
+    path = os.pathsep.join(
+        [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+    )  # `python` means this one
     codex_home = make_codex_home(folder / "codex", gateway=gateway) if folder and gateway else None
     wishes = {"PATH": path, **agent.env}
-    environment = process_environment(gateway, inherit=agent.inherit_env, secrets=secrets, wishes=wishes, codex_home=codex_home)
+    environment = process_environment(
+        gateway, inherit=agent.inherit_env, secrets=secrets, wishes=wishes, codex_home=codex_home
+    )
     return {**environment, **given}

@@ -27,7 +27,13 @@ EXIT_S = 3.0
 class WorkerProcess:
     """A worker that has loaded the agent. `changed` is called whenever a job has ended, or the worker itself."""
 
-    def __init__(self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, notes: BinaryIO) -> None:
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        notes: BinaryIO,
+    ) -> None:
         self.pid = process.pid
         self.retired = False
         """It takes no more jobs: an agent that cannot be stopped runs in it, or it is dead."""
@@ -59,7 +65,9 @@ class WorkerProcess:
         return None if note is None else note.job_id
 
     @classmethod
-    async def spawn(cls, setup: wire.Setup, *, env: Mapping[str, str], log: Path | None, timeout_s: float) -> "WorkerProcess":
+    async def spawn(
+        cls, setup: wire.Setup, *, env: Mapping[str, str], log: Path | None, timeout_s: float
+    ) -> "WorkerProcess":
         """Start a process and wait until it has loaded the agent. Raises `AgentError` or `GraderError` if it cannot."""
         ours, theirs = socket.socketpair()
         with theirs, ExitStack() as opened:
@@ -93,7 +101,10 @@ class WorkerProcess:
                 raise (AgentError if owner == "agent" else GraderError)(message, hint=hint)
             case _:
                 await worker.close()
-                raise AgentError(f"the process died while it loaded the agent ({worker._ending()})", hint=f"see `{log}`" if log else None)
+                raise AgentError(
+                    f"the process died while it loaded the agent ({worker._ending()})",
+                    hint=f"see `{log}`" if log else None,
+                )
 
     def submit(self, job: wire.Job) -> asyncio.Future[wire.Done]:
         """What will have become of the job. Cancelling the future does not end the job; `cancel` does."""
@@ -112,8 +123,8 @@ class WorkerProcess:
         self._jobs.pop(job_id, None)
 
     def kill(self, *, reason: str | None = None) -> None:
-        """Have the keeper kill the worker and everything that was started in it. What runs is lost, for this reason; without one, each of the jobs
-        may have caused it.
+        """Have the keeper kill the worker and everything that was started in it. What runs is lost, for this reason;
+        without one, each of the jobs may have caused it.
         """
         self.retired = True
         self._killed_for = self._killed_for or reason
@@ -145,7 +156,9 @@ class WorkerProcess:
         await self._ended()
         self._gone = True
         if self._watching is not None:
-            await asyncio.shield(self._watching)  # whoever gives up closing must not end it: closing may be asked for again
+            await asyncio.shield(
+                self._watching
+            )  # whoever gives up closing must not end it: closing may be asked for again
         self._writer.close()
         self._notes.close()
 
@@ -207,12 +220,23 @@ class WorkerProcess:
         return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
 
 
-async def _launch(connection: socket.socket, notes: BinaryIO, *, env: Mapping[str, str], root: str, log: Path | None) -> asyncio.subprocess.Process:
+async def _launch(
+    connection: socket.socket, notes: BinaryIO, *, env: Mapping[str, str], root: str, log: Path | None
+) -> asyncio.subprocess.Process:
     with open(log or os.devnull, "ab") as output:
         return await asyncio.create_subprocess_exec(
-            # -P: a file of the recipe must not stand in for a module of Python; -u: what was printed is there after a crash
+            # -P: a file of the recipe must not stand in for a module of Python; -u: what was printed is there after a
+            # crash
             *(sys.executable, "-I", "-S", keeper.__file__, str(connection.fileno())),
-            *(sys.executable, "-P", "-u", "-m", "lightningrl.runner.worker", str(connection.fileno()), str(notes.fileno())),
+            *(
+                sys.executable,
+                "-P",
+                "-u",
+                "-m",
+                "lightningrl.runner.worker",
+                str(connection.fileno()),
+                str(notes.fileno()),
+            ),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -1,7 +1,8 @@
-"""Which attempt blocks the event loop that a worker's attempts share? A thread asks the loop for a sign of life, and notes who holds it up.
+"""Which attempt blocks the event loop that a worker's attempts share? A thread asks the loop for a sign of life, and
+notes who holds it up.
 
-The note goes to a file that the pool has open too, as a blocked loop cannot send messages. Code that holds the GIL stops the thread as well: then the
-block is seen when it is over, and nobody knows whose it was.
+The note goes to a file that the pool has open too, as a blocked loop cannot send messages. Code that holds the GIL
+stops the thread as well: then the block is seen when it is over, and nobody knows whose it was.
 """
 
 import asyncio
@@ -35,9 +36,13 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watchdog:
-    """Watches one loop from a thread of its own. `held_up` is called in the loop after each block, with (job id or "", seconds)."""
+    """Watches one loop from a thread of its own. `held_up` is called in the loop after each block, with (job id or "",
+    seconds).
+    """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, descriptor: int, *, held_up: Callable[[str, float], None]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, descriptor: int, *, held_up: Callable[[str, float], None]
+    ) -> None:
         self._loop = loop
         self._descriptor = descriptor
         self._held_up = held_up

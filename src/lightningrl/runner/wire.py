@@ -1,6 +1,7 @@
 """What pool and worker say to each other: one JSON object a line, over a socket pair that user code never sees.
 
-parent → worker: `Setup` once, then `Job` and `Cancel`. worker → parent: `Ready` or `Refused` once, then `Started` and `Done`.
+parent → worker: `Setup` once, then `Job` and `Cancel`. worker → parent: `Ready` or `Refused` once, then `Started` and
+`Done`.
 """
 
 from typing import Literal, TypeAlias
@@ -33,7 +34,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     id: str
     token: str
     input: msgspec.Raw
-    """The task's input as JSON; decoded afresh for the agent and for the grader, so that neither sees what the other did to it."""
+    """The task's input as JSON; decoded afresh for the agent and for the grader, so that neither sees what the other
+    did to it.
+    """
     env: dict[str, str]
     timeout_s: float
 
@@ -72,9 +75,11 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     rewards: dict[str, float] = {}
     error: str | None = None
     replace: bool = False
-    """This worker is to be replaced: an agent goes on in it that cannot be stopped, or it runs out of files or memory."""
+    """This worker is to be replaced: an agent goes on in it that cannot be stopped, or it runs out of files or memory.
+    """
     suspect: bool = False
-    """The attempt is lost, and may itself have done the harm: its rollout is to be tried again in a worker of its own."""
+    """The attempt is lost, and may itself have done the harm: its rollout is to be tried again in a worker of its own.
+    """
 
 
 ToWorker: TypeAlias = Setup | Job | Cancel

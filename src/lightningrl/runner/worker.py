@@ -1,8 +1,8 @@
 """The process that runs agents: `python -m lightningrl.runner.worker <fd> <notes>`, several attempts at the same time.
 
-It reads jobs from the socket `fd`, calls agent and reward function for each, and writes back how that ended. Its watchdog writes to the file
-`notes` which of them blocks the others. Its own stdout and stderr belong to user code. When the socket closes, its parent is gone, and it goes too;
-its keeper ends what it has started.
+It reads jobs from the socket `fd`, calls agent and reward function for each, and writes back how that ended. Its
+watchdog writes to the file `notes` which of them blocks the others. Its own stdout and stderr belong to user code. When
+the socket closes, its parent is gone, and it goes too; its keeper ends what it has started.
 """
 
 import asyncio
@@ -119,7 +119,9 @@ class Worker:
             progress.phase = "grader"
             attach.identity.set(None)  # what a judge model is asked is not the agent's doing
             with attributed(GraderError):
-                value = await call(self._grade, msgspec.json.decode(job.input), msgspec.json.decode(output), threads=progress.threads)
+                value = await call(
+                    self._grade, msgspec.json.decode(job.input), msgspec.json.decode(output), threads=progress.threads
+                )
                 rewards = as_rewards(value, within=self._reward_range)
         except (AgentError, GraderError) as error:
             told = wire.speakable(f"{type(error).__name__}: {error}")
@@ -127,7 +129,10 @@ class Worker:
                 return wire.Done(id=job.id, status="lost", error=told, replace=True, suspect=True)
             return wire.Done(id=job.id, status="failed", output=msgspec.Raw(output), error=told)
         return wire.Done(
-            id=job.id, status="succeeded", output=msgspec.Raw(output), rewards={wire.speakable(name): value for name, value in rewards.items()}
+            id=job.id,
+            status="succeeded",
+            output=msgspec.Raw(output),
+            rewards={wire.speakable(name): value for name, value in rewards.items()},
         )
 
     async def _run_agent(self, progress: Progress) -> Any:
@@ -137,7 +142,11 @@ class Worker:
                 gateway = attach.gateway_of(job.env["OPENAI_BASE_URL"]).geturl()
                 env = job.env | telemetry(gateway, key=job.token, environment=os.environ)
                 return await run_command(
-                    self._command, bytes(job.input), env, attempt_id=job.id, started=lambda group: self._send(wire.Started(id=job.id, group=group))
+                    self._command,
+                    bytes(job.input),
+                    env,
+                    attempt_id=job.id,
+                    started=lambda group: self._send(wire.Started(id=job.id, group=group)),
                 )
             os.environ.update({name: value for name, value in job.env.items() if job.token not in value})
             attach.attach(job.token, base_url=job.env["OPENAI_BASE_URL"], attempt_id=job.id)
@@ -159,17 +168,28 @@ def _load(name: str, *, kind: str, root: Path, blame: type[AgentError] | type[Gr
         function = plugins.load(name, kind=kind, root=root)
     except UserError as error:
         raise blame(error.message, hint=error.hint) from error
-    except BaseException as error:  # importing user code may raise anything; `SystemExit` is what a script without a main guard does
+    except (
+        BaseException
+    ) as error:  # importing user code may raise anything; `SystemExit` is what a script without a main guard does
         module = name.partition(":")[0]
-        raise blame(f"{kind} `{name}` cannot be imported: {describe(error)}", hint=f"try `python -c 'import {module}'` in `{root}`") from error
+        raise blame(
+            f"{kind} `{name}` cannot be imported: {describe(error)}",
+            hint=f"try `python -c 'import {module}'` in `{root}`",
+        ) from error
     if not callable(function):
-        raise blame(f"{kind} `{name}` is a `{type(function).__name__}`, not a function", hint="name a function that takes the task's input")
+        raise blame(
+            f"{kind} `{name}` is a `{type(function).__name__}`, not a function",
+            hint="name a function that takes the task's input",
+        )
     return function
 
 
 def _check_program(program: str) -> None:
     if shutil.which(program) is None:
-        raise AgentError(f"there is no program `{program}`", hint="`command` is looked up on PATH, or from the recipe's folder if it has a `/`")
+        raise AgentError(
+            f"there is no program `{program}`",
+            hint="`command` is looked up on PATH, or from the recipe's folder if it has a `/`",
+        )
 
 
 async def _serve(connection: socket.socket, notes: int) -> NoReturn:
@@ -184,7 +204,11 @@ async def _serve(connection: socket.socket, notes: int) -> NoReturn:
     try:
         worker = Worker(setup, send=send)
     except (AgentError, GraderError) as error:
-        send(wire.Refused(owner="agent" if isinstance(error, AgentError) else "grader", message=error.message, hint=error.hint))
+        send(
+            wire.Refused(
+                owner="agent" if isinstance(error, AgentError) else "grader", message=error.message, hint=error.hint
+            )
+        )
         await writer.drain()
         os._exit(0)
     watchdog.Watchdog(asyncio.get_running_loop(), notes, held_up=worker.held_up)

@@ -1,7 +1,8 @@
 """What a store promises: acknowledged means durable, records are only added, and a restart finds everything.
 
 A coroutine that returns has committed. `:memory:` is the test double; there is no second implementation for tests.
-Eight verbs read (`Records`) and eight write (`Store`); `lightningrl.store.conformance` is the suite that every store passes.
+Eight verbs read (`Records`) and eight write (`Store`); `lightningrl.store.conformance` is the suite that every store
+passes.
 """
 
 import math
@@ -57,7 +58,8 @@ class Records(Protocol):
         before: str | None = None,
         limit: int | None = None,
     ) -> list[Rollout]:
-        """Rollouts in the order they were enqueued: those with these ids or in these groups, or else all that `where` lets through.
+        """Rollouts in the order they were enqueued: those with these ids or in these groups, or else all that `where`
+        lets through.
 
         `limit` keeps the latest so many, of those enqueued before the rollout `before` if it is given.
         """
@@ -70,7 +72,8 @@ class Records(Protocol):
     async def changes(self, after: int | None = None, *, timeout_s: float = 0.0) -> Changes:
         """Rollouts whose status has changed after the cursor `after`, at most 500. New rollouts count as changed.
 
-        Waits up to `timeout_s` until there are any, also for changes by other processes. `after=None` gives the present cursor, at once.
+        Waits up to `timeout_s` until there are any, also for changes by other processes. `after=None` gives the present
+        cursor, at once.
         """
         ...
 
@@ -102,7 +105,9 @@ class Store(Records, Protocol):
     """`Records`, and the verbs that write."""
 
     async def enqueue(self, rollouts: Sequence[Rollout]) -> None:
-        """Ask for executions. A rollout whose id is known is left as it is, unless it has failed: then it gets `max_attempts` more tries."""
+        """Ask for executions. A rollout whose id is known is left as it is, unless it has failed: then it gets
+        `max_attempts` more tries.
+        """
         ...
 
     async def claim(self, worker: str, *, limit: int, lease_s: float) -> list[tuple[Rollout, Attempt]]:
@@ -128,22 +133,24 @@ class Store(Records, Protocol):
     ) -> None:
         """End an attempt, together with its rewards, in one transaction.
 
-        The first `succeeded` attempt is accepted and ends its rollout. Otherwise the rollout is queued again while attempts are left.
-        Finishing an attempt that has ended already changes nothing (the first word counts).
+        The first `succeeded` attempt is accepted and ends its rollout. Otherwise the rollout is queued again while
+        attempts are left. Finishing an attempt that has ended already changes nothing (the first word counts).
         """
         ...
 
     async def append(self, *records: Call | Reward | Span) -> None:
         """Add records. Refuses a reward that is not finite, and any record for an attempt that has ended.
 
-        Spans are late by nature: they are taken until five minutes after the end. One whose id its trace has already changes nothing.
+        Spans are late by nature: they are taken until five minutes after the end. One whose id its trace has already
+        changes nothing.
         """
         ...
 
     async def attempt_by_token(self, token: str) -> tuple[Rollout, Attempt] | None:
         """Whose key is this? None if nobody's.
 
-        Asked for every request. It never calls an attempt running that was ended here; what another process did is known within a second.
+        Asked for every request. It never calls an attempt running that was ended here; what another process did is
+        known within a second.
         """
         ...
 
@@ -153,24 +160,34 @@ class Store(Records, Protocol):
 
 
 async def open_store(url: str, *, exclusive: bool = False) -> Store:
-    """Open `sqlite:///absolute/path`, `sqlite://relative/path`, `sqlite:///:memory:`, or any other store (`scheme` is the plugin's name).
+    """Open `sqlite:///absolute/path`, `sqlite://relative/path`, `sqlite:///:memory:`, or any other store (`scheme` is
+    the plugin's name).
 
     `exclusive` says that this process alone runs attempts: those that a dead predecessor left running are lost at once.
     """
     scheme, _, path = url.partition("://")
-    return await plugins.load(scheme, kind="store").open(path.removeprefix("/") if path.startswith("/:") else path, exclusive=exclusive)
+    return await plugins.load(scheme, kind="store").open(
+        path.removeprefix("/") if path.startswith("/:") else path, exclusive=exclusive
+    )
 
 
 async def open_records(url: str) -> Records:
-    """Open a store that exists for reading alone: nothing is created, locked or migrated, and a run that writes to it meanwhile is not slowed."""
+    """Open a store that exists for reading alone: nothing is created, locked or migrated, and a run that writes to it
+    meanwhile is not slowed.
+    """
     scheme, _, path = url.partition("://")
     return await plugins.load(scheme, kind="store").read(path)
 
 
 async def wait(
-    store: Records, rollout_ids: Sequence[str], *, timeout_s: float = math.inf, progress: Callable[[int], None] = lambda ended: None
+    store: Records,
+    rollout_ids: Sequence[str],
+    *,
+    timeout_s: float = math.inf,
+    progress: Callable[[int], None] = lambda ended: None,
 ) -> list[Rollout]:
-    """Return as soon as all of these rollouts have succeeded or failed, or when the time is up; return those that have ended.
+    """Return as soon as all of these rollouts have succeeded or failed, or when the time is up; return those that have
+    ended.
 
     `progress` is called with the number that has ended, first at once and then whenever rollouts have changed.
     """

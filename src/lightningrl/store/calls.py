@@ -1,4 +1,6 @@
-"""Calls ⇄ rows: what `delta` makes of a call, beside what it has in common with others (`kinds`), in one row of numbers."""
+"""Calls ⇄ rows: what `delta` makes of a call, beside what it has in common with others (`kinds`), in one row of
+numbers.
+"""
 
 import math
 import sqlite3
@@ -61,7 +63,11 @@ def kind_key(call: Call, name: str) -> tuple[Hashable, ...]:
 
 def add_kind(connection: sqlite3.Connection, call: Call, name: str) -> int:
     """The row of a call's kind, a new one if need be."""
-    sampling = {field.name: getattr(call.sampling, field.name) for field in fields(Sampling) if field.name not in ("seed", "max_tokens")}
+    sampling = {
+        field.name: getattr(call.sampling, field.name)
+        for field in fields(Sampling)
+        if field.name not in ("seed", "max_tokens")
+    }
     row = (name, call.agent, call.policy, call.dialect, call.finish_reason, call.capture, to_json(sampling))
     columns = "name, agent, policy, dialect, finish_reason, capture, sampling"
     connection.execute(f"INSERT INTO kinds ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING", row)
@@ -78,9 +84,14 @@ def attempt_seq(connection: sqlite3.Connection, attempt_id: str) -> int:
 def check(call: Call) -> None:
     """Raises `StoreError` for a call that contradicts itself."""
     if len(call.completion_ids) != len(call.logprobs):
-        raise StoreError(f"call `{call.id}` has `{len(call.completion_ids)}` sampled tokens and `{len(call.logprobs)}` logprobs")
+        raise StoreError(
+            f"call `{call.id}` has `{len(call.completion_ids)}` sampled tokens and `{len(call.logprobs)}` logprobs"
+        )
     if call.capture != "incomplete" and not math.isfinite(call.logprobs.sum(dtype=np.float64)):
-        raise StoreError(f"call `{call.id}` has a logprob that is not finite", hint="record it as `incomplete`, which is never trained")
+        raise StoreError(
+            f"call `{call.id}` has a logprob that is not finite",
+            hint="record it as `incomplete`, which is never trained",
+        )
     if not (math.isfinite(call.sampling.temperature) and math.isfinite(call.sampling.top_p)):
         raise StoreError(f"call `{call.id}` was sampled under `{call.sampling}`, which is not finite")
 
@@ -126,7 +137,9 @@ _FLOAT64, _INT64 = struct.Struct("<d"), struct.Struct("<q")
 
 def read_ids(connection: sqlite3.Connection, attempt: int, attempt_id: str) -> Iterator[tuple[str, int]]:
     """(call id, row) of an attempt's calls, in the order they were stored."""
-    statement = "SELECT calls.id, name, idx, seq FROM calls JOIN kinds ON kinds.id = kind WHERE attempt = ? ORDER BY seq"
+    statement = (
+        "SELECT calls.id, name, idx, seq FROM calls JOIN kinds ON kinds.id = kind WHERE attempt = ? ORDER BY seq"
+    )
     for call_id, name, index, seq in connection.execute(statement, (attempt,)):
         yield call_id or _id_of(name, attempt_id, index), seq
 
@@ -158,7 +171,9 @@ def _read_attempt(connection: sqlite3.Connection, attempt_id: str, roots: dict[i
     known: dict[int, Said] = {}
     ids: dict[int, str] = {}
     calls: list[Call] = []
-    for row in sorted(connection.execute(WHOLE, attempt), key=itemgetter(0)):  # a base was always stored before what builds on it
+    for row in sorted(
+        connection.execute(WHOLE, attempt), key=itemgetter(0)
+    ):  # a base was always stored before what builds on it
         base = row[1]
         if base is not None and base not in known:
             known[base] = read_said(connection, base, roots)
@@ -172,11 +187,16 @@ def read_rewards(connection: sqlite3.Connection, attempt_id: str) -> list[Reward
     attempt = connection.execute(ATTEMPT_SEQ, attempt_key(attempt_id)).fetchone()
     if attempt is None:
         return []
-    found = connection.execute("SELECT call, name, value, source FROM rewards WHERE attempt = ? ORDER BY seq", attempt).fetchall()
+    found = connection.execute(
+        "SELECT call, name, value, source FROM rewards WHERE attempt = ? ORDER BY seq", attempt
+    ).fetchall()
     ids: dict[int | None, str | None] = {None: None}
     if any(row[0] is not None for row in found):
         ids |= {seq: call_id for call_id, seq in read_ids(connection, attempt[0], attempt_id)}
-    return [Reward(attempt_id=attempt_id, call_id=ids[call], name=name, value=value, source=source) for call, name, value, source in found]
+    return [
+        Reward(attempt_id=attempt_id, call_id=ids[call], name=name, value=value, source=source)
+        for call, name, value, source in found
+    ]
 
 
 def _said_of(row: tuple[Any, ...], known: dict[int, Said]) -> tuple[Said, Floats]:

@@ -1,4 +1,5 @@
-"""What every store must do, as checks that plugin authors run on theirs: `await conformance.check_…(store)` on a fresh store each.
+"""What every store must do, as checks that plugin authors run on theirs: `await conformance.check_…(store)` on a fresh
+store each.
 
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
 async def test_store_keeps_its_promises(check): await check(await MyStore.open(...))
@@ -23,7 +24,9 @@ from lightningrl.types import Attempt, Call, Capture, Reward, Rollout, Sampling,
 
 def rollout(rollout_id: str, *, group_id: str = "g", max_attempts: int = 1) -> Rollout:
     task = Task(id="t", input={"question": "wie groß?", "n": 1}, split="train")
-    return Rollout(id=rollout_id, group_id=group_id, task=task, max_attempts=max_attempts, sampling={"temperature": 0.0})
+    return Rollout(
+        id=rollout_id, group_id=group_id, task=task, max_attempts=max_attempts, sampling={"temperature": 0.0}
+    )
 
 
 def call(
@@ -79,7 +82,11 @@ def same(one: Call, other: Call) -> bool:
     """Equal in every field, arrays bit for bit."""
     for name in Call.__dataclass_fields__:
         mine, theirs = getattr(one, name), getattr(other, name)
-        equal = np.array_equal(mine, theirs, equal_nan=name == "logprobs") if isinstance(mine, np.ndarray) else mine == theirs
+        equal = (
+            np.array_equal(mine, theirs, equal_nan=name == "logprobs")
+            if isinstance(mine, np.ndarray)
+            else mine == theirs
+        )
         if not equal:
             return False
     return True
@@ -89,7 +96,11 @@ async def check_enqueueing_twice_changes_nothing(store: Store) -> None:
     await store.enqueue([rollout("a"), rollout("b")])
     await store.claim("w", limit=1, lease_s=60)
     await store.enqueue([rollout("a", group_id="other"), rollout("c")])
-    assert [(r.id, r.group_id, r.status) for r in await store.rollouts()] == [("a", "g", "running"), ("b", "g", "queued"), ("c", "g", "queued")]
+    assert [(r.id, r.group_id, r.status) for r in await store.rollouts()] == [
+        ("a", "g", "running"),
+        ("b", "g", "queued"),
+        ("c", "g", "queued"),
+    ]
     assert await store.rollouts(ids=["b"]) == [rollout("b")]
     assert [r.id for r in await store.rollouts(group_ids=["g"])] == ["a", "b", "c"]
     assert await store.rollouts(ids=[]) == []
@@ -184,8 +195,20 @@ async def check_bodies_come_back_exactly(store: Store) -> None:
     messages = BODY["messages"]
     requests: list[dict[str, Any]] = [
         BODY,
-        {**BODY, "messages": [*messages, {"role": "assistant", "content": "naïve 🙂"}, {"role": "tool", "content": '{"a":"\\ud83d"}'}]},
-        {**BODY, "alpha": 2, "messages": [*messages, {"role": "user", "content": "after a change further up"}], "empty": []},
+        {
+            **BODY,
+            "messages": [
+                *messages,
+                {"role": "assistant", "content": "naïve 🙂"},
+                {"role": "tool", "content": '{"a":"\\ud83d"}'},
+            ],
+        },
+        {
+            **BODY,
+            "alpha": 2,
+            "messages": [*messages, {"role": "user", "content": "after a change further up"}],
+            "empty": [],
+        },
         {**dict(reversed(BODY.items())), "messages": messages[1:]},
         {},
         {"prompt": "x" * 3000},
@@ -196,7 +219,13 @@ async def check_bodies_come_back_exactly(store: Store) -> None:
     kept: list[Call] = []
     for index, request in enumerate(requests):
         parent = kept[-1].id if index % 3 == 1 else None
-        kept.append(replace(call(attempt, index, [1, 2], [3], parent=parent), request=request, response={**BODY, "index": index, "id": [request]}))
+        kept.append(
+            replace(
+                call(attempt, index, [1, 2], [3], parent=parent),
+                request=request,
+                response={**BODY, "index": index, "id": [request]},
+            )
+        )
     for one in kept:
         await store.append(one)
     again = await store.calls([attempt.id])
@@ -225,7 +254,12 @@ async def check_numbers_of_any_size_come_back(store: Store) -> None:
     seeds = (None, 0, 2**63 - 1, 2**63, 2**64 - 1, -1)
     stamps = ((0.0, 0.0), (1.79e9, 1.79e9 + 0.1), (2.0, 1.0), (-1.0, 1.79e9), (0.1, 0.1 + 2**-50), (1.0, 5e-324))
     kept = [
-        replace(call(attempt, index, [1], [2]), sampling=Sampling(seed=seed, max_tokens=2 ** (5 * index)), started_at=began, ended_at=ended)
+        replace(
+            call(attempt, index, [1], [2]),
+            sampling=Sampling(seed=seed, max_tokens=2 ** (5 * index)),
+            started_at=began,
+            ended_at=ended,
+        )
         for index, (seed, (began, ended)) in enumerate(zip(seeds, stamps, strict=True))
     ]
     await store.append(*kept)
@@ -233,8 +267,8 @@ async def check_numbers_of_any_size_come_back(store: Store) -> None:
 
 
 async def check_history_costs_linear_space(store: Store, *, size: Callable[[], Awaitable[int]]) -> None:
-    """`size` says how many bytes the store takes. Each request repeats all that was said before, in text and in tokens; it begins and ends with
-    a field that changes; tools and grammar are long.
+    """`size` says how many bytes the store takes. Each request repeats all that was said before, in text and in tokens;
+    it begins and ends with a field that changes; tools and grammar are long.
     """
     words = np.random.default_rng(0)
 
@@ -243,7 +277,11 @@ async def check_history_costs_linear_space(store: Store, *, size: Callable[[], A
 
     attempt = await begin(store)
     tools, grammar = [{"name": text(50), "description": text(2000)} for _ in range(4)], text(8000)
-    messages, prompt, parent = [{"role": "system", "content": text(4000)}], words.integers(0, 150_000, 1000).tolist(), None
+    messages, prompt, parent = (
+        [{"role": "system", "content": text(4000)}],
+        words.integers(0, 150_000, 1000).tolist(),
+        None,
+    )
     size_before = 0
     for index in range(120):
         if index == 80:
@@ -252,13 +290,16 @@ async def check_history_costs_linear_space(store: Store, *, size: Callable[[], A
         answer = {"role": "assistant", "content": text(400)}
         completion = words.integers(0, 150_000, 50).tolist()
         bare = call(attempt, index, prompt, completion, parent=parent, capture="bridged")
-        await store.append(replace(bare, request=request, response={"message": answer}, sampling=Sampling(grammar=grammar, seed=index)))
+        await store.append(
+            replace(bare, request=request, response={"message": answer}, sampling=Sampling(grammar=grammar, seed=index))
+        )
         messages += [answer, {"role": "user", "content": text(100)}]
         prompt, parent = [*prompt, *completion, *words.integers(0, 150_000, 20).tolist()], bare.id
     size_after = await size()
     assert (await store.calls([attempt.id]))[-1].request["messages"] == messages[:-2]
     # By now a request has 60 kB.
-    # A turn is 500 random hexadecimal digits (250 bytes), 70 tokens (at most 280 bytes) and 50 logprobs (200 bytes); then rows and pages
+    # A turn is 500 random hexadecimal digits (250 bytes), 70 tokens (at most 280 bytes) and 50 logprobs (200 bytes);
+    # then rows and pages
     assert size_after - size_before < 40 * 1500
 
 
@@ -327,7 +368,9 @@ async def check_spans_come_back_as_they_were(store: Store) -> None:
     await store.append(asked, tool)
     await store.append(bare, replace(tool, name="again"))
     kept = [bare, replace(tool, error="naïve \\udcff")]
-    assert await store.spans([attempt.id]) == kept and await store.spans(["nobody"]) == [] and await store.spans([]) == []
+    assert (
+        await store.spans([attempt.id]) == kept and await store.spans(["nobody"]) == [] and await store.spans([]) == []
+    )
     await refuses(store.append(replace(bare, id="1", call_id="nobody")))
     await refuses(store.append(replace(bare, id="1", attempt_id="nobody")))
     await store.finish(attempt.id, "succeeded")
@@ -432,7 +475,8 @@ async def check_many_changes_come_in_pieces(store: Store) -> None:
 async def check_rollouts_are_found_and_counted(store: Store) -> None:
     """By what their ids begin with, their split, status, task and reward; and a page at a time."""
     tasks = [
-        Task(id=f"t{n}", input={"question": text}, split="heldout" if n == 2 else "train") for n, text in enumerate(('say "Ähre"', "50 % of _", "x"))
+        Task(id=f"t{n}", input={"question": text}, split="heldout" if n == 2 else "train")
+        for n, text in enumerate(('say "Ähre"', "50 % of _", "x"))
     ]
     made = [replace(rollout(f"train-{n // 3}-{n % 3}"), task=tasks[n % 3]) for n in range(9)]
     await store.enqueue(made)

@@ -9,7 +9,9 @@ from lightningrl.errors import UserError
 from lightningrl.store.schema import MIGRATIONS, check_version, migrate
 
 PAGE = 8192
-"""Bytes. Pages of 4096 are filled to 88 % by calls of 700 bytes, these to 94 %; larger ones cost CPU in the log (`benchmarks/store.py`)."""
+"""Bytes. Pages of 4096 are filled to 88 % by calls of 700 bytes, these to 94 %; larger ones cost CPU in the log
+(`benchmarks/store.py`).
+"""
 
 
 def connect(path: str | Path) -> sqlite3.Connection:
@@ -22,13 +24,15 @@ def connect(path: str | Path) -> sqlite3.Connection:
 
 
 def connect_reader(path: str | Path) -> sqlite3.Connection:
-    """Open an existing file for reading alone. A file with an older schema is copied to a temporary database, and the copy is migrated:
-    a run of that older program may be writing to the file.
+    """Open an existing file for reading alone. A file with an older schema is copied to a temporary database, and the
+    copy is migrated: a run of that older program may be writing to the file.
     """
     resolved = Path(path).resolve()
     parameters = "mode=ro"
     if not os.access(resolved.parent, os.W_OK) and not Path(f"{resolved}-wal").exists():
-        parameters += "&immutable=1"  # a run that has ended, on a read-only disk: SQLite cannot create the index of its log
+        parameters += (
+            "&immutable=1"  # a run that has ended, on a read-only disk: SQLite cannot create the index of its log
+        )
     connection = _connect(f"file:{quote(str(resolved))}?{parameters}", uri=True)
     if check_version(connection) == len(MIGRATIONS):
         return connection
@@ -40,7 +44,9 @@ def connect_reader(path: str | Path) -> sqlite3.Connection:
 
 
 def own(path: str | Path) -> sqlite3.Connection:
-    """A lock that the operating system drops with the process: an exclusive transaction on an empty database beside the store."""
+    """A lock that the operating system drops with the process: an exclusive transaction on an empty database beside the
+    store.
+    """
     lock = sqlite3.connect(f"{path}.lock", timeout=0, isolation_level=None, check_same_thread=False)
     try:
         lock.execute("BEGIN EXCLUSIVE")
@@ -48,7 +54,9 @@ def own(path: str | Path) -> sqlite3.Connection:
         lock.close()
         if "locked" not in str(error):
             raise
-        raise UserError(f"the store `{path}` is in use by another run", hint="wait for it, end it, or give this run another folder") from error
+        raise UserError(
+            f"the store `{path}` is in use by another run", hint="wait for it, end it, or give this run another folder"
+        ) from error
     return lock
 
 

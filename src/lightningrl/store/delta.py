@@ -1,15 +1,19 @@
-"""How is a call written as a difference to an earlier one, its base? Both ways are here, and both are exact. Pure functions of bytes.
+"""How is a call written as a difference to an earlier one, its base? Both ways are here, and both are exact. Pure
+functions of bytes.
 
     prompt     `shared` leading ids are those of the base's prompt and completion; the rest is kept.
-    request    Its JSON begins with `head` bytes of the base's request and ends with `tail` bytes of it. In between, there may be long `blocks`
+    request    Its JSON begins with `head` bytes of the base's request and ends with `tail` bytes of it. In between,
+    there may be long `blocks`
                of what the base has in between; the rest is kept.
     response   Its JSON follows that rest (JSON has no raw newline, so one keeps them apart).
-    logprobs   Byte by byte: first all lowest bytes, and so on. The highest ones (sign and exponent) follow the response.
+    logprobs   Byte by byte: first all lowest bytes, and so on. The highest ones (sign and exponent) follow the
+    response.
 
-The rest, response and highest bytes are deflated together, and what they are likely to repeat, the end of the base's history, its own rest
-and its answer, is the preset dictionary.
+The rest, response and highest bytes are deflated together, and what they are likely to repeat, the end of the base's
+history, its own rest and its answer, is the preset dictionary.
 
-So a turn costs what is new in it: the client's echo of the last answer is a few bytes, tools and system prompt are none.
+So a turn costs what is new in it: the client's echo of the last answer is a few bytes, tools and system prompt are
+none.
 """
 
 import zlib
@@ -29,12 +33,15 @@ HISTORY = 4096
 """Bytes of the shared part of the request that are in the dictionary, for 15 % less of a short call."""
 
 SHORT = 4096
-"""Bytes that are deflated at level 4, what is longer at level 1: of a call of 50 tokens that makes 5 % less for 2 us more, of one of 2,000
-tokens it would be 14 % for 50 us (`benchmarks/store.py`)."""
+"""Bytes that are deflated at level 4, what is longer at level 1: of a call of 50 tokens that makes 5 % less for 2 us
+more, of one of 2,000 tokens it would be 14 % for 50 us (`benchmarks/store.py`).
+"""
 
 
 LONG = 8192
-"""Bytes in between, on both sides, from which on blocks are looked for; what is shorter, deflate finds in its dictionary."""
+"""Bytes in between, on both sides, from which on blocks are looked for; what is shorter, deflate finds in its
+dictionary.
+"""
 
 PROBE, LOOKUPS = 64, 16
 """Bytes that are looked up, and how many times at most without success."""
@@ -128,7 +135,9 @@ def read(delta: Delta, base: Said) -> tuple[Said, Floats]:
 
 
 def _blocks(old: bytes, new: bytes) -> tuple[Block, ...]:
-    """Long runs of bytes that both have, in the same order: some of `old` is looked up in `new`, and what is found is extended both ways."""
+    """Long runs of bytes that both have, in the same order: some of `old` is looked up in `new`, and what is found is
+    extended both ways.
+    """
     found: list[Block] = []
     old_array, new_array = np.frombuffer(old, np.uint8), np.frombuffer(new, np.uint8)
     step = max(LONG // 2, len(old) // LOOKUPS)
@@ -178,7 +187,9 @@ def common(one: npt.NDArray[np.generic], other: npt.NDArray[np.generic]) -> int:
 
 
 def pack(ids: Ints) -> bytes:
-    """A byte that says how, then the ids: 2 bytes each in a vocabulary of 65,536, 2 bytes and 2 bits in one of 262,144, else 4 bytes."""
+    """A byte that says how, then the ids: 2 bytes each in a vocabulary of 65,536, 2 bytes and 2 bits in one of 262,144,
+    else 4 bytes.
+    """
     used = int(np.bitwise_or.reduce(ids))
     if not 0 <= used < 1 << 18:
         return b"\0" + ids.astype("<i4").tobytes()

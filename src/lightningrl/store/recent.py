@@ -1,8 +1,9 @@
-"""What does the writer remember of earlier calls, and which of them is the next one written as a difference to? Writer thread only.
+"""What does the writer remember of earlier calls, and which of them is the next one written as a difference to? Writer
+thread only.
 
-A call that continues another one builds on that parent. One without a parent builds on the attempt's latest call where it repeats most of it
-(a history that was rewritten), else on the first call of any attempt that began alike: the same task's, or the same agent's. All of it is
-bounded and follows from the file: what was forgotten is read again.
+A call that continues another one builds on that parent. One without a parent builds on the attempt's latest call where
+it repeats most of it (a history that was rewritten), else on the first call of any attempt that began alike: the same
+task's, or the same agent's. All of it is bounded and follows from the file: what was forgotten is read again.
 """
 
 import sqlite3
@@ -19,11 +20,13 @@ from lightningrl.store.delta import NOTHING, Said, common
 from lightningrl.types import Call
 
 SAID_LIMIT = 32 * 1024 * 1024
-"""Bytes of calls that may be built upon. In use are the last ones of running attempts; 1,000 of those with 8k tokens need 60 MB, and pay
-with a read where they do not fit."""
+"""Bytes of calls that may be built upon. In use are the last ones of running attempts; 1,000 of those with 8k tokens
+need 60 MB, and pay with a read where they do not fit.
+"""
 
 ROOTS_LIMIT = 2 * 1024 * 1024
-"""Bytes of first calls that other attempts may build upon: 160 tasks in flight with system prompts and tools of 10 KB."""
+"""Bytes of first calls that other attempts may build upon: 160 tasks in flight with system prompts and tools of 10 KB.
+"""
 
 BOOKS_LIMIT = 100_000
 """Running attempts and call ids in them that are known without looking."""
@@ -34,7 +37,9 @@ BEGINNINGS = (8192, 2048, 512, 128)
 """Bytes of what was read that make two first calls alike: 2,048 to 32 token ids."""
 
 DEPTH = 2
-"""Bases that may be behind the first call of an attempt (same agent, same task), which bounds what reading one attempt costs."""
+"""Bases that may be behind the first call of an attempt (same agent, same task), which bounds what reading one attempt
+costs.
+"""
 
 K = TypeVar("K", bound=Hashable)
 
@@ -85,7 +90,9 @@ class Book:
 
 
 class Recent:
-    """`settle` after a commit, `forget` after something was rolled back: then what was remembered since the last commit is not there."""
+    """`settle` after a commit, `forget` after something was rolled back: then what was remembered since the last commit
+    is not there.
+    """
 
     def __init__(self) -> None:
         self._said: Bounded[int] = Bounded(SAID_LIMIT)

@@ -44,7 +44,8 @@ def to_json_bytes(value: object) -> bytes:
         return msgspec.json.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise StoreError(
-            f"`{type(value).__name__}` cannot be kept as JSON: {error}", hint="use dicts, lists, strings, numbers, booleans and null"
+            f"`{type(value).__name__}` cannot be kept as JSON: {error}",
+            hint="use dicts, lists, strings, numbers, booleans and null",
         ) from error
 
 

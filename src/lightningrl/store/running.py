@@ -1,8 +1,10 @@
-"""Whose key is this? Asked for every request, so running attempts are kept in memory, by the hash of their token: no thread and no file is touched.
+"""Whose key is this? Asked for every request, so running attempts are kept in memory, by the hash of their token: no
+thread and no file is touched.
 
-An answer is trusted while nobody else can have changed the file for more than a second: each commit of this store looks whether another
-process has committed meanwhile, and an answer that neither a commit nor a read has confirmed for a second is read again. What this
-store has ended itself is dropped in the moment of the commit, also under the hands of whoever is just reading it.
+An answer is trusted while nobody else can have changed the file for more than a second: each commit of this store looks
+whether another process has committed meanwhile, and an answer that neither a commit nor a read has confirmed for a
+second is read again. What this store has ended itself is dropped in the moment of the commit, also under the hands of
+whoever is just reading it.
 """
 
 import threading

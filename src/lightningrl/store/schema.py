@@ -1,11 +1,12 @@
 """What the tables look like, and how an older file becomes a newer one: migrations in order, counted by `user_version`.
 
-What repeats is kept once. A call is written as a difference to a base, an earlier call (`delta` says how, `recent` says which); what many
-calls have in common (who, in which dialect, sampled how) is one row of `kinds`; a task's input is one row, however many rollouts it has.
-Rows refer to each other by number; an attempt's id is its rollout's with its number, which is what the views put together.
-A call's `ended_at` is, if it is an integer, how many float64 numbers it is after `started_at`: exact, and half as long.
-An attempt's `token` is the SHA-256 of its token; `boot` and `lease_ticks` say when its lease passes (`lease`).
-A rollout's `changed` numbers the changes of status in the order of their commits; the latest change has the greatest number.
+What repeats is kept once. A call is written as a difference to a base, an earlier call (`delta` says how, `recent` says
+which); what many calls have in common (who, in which dialect, sampled how) is one row of `kinds`; a task's input is one
+row, however many rollouts it has. Rows refer to each other by number; an attempt's id is its rollout's with its number,
+which is what the views put together. A call's `ended_at` is, if it is an integer, how many float64 numbers it is after
+`started_at`: exact, and half as long. An attempt's `token` is the SHA-256 of its token; `boot` and `lease_ticks` say
+when its lease passes (`lease`). A rollout's `changed` numbers the changes of status in the order of their commits; the
+latest change has the greatest number.
 """
 
 import base64
@@ -147,7 +148,10 @@ def check_version(connection: sqlite3.Connection) -> int:
     """The schema of the database. Raises `UserError` if it is newer than this program."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > len(MIGRATIONS):
-        raise UserError(f"the store has schema `{version}`, this program knows `{len(MIGRATIONS)}`", hint="use the LightningRL that wrote it")
+        raise UserError(
+            f"the store has schema `{version}`, this program knows `{len(MIGRATIONS)}`",
+            hint="use the LightningRL that wrote it",
+        )
     return version
 
 

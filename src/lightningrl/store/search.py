@@ -24,7 +24,12 @@ def conditions(where: Where, *, before: str | None = None) -> tuple[str, list[ob
         found.append(("status = ?", [where.status]))
     if where.text:
         text, in_json = _pattern(where.text), _pattern(msgspec.json.encode(where.text).decode()[1:-1])
-        found.append((r"(task_id LIKE ? ESCAPE '\' OR input_id IN (SELECT id FROM inputs WHERE input LIKE ? ESCAPE '\'))", [text, in_json]))
+        found.append(
+            (
+                r"(task_id LIKE ? ESCAPE '\' OR input_id IN (SELECT id FROM inputs WHERE input LIKE ? ESCAPE '\'))",
+                [text, in_json],
+            )
+        )
     if where.reward is not None:
         found.append((_REWARD, [FINAL, *where.reward]))
     if before is not None:

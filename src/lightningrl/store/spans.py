@@ -1,4 +1,6 @@
-"""Spans ⇄ rows. They may be late: exporters send what they have every few seconds, and an attempt does not wait for that."""
+"""Spans ⇄ rows. They may be late: exporters send what they have every few seconds, and an attempt does not wait for
+that.
+"""
 
 import sqlite3
 import time
@@ -12,7 +14,9 @@ from lightningrl.store.rows import attempt_key, clean, to_json
 from lightningrl.types import Span
 
 LATE_S = 300.0
-"""Spans of an attempt are taken until it has ended this long ago. The OpenTelemetry SDK exports every 5 s, and tries again for up to 64 s."""
+"""Spans of an attempt are taken until it has ended this long ago. The OpenTelemetry SDK exports every 5 s, and tries
+again for up to 64 s.
+"""
 
 COLUMNS = "id, call, kind, name, status, error, input, output, started_at, ended_at, trace, parent, attributes"
 INSERT = f"INSERT INTO spans (attempt, {COLUMNS}) VALUES ({', '.join('?' * 14)}) ON CONFLICT DO NOTHING"
@@ -41,7 +45,9 @@ def read_spans(connection: sqlite3.Connection, attempt_id: str) -> list[Span]:
     attempt = connection.execute(ATTEMPT_SEQ, attempt_key(attempt_id)).fetchone()
     if attempt is None:
         return []
-    found = connection.execute(f"SELECT {COLUMNS} FROM spans WHERE attempt = ? ORDER BY started_at, seq", attempt).fetchall()
+    found = connection.execute(
+        f"SELECT {COLUMNS} FROM spans WHERE attempt = ? ORDER BY started_at, seq", attempt
+    ).fetchall()
     ids: dict[int | None, str | None] = {None: None}
     if any(row[1] is not None for row in found):
         ids |= {seq: call_id for call_id, seq in read_ids(connection, attempt[0], attempt_id)}

@@ -1,7 +1,8 @@
-"""The default store: one SQLite file. Write-ahead log, `synchronous=FULL`, one writer thread whose commits are shared by all who wait.
+"""The default store: one SQLite file. Write-ahead log, `synchronous=FULL`, one writer thread whose commits are shared
+by all who wait.
 
-Other processes may read, and write, the same file meanwhile. `changes` wakes at once for commits of this object, and looks for those of other
-processes four times a second.
+Other processes may read, and write, the same file meanwhile. `changes` wakes at once for commits of this object, and
+looks for those of other processes four times a second.
 """
 
 import asyncio
@@ -27,7 +28,9 @@ from lightningrl.store.waiters import Waiters
 from lightningrl.types import Attempt, AttemptStatus, Call, Reward, Rollout, RolloutStatus, Span, Weights, hash_token
 
 FORGIVEN = 10
-"""Lost attempts of one rollout that do not count against `max_attempts`: a dying machine is not the agent's fault, for ever it would be."""
+"""Lost attempts of one rollout that do not count against `max_attempts`: a dying machine is not the agent's fault, for
+ever it would be.
+"""
 
 ENDED: tuple[AttemptStatus, ...] = ("succeeded", "failed", "timeout", "lost")
 
@@ -68,8 +71,9 @@ class SQLiteStore:
 
     @classmethod
     async def open(cls, path: str | Path, *, exclusive: bool = False) -> "SQLiteStore":
-        """Open or create the file. `exclusive` claims it for this process, which alone runs attempts until `close`: a second such claim is a
-        `UserError`, and attempts that an earlier, dead owner left running are lost at once, without waiting for their leases.
+        """Open or create the file. `exclusive` claims it for this process, which alone runs attempts until `close`: a
+        second such claim is a `UserError`, and attempts that an earlier, dead owner left running are lost at once,
+        without waiting for their leases.
         """
         memory = str(path) == ":memory:"
         try:
@@ -81,7 +85,8 @@ class SQLiteStore:
                 reader.execute("PRAGMA query_only = 1")
         except sqlite3.Error as error:
             raise UserError(
-                f"cannot open the store `{path}`: {error}", hint="is it a SQLite file, in a folder that exists and is writable?"
+                f"cannot open the store `{path}`: {error}",
+                hint="is it a SQLite file, in a folder that exists and is writable?",
             ) from error
         store = cls(writer, reader=reader, lock=lock)
         if exclusive:
@@ -94,7 +99,9 @@ class SQLiteStore:
         try:
             return cls(connect_reader(path), read_only=True)
         except sqlite3.Error as error:
-            raise UserError(f"cannot read the store `{path}`: {error}", hint="is it the store.sqlite of a run?") from error
+            raise UserError(
+                f"cannot read the store `{path}`: {error}", hint="is it the store.sqlite of a run?"
+            ) from error
 
     async def close(self) -> None:
         await self._reader.close()
@@ -130,7 +137,9 @@ class SQLiteStore:
 
         def work(connection: sqlite3.Connection) -> None:
             for key in map(rows.attempt_key, attempt_ids):
-                running = "SELECT seq, token FROM whole_attempts WHERE rollout_id = ? AND number = ? AND status = 'running'"
+                running = (
+                    "SELECT seq, token FROM whole_attempts WHERE rollout_id = ? AND number = ? AND status = 'running'"
+                )
                 for seq, token in connection.execute(running, key).fetchall():
                     connection.execute(prolong, (lease.now, lease.boot, lease.ticks, seq))
                     self._changed.add(token.hex())
@@ -183,10 +192,14 @@ class SQLiteStore:
         hashed = hash_token(token)
 
         def work(connection: sqlite3.Connection) -> tuple[Rollout, Attempt] | None:
-            row = connection.execute(f"SELECT {rows.ATTEMPT} FROM whole_attempts WHERE token = ?", (bytes.fromhex(hashed),)).fetchone()
+            row = connection.execute(
+                f"SELECT {rows.ATTEMPT} FROM whole_attempts WHERE token = ?", (bytes.fromhex(hashed),)
+            ).fetchone()
             if row is None:
                 return None
-            rollout = connection.execute(f"SELECT {rows.ROLLOUT} FROM whole_rollouts WHERE id = ?", (row[1],)).fetchone()
+            rollout = connection.execute(
+                f"SELECT {rows.ROLLOUT} FROM whole_rollouts WHERE id = ?", (row[1],)
+            ).fetchone()
             return rows.rollout_of(rollout), replace(rows.attempt_of(row), token=token)
 
         return self._running.get(hashed) or await self._running.read(hashed, lambda: self._reader.run(work))
@@ -202,7 +215,9 @@ class SQLiteStore:
     ) -> list[Rollout]:
         def named(connection: sqlite3.Connection) -> list[Rollout]:
             found = _select(connection, f"SELECT seq, {rows.ROLLOUT} FROM whole_rollouts WHERE id", ids or ())
-            found += _select(connection, f"SELECT seq, {rows.ROLLOUT} FROM whole_rollouts WHERE group_id", group_ids or ())
+            found += _select(
+                connection, f"SELECT seq, {rows.ROLLOUT} FROM whole_rollouts WHERE group_id", group_ids or ()
+            )
             return [rows.rollout_of(row[1:]) for row in sorted(set(found))]
 
         def filtered(connection: sqlite3.Connection) -> list[Rollout]:
@@ -223,9 +238,13 @@ class SQLiteStore:
             if after is None:
                 (cursor,) = connection.execute("SELECT ifnull(max(changed), 0) FROM rollouts").fetchone()
                 return Changes(cursor=cursor, rollouts=())
-            statement = f"SELECT changed, {rows.ROLLOUT} FROM whole_rollouts WHERE changed > ? ORDER BY changed LIMIT {CHUNK}"
+            statement = (
+                f"SELECT changed, {rows.ROLLOUT} FROM whole_rollouts WHERE changed > ? ORDER BY changed LIMIT {CHUNK}"
+            )
             found = connection.execute(statement, (after,)).fetchall()
-            return Changes(cursor=found[-1][0] if found else after, rollouts=tuple(rows.rollout_of(row[1:]) for row in found))
+            return Changes(
+                cursor=found[-1][0] if found else after, rollouts=tuple(rows.rollout_of(row[1:]) for row in found)
+            )
 
         deadline = time.monotonic() + timeout_s
         while True:
@@ -263,7 +282,9 @@ class SQLiteStore:
 
     async def publish(self, weights: Weights) -> None:
         row = (weights.policy, weights.version, weights.uri, weights.kind)
-        await self._writer.run(lambda c: c.execute("INSERT INTO weights VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING", row))
+        await self._writer.run(
+            lambda c: c.execute("INSERT INTO weights VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING", row)
+        )
 
     async def weights(self, policy: str) -> Weights | None:
         def work(connection: sqlite3.Connection) -> Weights | None:
@@ -298,14 +319,20 @@ class SQLiteStore:
         self._moved = False
 
     def undone(self) -> None:
-        """Called on the writer thread. What is not kept in memory is read from the file; what is dropped without need, too."""
+        """Called on the writer thread. What is not kept in memory is read from the file; what is dropped without need,
+        too.
+        """
         self._recent.forget()
         self._begun.clear()
 
-    def _begin(self, connection: sqlite3.Connection, row: tuple[Any, ...], *, worker: str, lease: Moment) -> tuple[Rollout, Attempt]:
+    def _begin(
+        self, connection: sqlite3.Connection, row: tuple[Any, ...], *, worker: str, lease: Moment
+    ) -> tuple[Rollout, Attempt]:
         """The next attempt at a queued rollout."""
         rollout = replace(rows.rollout_of(row), status="running")
-        (tries,) = connection.execute("SELECT count(*) FROM whole_attempts WHERE rollout_id = ?", (rollout.id,)).fetchone()
+        (tries,) = connection.execute(
+            "SELECT count(*) FROM whole_attempts WHERE rollout_id = ?", (rollout.id,)
+        ).fetchone()
         token = rows.new_token()
         attempt = Attempt(
             id=rows.attempt_id(rollout.id, tries + 1),
@@ -327,9 +354,17 @@ class SQLiteStore:
         """End the attempts whose lease has passed, or will have passed in so many seconds."""
         passed = f"SELECT id FROM whole_attempts WHERE {PASSED}"
         for (attempt_id,) in connection.execute(passed, asdict(in_seconds(after_s))).fetchall():
-            self._end(connection, attempt_id, "lost", output="null", error="the lease passed: whoever ran this attempt is gone")
+            self._end(
+                connection,
+                attempt_id,
+                "lost",
+                output="null",
+                error="the lease passed: whoever ran this attempt is gone",
+            )
 
-    def _end(self, connection: sqlite3.Connection, attempt_id: str, status: AttemptStatus, *, output: str, error: str | None) -> None:
+    def _end(
+        self, connection: sqlite3.Connection, attempt_id: str, status: AttemptStatus, *, output: str, error: str | None
+    ) -> None:
         """Close a running attempt, and decide what becomes of its rollout."""
         seq, _, token = _attempt(connection, attempt_id)
         rollout_id, number = rows.attempt_key(attempt_id)
@@ -360,7 +395,9 @@ class SQLiteStore:
         written = delta.write(said, call.logprobs, earlier, prompt_length=len(call.prompt_ids))
         name = calls.name_of(call)
         kind = self._recent.kind(connection, call, name)
-        cursor = connection.execute(calls.INSERT, calls.row_of(call, attempt=book.seq, kind=kind, named=bool(name), base=base, written=written))
+        cursor = connection.execute(
+            calls.INSERT, calls.row_of(call, attempt=book.seq, kind=kind, named=bool(name), base=base, written=written)
+        )
         if cursor.rowcount != 1 or cursor.lastrowid is None:
             raise _ended(call.attempt_id)
         self._recent.keep(call, cursor.lastrowid, said, base=base)
@@ -373,7 +410,9 @@ class SQLiteStore:
     def _add_span(self, connection: sqlite3.Connection, span: Span) -> None:
         spans.check_open(connection, span.attempt_id)
         call = None if span.call_id is None else self._recent.call(connection, span.attempt_id, span.call_id)
-        connection.execute(spans.INSERT, spans.row_of(span, attempt=_attempt(connection, span.attempt_id)[0], call=call))
+        connection.execute(
+            spans.INSERT, spans.row_of(span, attempt=_attempt(connection, span.attempt_id)[0], call=call)
+        )
 
 
 def _select(connection: sqlite3.Connection, head: str, values: Sequence[str]) -> list[tuple[str, ...]]:

@@ -1,8 +1,9 @@
 """Who touches the database? One thread that owns the connection: what has queued up meanwhile is committed together.
 
-`run(work)` hands a function of the connection to the thread. It resolves after the commit that contains it, so returned means durable.
-A work that raises is undone by itself, its neighbours in the same commit are not touched: the group is rolled back and done once more, each
-work in a savepoint of its own. So works may be called twice, and savepoints cost nothing while nothing fails.
+`run(work)` hands a function of the connection to the thread. It resolves after the commit that contains it, so returned
+means durable. A work that raises is undone by itself, its neighbours in the same commit are not touched: the group is
+rolled back and done once more, each work in a savepoint of its own. So works may be called twice, and savepoints cost
+nothing while nothing fails.
 """
 
 import asyncio
@@ -96,7 +97,7 @@ class DatabaseThread:
             try:
                 for job in jobs:
                     job.result = job.work(self._connection)
-            except Exception:  # noqa: BLE001 - whose failure it was comes out below
+            except Exception:
                 self._connection.execute("ROLLBACK")
                 events.undone()
                 self._connection.execute("BEGIN IMMEDIATE")
@@ -127,7 +128,7 @@ def _do(job: _Job, connection: sqlite3.Connection) -> None:
         job.error = StoreError(f"the store refused a record: {error}")
     except sqlite3.Error as error:
         job.error = StoreFailed(f"the store failed: {error}", hint=DISK)
-    except Exception as error:  # noqa: BLE001 - handed to whoever awaits this work; the thread lives on
+    except Exception as error:
         job.error = error
 
 

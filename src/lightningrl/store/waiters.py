@@ -15,7 +15,9 @@ class Waiters:
 
     @contextmanager
     def register(self) -> Iterator[asyncio.Future[None]]:
-        """A future that is done after the next `wake`. Register first and look at the records second, and no change is missed."""
+        """A future that is done after the next `wake`. Register first and look at the records second, and no change is
+        missed.
+        """
         news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._mutex:
             self._waiting.add(news)

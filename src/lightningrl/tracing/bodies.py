@@ -1,4 +1,5 @@
-"""What does a stored request or response say of tools? One reader for each dialect: who asked for which tool, and what came of it.
+"""What does a stored request or response say of tools? One reader for each dialect: who asked for which tool, and what
+came of it.
 
 Bodies are taken as they come: those that were relayed to another server have been read by nobody before.
 """
@@ -66,7 +67,9 @@ class Chat:
     """`openai.chat`, also with its older functions, whose calls have no id."""
 
     def asks(self, response: Body) -> list[Ask]:
-        return [ask for choice in _objects(response.get("choices")) for ask in self._asks(_object(choice.get("message")))]
+        return [
+            ask for choice in _objects(response.get("choices")) for ask in self._asks(_object(choice.get("message")))
+        ]
 
     def told(self, request: Body) -> list[Told]:
         asked: dict[str, Ask] = {}
@@ -79,11 +82,15 @@ class Chat:
                 tool_id = _text(message.get("tool_call_id"))
                 told.append(Told(id=tool_id, asked=asked.get(tool_id), output=_text(message.get("content"))))
             elif message.get("role") == "function":
-                told.append(Told(id="", asked=functions.get(_text(message.get("name"))), output=_text(message.get("content"))))
+                told.append(
+                    Told(id="", asked=functions.get(_text(message.get("name"))), output=_text(message.get("content")))
+                )
         return told
 
     def text(self, response: Body) -> str:
-        return "".join(_text(_object(choice.get("message")).get("content")) for choice in _objects(response.get("choices")))
+        return "".join(
+            _text(_object(choice.get("message")).get("content")) for choice in _objects(response.get("choices"))
+        )
 
     def tools(self, request: Body) -> bool:
         return bool(request.get("tools") or request.get("functions"))
@@ -92,7 +99,9 @@ class Chat:
         found: list[Ask] = []
         for call in _objects(message.get("tool_calls")):
             what = _object(call.get("function") or call.get("custom"))
-            arguments = what.get("arguments", "{}") if "function" in call else custom_arguments(_text(what.get("input")))
+            arguments = (
+                what.get("arguments", "{}") if "function" in call else custom_arguments(_text(what.get("input")))
+            )
             found.append(Ask(id=_text(call.get("id")), name=_text(what.get("name")), arguments=_text(arguments)))
         older = _object(message.get("function_call"))
         if older and not found:
@@ -118,7 +127,9 @@ class Responses:
         return told
 
     def text(self, response: Body) -> str:
-        return "".join(_text(item.get("content")) for item in _objects(response.get("output")) if item.get("type") == "message")
+        return "".join(
+            _text(item.get("content")) for item in _objects(response.get("output")) if item.get("type") == "message"
+        )
 
     def tools(self, request: Body) -> bool:
         return bool(request.get("tools"))
@@ -141,16 +152,22 @@ class Messages:
     def told(self, request: Body) -> list[Told]:
         asked: dict[str, Ask] = {}
         told: list[Told] = []
-        for block in (block for message in _objects(request.get("messages")) for block in _objects(message.get("content"))):
+        for block in (
+            block for message in _objects(request.get("messages")) for block in _objects(message.get("content"))
+        ):
             if (ask := self._ask(block)) is not None:
                 asked[ask.id] = ask
             elif block.get("type") == "tool_result":
                 tool_id, failed = _text(block.get("tool_use_id")), block.get("is_error") is True
-                told.append(Told(id=tool_id, asked=asked.get(tool_id), output=_text(block.get("content")), failed=failed))
+                told.append(
+                    Told(id=tool_id, asked=asked.get(tool_id), output=_text(block.get("content")), failed=failed)
+                )
         return told
 
     def text(self, response: Body) -> str:
-        return "".join(_text(block.get("text")) for block in _objects(response.get("content")) if block.get("type") == "text")
+        return "".join(
+            _text(block.get("text")) for block in _objects(response.get("content")) if block.get("type") == "text"
+        )
 
     def tools(self, request: Body) -> bool:
         return bool(request.get("tools"))
@@ -166,7 +183,12 @@ class Gemini:
 
     def asks(self, response: Body) -> list[Ask]:
         contents = (_object(candidate.get("content")) for candidate in _objects(response.get("candidates")))
-        return [ask for content in contents for part in _objects(content.get("parts")) if (ask := self._ask(part)[1]) is not None]
+        return [
+            ask
+            for content in contents
+            for part in _objects(content.get("parts"))
+            if (ask := self._ask(part)[1]) is not None
+        ]
 
     def told(self, request: Body) -> list[Told]:
         waiting: list[tuple[str, Ask]] = []
@@ -181,7 +203,12 @@ class Gemini:
 
     def text(self, response: Body) -> str:
         contents = (_object(candidate.get("content")) for candidate in _objects(response.get("candidates")))
-        return "".join(_text(part.get("text")) for content in contents for part in _objects(content.get("parts")) if not part.get("thought"))
+        return "".join(
+            _text(part.get("text"))
+            for content in contents
+            for part in _objects(content.get("parts"))
+            if not part.get("thought")
+        )
 
     def tools(self, request: Body) -> bool:
         return bool(request.get("tools"))
@@ -197,7 +224,9 @@ class Gemini:
 
     def _told(self, result: Body, waiting: list[tuple[str, Ask]]) -> Told:
         tool_id, name = _text(result.get("id")), _text(result.get("name"))
-        fits = [place for place, (known, ask) in enumerate(waiting) if (known == tool_id if tool_id else ask.name == name)]
+        fits = [
+            place for place, (known, ask) in enumerate(waiting) if (known == tool_id if tool_id else ask.name == name)
+        ]
         ask = waiting.pop(fits[0])[1] if fits else None
         return Told(id=ask.id if ask is not None else tool_id, asked=ask, output=_unwrapped(result.get("response")))
 
@@ -234,7 +263,11 @@ def _text(value: Any) -> str:
         return value
     if value is None:
         return ""
-    if isinstance(value, list) and value and all(isinstance(part, str) or (isinstance(part, Mapping) and "type" in part) for part in value):
+    if (
+        isinstance(value, list)
+        and value
+        and all(isinstance(part, str) or (isinstance(part, Mapping) and "type" in part) for part in value)
+    ):
         return "\n".join(part if isinstance(part, str) else _text(part.get("text", "")) for part in value)
     return msgspec.json.encode(value).decode()
 
@@ -250,7 +283,9 @@ def _written(arguments: Any) -> str:
 def _unwrapped(response: Any) -> str:
     """`{"result": 3}` and `{"output": 3}` are how SDKs wrap what a function returned."""
     given = _object(response)
-    return _text(given[next(iter(given))] if len(given) == 1 and not {"result", "output"}.isdisjoint(given) else response)
+    return _text(
+        given[next(iter(given))] if len(given) == 1 and not {"result", "output"}.isdisjoint(given) else response
+    )
 
 
 def _signed(signature: str) -> str:

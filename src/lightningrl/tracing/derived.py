@@ -1,4 +1,5 @@
-"""Which spans follow from the calls alone? One for each call, and one for each tool call whose result a later request of the attempt brings.
+"""Which spans follow from the calls alone? One for each call, and one for each tool call whose result a later request
+of the attempt brings.
 
 This is the one source that every agent has: it needs no telemetry, only that the agent goes on talking to its model.
 
@@ -6,8 +7,8 @@ This is the one source that every agent has: it needs no telemetry, only that th
     c1     weather (call_1)                                           llm c1
     c2                             call_1: "21 °C"                    tool weather, caused by c1, then llm c2
 
-A history repeats its results with every request; each counts once. A tool call that cannot be read (no JSON object as arguments, or no tool call
-at all although it was begun) is a span with an error, whether anybody answers it or not.
+A history repeats its results with every request; each counts once. A tool call that cannot be read (no JSON object as
+arguments, or no tool call at all although it was begun) is a span with an error, whether anybody answers it or not.
 """
 
 import re
@@ -31,7 +32,9 @@ NAME = re.compile(r"\"name\"\s*:\s*\"([^\"]+)\"")
 
 
 def spans_of(calls: Iterable[Call]) -> list[Span]:
-    """Attempts in the order in which they first appear; within one, in order of `index`, a call's request before its answer."""
+    """Attempts in the order in which they first appear; within one, in order of `index`, a call's request before its
+    answer.
+    """
     attempts: dict[str, list[Call]] = {}
     for call in calls:
         attempts.setdefault(call.attempt_id, []).append(call)
@@ -98,12 +101,18 @@ class _Attempt:
             yield _unreadable(call, name=name[1] if name else "", text=text, place=0, tool_id="")
 
     def _results(self, call: Call, told: Sequence[Told]) -> Iterator[Span]:
-        """Those that are new. The last results of a key belong to its last tool calls: a client may have dropped the beginning."""
+        """Those that are new. The last results of a key belong to its last tool calls: a client may have dropped the
+        beginning.
+        """
         by_key: dict[Hashable, list[Told]] = {}
         for result in told:
             if (key := self._key(result)) is not None:
                 by_key.setdefault(key, []).append(result)
-        found = [pair for key, results in by_key.items() for pair in zip(reversed(self._candidates(call, key)), reversed(results), strict=False)]
+        found = [
+            pair
+            for key, results in by_key.items()
+            for pair in zip(reversed(self._candidates(call, key)), reversed(results), strict=False)
+        ]
         for asked, result in sorted(found, key=lambda pair: (pair[0].call.index, pair[0].place)):
             if not asked.told:
                 asked.told = True
@@ -115,7 +124,9 @@ class _Attempt:
         return next((key for key in _keys(result.asked) if key in self._asked), None) if result.asked else None
 
     def _candidates(self, call: Call, key: Hashable) -> list[_Asked]:
-        """Tool calls that the result may belong to; where there are several, those of this very conversation if it has any."""
+        """Tool calls that the result may belong to; where there are several, those of this very conversation if it has
+        any.
+        """
         candidates = self._asked[key]
         if len(candidates) == 1:
             return candidates

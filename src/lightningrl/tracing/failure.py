@@ -1,7 +1,8 @@
 """Has a tool failed? Only if it says so: nothing is guessed from results that merely look poor.
 
-Besides what a wire or a telemetry library states, two things count: a result that is a JSON object with a truthy `error` or `isError`, and
-text that begins like an exception (`Traceback …`, `ValueError: …`, `sqlite3.OperationalError(…)`, `Error: …`, `Error executing tool …`).
+Besides what a wire or a telemetry library states, two things count: a result that is a JSON object with a truthy
+`error` or `isError`, and text that begins like an exception (`Traceback …`, `ValueError: …`,
+`sqlite3.OperationalError(…)`, `Error: …`, `Error executing tool …`).
 """
 
 import re

@@ -1,5 +1,5 @@
-"""How a span says whose it is where attempts share an exporter: by a mark that takes the attempt's token to make, and that gives neither the
-token nor its hash away to another collector.
+"""How a span says whose it is where attempts share an exporter: by a mark that takes the attempt's token to make, and
+that gives neither the token nor its hash away to another collector.
 """
 
 import hashlib
@@ -9,7 +9,9 @@ MARK = "lightningrl.mark"
 
 
 def mark_of(token_hash: str, *, attempt_id: str = "") -> str:
-    """The id of the attempt where it is known, so that the attempt is found before its first call; then a hash of the token's hash."""
+    """The id of the attempt where it is known, so that the attempt is found before its first call; then a hash of the
+    token's hash.
+    """
     return f"{attempt_id}/{hashlib.blake2b(token_hash.encode(), digest_size=16).hexdigest()}"
 
 

@@ -1,7 +1,7 @@
 """Spans as OpenTelemetry exporters send them (OTLP over HTTP, protobuf or JSON) ⇄ our own.
 
-Two vocabularies are understood: OpenTelemetry's for generative AI (https://opentelemetry.io/docs/specs/semconv/gen-ai/) and OpenInference
-(https://arize-ai.github.io/openinference/spec/). What neither knows is a span of kind `other`.
+Two vocabularies are understood: OpenTelemetry's for generative AI (https://opentelemetry.io/docs/specs/semconv/gen-ai/)
+and OpenInference (https://arize-ai.github.io/openinference/spec/). What neither knows is a span of kind `other`.
 """
 
 import base64
@@ -12,7 +12,10 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1 import trace_pb2
 
@@ -39,7 +42,13 @@ OPERATIONS: Mapping[str, SpanKind] = {
     "retrieval": "retrieval",
 }
 """`gen_ai.operation.name`"""
-KINDS: Mapping[str, SpanKind] = {"TOOL": "tool", "LLM": "llm", "RETRIEVER": "retrieval", "AGENT": "agent", "GUARDRAIL": "guardrail"}
+KINDS: Mapping[str, SpanKind] = {
+    "TOOL": "tool",
+    "LLM": "llm",
+    "RETRIEVER": "retrieval",
+    "AGENT": "agent",
+    "GUARDRAIL": "guardrail",
+}
 """`openinference.span.kind`"""
 NAMES: Mapping[str, Sequence[str]] = {
     "tool": ("gen_ai.tool.name", "tool.name", "tool_call.function.name"),
@@ -50,7 +59,9 @@ INPUTS = ("gen_ai.tool.call.arguments", "tool_call.function.arguments", "tool_ar
 OUTPUTS = ("gen_ai.tool.call.result", "tool_response", "output.value")
 """`tool_arguments` and `tool_response` are Pydantic AI's."""
 TOOL_CALL_IDS = (TOOL_CALL_ID, "tool_call.id", "tool.id")
-SAID = re.compile(r"llm\.(?:input|output)_messages\.|llm\.prompts|gen_ai\.(?:prompt|completion|input\.messages|output\.messages|system_instructions)")
+SAID = re.compile(
+    r"llm\.(?:input|output)_messages\.|llm\.prompts|gen_ai\.(?:prompt|completion|input\.messages|output\.messages|system_instructions)"
+)
 """What a call says already, token by token."""
 FIRED = ("triggered", "tripwire_triggered", "flagged", "blocked")
 DOCUMENT = re.compile(r"retrieval\.documents\.(\d+)\.")
@@ -67,9 +78,19 @@ def decode(body: bytes, encoding: Encoding) -> list[Span]:
     """Spans of no attempt yet: `attempt_id` is "", `call_id` None. Raises `BadTelemetry`."""
     try:
         request = ExportTraceServiceRequest.FromString(body) if encoding == "protobuf" else _from_json(body)
-    except (DecodeError, json_format.Error, msgspec.DecodeError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (
+        DecodeError,
+        json_format.Error,
+        msgspec.DecodeError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise BadTelemetry(f"the body is no ExportTraceServiceRequest in {encoding}: {error}") from error
-    return [_span(span) for resource in request.resource_spans for scope in resource.scope_spans for span in scope.spans]
+    return [
+        _span(span) for resource in request.resource_spans for scope in resource.scope_spans for span in scope.spans
+    ]
 
 
 def answer(encoding: Encoding, *, rejected: int, message: str) -> bytes:
@@ -142,12 +163,16 @@ def _span(sent: trace_pb2.Span) -> Span:
 
 
 def _kind(said: Attributes) -> SpanKind:
-    found = KINDS.get(str(said.get("openinference.span.kind", "")).upper()) or OPERATIONS.get(str(said.get("gen_ai.operation.name", "")))
+    found = KINDS.get(str(said.get("openinference.span.kind", "")).upper()) or OPERATIONS.get(
+        str(said.get("gen_ai.operation.name", ""))
+    )
     return found or ("tool" if "gen_ai.tool.name" in said else "other")
 
 
 def _status(sent: trace_pb2.Span, said: Attributes) -> tuple[SpanStatus, str | None, str | None]:
-    """(status, error, type of the exception). An exception that was noted is an error unless the span says that all went well."""
+    """(status, error, type of the exception). An exception that was noted is an error unless the span says that all
+    went well.
+    """
     code = sent.status.code
     if code == trace_pb2.Status.STATUS_CODE_OK:
         return "ok", None, None

@@ -17,14 +17,17 @@ class Evaluation:
     logprobs: Doubles
     """[M] logprob of each sampled token under the current weights, in the forest's order."""
     values: Doubles | None = None
-    """[K] what the critic expects at the last token of each call's prompt, in the order of `Forest.call_ids`; None without a critic."""
+    """[K] what the critic expects at the last token of each call's prompt, in the order of `Forest.call_ids`; None
+    without a critic.
+    """
 
 
 class Trainer(Protocol):
     """`lightningrl.trainer.conformance` is the suite that every implementation passes."""
 
     def forward_backward(self, forest: Forest) -> Evaluation:
-        """Add the gradient of this forest's loss. May be called several times before `optim_step`: the sums are what one call would give.
+        """Add the gradient of this forest's loss. May be called several times before `optim_step`: the sums are what
+        one call would give.
 
         Whatever is not finite, in the forest or in what comes of it, adds nothing, and the next update is skipped.
         """
@@ -43,7 +46,9 @@ class Trainer(Protocol):
         ...
 
     def save(self, path: Path) -> None:
-        """Write weights, optimizer and counters so that `load` goes on bit for bit. The folder is complete or absent, never half there."""
+        """Write weights, optimizer and counters so that `load` goes on bit for bit. The folder is complete or absent,
+        never half there.
+        """
         ...
 
     def load(self, path: Path) -> None: ...

@@ -1,4 +1,6 @@
-"""How does training go on bit for bit? Weights, moments and counters in one folder of safetensors and JSON; complete or absent."""
+"""How does training go on bit for bit? Weights, moments and counters in one folder of safetensors and JSON; complete or
+absent.
+"""
 
 import json
 from collections.abc import Mapping
@@ -15,9 +17,23 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """What AdamW remembers of each parameter."""
 
 
-def save(path: Path, parameters: Mapping[str, Tensor], optimizer: torch.optim.AdamW, *, reference: Mapping[str, Tensor], steps: int) -> None:
-    """Write a folder, replacing one of that name. `reference`: weights that do not change, but that training cannot go on without."""
-    moments = {f"{key}/{name}": optimizer.state[p][key] for name, p in parameters.items() if p in optimizer.state for key in MOMENTS}
+def save(
+    path: Path,
+    parameters: Mapping[str, Tensor],
+    optimizer: torch.optim.AdamW,
+    *,
+    reference: Mapping[str, Tensor],
+    steps: int,
+) -> None:
+    """Write a folder, replacing one of that name. `reference`: weights that do not change, but that training cannot go
+    on without.
+    """
+    moments = {
+        f"{key}/{name}": optimizer.state[p][key]
+        for name, p in parameters.items()
+        if p in optimizer.state
+        for key in MOMENTS
+    }
     with whole_folder(path) as draft:
         save_file({name: p.detach().contiguous() for name, p in parameters.items()}, draft / "weights.safetensors")
         save_file({name: m.contiguous() for name, m in moments.items()}, draft / "moments.safetensors")
@@ -26,8 +42,12 @@ def save(path: Path, parameters: Mapping[str, Tensor], optimizer: torch.optim.Ad
         (draft / "trainer.json").write_text(json.dumps({"steps": steps}), encoding="utf-8")
 
 
-def load(path: Path, parameters: Mapping[str, Tensor], optimizer: torch.optim.AdamW, *, reference: Mapping[str, Tensor]) -> int:
-    """Read a folder into `parameters`, `optimizer` and `reference`, in place. Returns the number of updates made so far."""
+def load(
+    path: Path, parameters: Mapping[str, Tensor], optimizer: torch.optim.AdamW, *, reference: Mapping[str, Tensor]
+) -> int:
+    """Read a folder into `parameters`, `optimizer` and `reference`, in place. Returns the number of updates made so
+    far.
+    """
     if not (path / "trainer.json").is_file():
         raise UserError(f"no checkpoint at `{path}`", hint="give a folder that training has saved")
     weights, moments = _read(path, "weights.safetensors", parameters), load_file(path / "moments.safetensors")
@@ -46,8 +66,12 @@ def load(path: Path, parameters: Mapping[str, Tensor], optimizer: torch.optim.Ad
 def _read(path: Path, name: str, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors that fit the parameters, one for one."""
     if not (path / name).is_file():
-        raise UserError(f"the checkpoint `{path}` has no `{name}`", hint="resume with the loss that the run started with")
+        raise UserError(
+            f"the checkpoint `{path}` has no `{name}`", hint="resume with the loss that the run started with"
+        )
     found = load_file(path / name)
     if {key: value.shape for key, value in found.items()} != {key: p.shape for key, p in parameters.items()}:
-        raise UserError(f"the checkpoint `{path}` is of another model", hint="resume with the model that the run started from")
+        raise UserError(
+            f"the checkpoint `{path}` is of another model", hint="resume with the model that the run started from"
+        )
     return found

@@ -1,4 +1,5 @@
-"""What every trainer must do, as checks that plugin authors run on theirs. `make()` gives a trainer of the same small policy every time.
+"""What every trainer must do, as checks that plugin authors run on theirs. `make()` gives a trainer of the same small
+policy every time.
 
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
 def test_trainer_keeps_its_promises(check, tmp_path): check(make, tmp_path)
@@ -23,7 +24,13 @@ RATE = 1e-2
 
 
 def lesson(
-    group_id: str, call_id: str, prompt: Sequence[int], completion: Sequence[int], *, rng: np.random.Generator, temperature: float = 1.0
+    group_id: str,
+    call_id: str,
+    prompt: Sequence[int],
+    completion: Sequence[int],
+    *,
+    rng: np.random.Generator,
+    temperature: float = 1.0,
 ) -> Lesson:
     """A call with noise for all that is recorded or computed of it: whatever they are, the gradient must be right."""
     C = len(completion)
@@ -48,10 +55,13 @@ def lesson(
     )
 
 
-def lessons(seed: int, *, groups: int = 2, group_size: int = 3, turns: int = 3, vocab_size: int = 48, words: int = 3) -> list[Lesson]:
+def lessons(
+    seed: int, *, groups: int = 2, group_size: int = 3, turns: int = 3, vocab_size: int = 48, words: int = 3
+) -> list[Lesson]:
     """Groups of agents that talk in few words, so that siblings share parts of what they sampled.
 
-    Between them: histories that were rewritten, calls of one token, prompts of one token, other temperatures, the same call twice.
+    Between them: histories that were rewritten, calls of one token, prompts of one token, other temperatures, the same
+    call twice.
     """
     rng = np.random.default_rng(seed)
     made: list[Lesson] = []
@@ -62,7 +72,9 @@ def lessons(seed: int, *, groups: int = 2, group_size: int = 3, turns: int = 3, 
             for turn in range(turns):
                 completion = rng.integers(0, words, rng.integers(1, 6)).tolist()
                 temperature = 1.0 if rng.random() < 0.8 else 0.7
-                made.append(lesson(f"g{g}", f"g{g}/{member}/{turn}", history, completion, rng=rng, temperature=temperature))
+                made.append(
+                    lesson(f"g{g}", f"g{g}/{member}/{turn}", history, completion, rng=rng, temperature=temperature)
+                )
                 if rng.random() < 0.2:
                     history = rng.integers(0, vocab_size, rng.integers(1, 4)).tolist()  # rewritten: an unrelated root
                 else:
@@ -100,7 +112,9 @@ def check_update_clears_the_gradient(make: Make, folder: Path) -> None:
 
 
 def check_loss_that_is_not_finite_is_never_applied(make: Make, folder: Path) -> None:
-    """Nor what was computed of it before the loss, whatever the loss makes of it: one such number, and the whole update is skipped."""
+    """Nor what was computed of it before the loss, whatever the loss makes of it: one such number, and the whole update
+    is skipped.
+    """
     trainer, clean = make(), make()
     step(trainer, 1)
     step(clean, 1)

@@ -1,10 +1,13 @@
-"""What does the policy expect of a call before it makes it? A linear value head on the hidden state of the last token of the prompt.
+"""What does the policy expect of a call before it makes it? A linear value head on the hidden state of the last token
+of the prompt.
 
-    loss = Σ_k W_k (V_k - R_k)²         W_k: the weights of the call's tokens, added up, so that a call counts here as it does in the policy
+    loss = Σ_k W_k (V_k - R_k)²         W_k: the weights of the call's tokens, added up, so that a call counts here as
+    it does in the policy
 
-The head begins at zero. It shares the trunk with the policy, and its gradient goes into the trunk, scaled by `value_coef` like the loss itself
-(arXiv 1707.06347, eq. 9): hidden states that were only ever trained to predict tokens need not tell a good state from a bad one. Its own
-gradient is clipped by itself, so that a large error of the critic does not shorten the policy's step. It is no part of what is published.
+The head begins at zero. It shares the trunk with the policy, and its gradient goes into the trunk, scaled by
+`value_coef` like the loss itself (arXiv 1707.06347, eq. 9): hidden states that were only ever trained to predict tokens
+need not tell a good state from a bad one. Its own gradient is clipped by itself, so that a large error of the critic
+does not shorten the policy's step. It is no part of what is published.
 
 Legend: K calls · M sampled tokens · N tokens · D hidden size.
 """

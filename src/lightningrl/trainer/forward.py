@@ -1,4 +1,5 @@
-"""What does the model say of a forest? Hidden states of unique tokens → logprobs and entropies of sampled tokens, values of calls.
+"""What does the model say of a forest? Hidden states of unique tokens → logprobs and entropies of sampled tokens,
+values of calls.
 
 Legend: M sampled tokens · K calls.
 """
@@ -27,9 +28,15 @@ class Outputs:
     """[K] None without a critic."""
 
 
-def forward(model: DenseModel, forest: Forest, *, critic: nn.Linear | None = None, entropy_gradient: bool = False) -> Outputs:
-    """Run the model once over the unique tokens. Entropy is always told; its gradient costs something and is there only on demand."""
-    attend = ForestAttention(forest.starts, forest.parents, forest.positions, heads=model.heads, kv_heads=model.kv_heads, dtype=model.dtype)
+def forward(
+    model: DenseModel, forest: Forest, *, critic: nn.Linear | None = None, entropy_gradient: bool = False
+) -> Outputs:
+    """Run the model once over the unique tokens. Entropy is always told; its gradient costs something and is there only
+    on demand.
+    """
+    attend = ForestAttention(
+        forest.starts, forest.parents, forest.positions, heads=model.heads, kv_heads=model.kv_heads, dtype=model.dtype
+    )
     hidden = model.hidden(torch.from_numpy(forest.token_ids), torch.from_numpy(forest.positions), attend)
     rows = unique_rows(forest, dtype=torch.promote_types(model.dtype, torch.float32))
     logits = model.logits(hidden.index_select(0, rows.sources))

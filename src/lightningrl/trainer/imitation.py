@@ -1,6 +1,7 @@
 """How does a model learn from demonstrations, before it learns from reward?
 
-Supervised learning is the policy gradient with an advantage of 1 on every token, so it goes through the same forest and the same trainer.
+Supervised learning is the policy gradient with an advantage of 1 on every token, so it goes through the same forest and
+the same trainer.
 """
 
 import math
@@ -42,7 +43,9 @@ def imitator(model: DenseModel, *, tokenizer: Any, threads: int) -> LocalTrainer
 
 
 def whole(examples: Sequence[Example], *, prompt: bool) -> Example:
-    """All of a conversation after its first prompt, or with it, as one example. An answer for which the prompt was changed is left out."""
+    """All of a conversation after its first prompt, or with it, as one example. An answer for which the prompt was
+    changed is left out.
+    """
     asked = examples[0].prompt_ids
     last = next(example for example in reversed(examples) if example.prompt_ids[: len(asked)] == asked)
     ids, begin = [*last.prompt_ids, *last.completion_ids], 1 if prompt else len(asked)
@@ -50,9 +53,11 @@ def whole(examples: Sequence[Example], *, prompt: bool) -> Example:
 
 
 class Imitation:
-    """Learns from demonstrations, `size` of them a step, each token of a step alike. It can go back to a step that it has saved.
+    """Learns from demonstrations, `size` of them a step, each token of a step alike. It can go back to a step that it
+    has saved.
 
-    The learning rate rises to `peak`, then falls linearly to zero, which it reaches after `steps` or `seconds`, whichever is over first.
+    The learning rate rises to `peak`, then falls linearly to zero, which it reaches after `steps` or `seconds`,
+    whichever is over first.
     """
 
     def __init__(
@@ -134,5 +139,13 @@ def _lessons(examples: Sequence[Example], name: str) -> list[Lesson]:
             logprobs=np.zeros(count, np.float32),
             reward=None,
         )
-        made.append(Lesson(rollout_id=name, group_id=name, transition=transition, advantages=np.ones(count, np.float32), weights=np.ones(count)))
+        made.append(
+            Lesson(
+                rollout_id=name,
+                group_id=name,
+                transition=transition,
+                advantages=np.ones(count, np.float32),
+                weights=np.ones(count),
+            )
+        )
     return made

@@ -1,4 +1,5 @@
-"""How far is the policy from where it started? Estimates of KL(π ‖ π_ref) from sampled tokens, and the gradient that each one gives.
+"""How far is the policy from where it started? Estimates of KL(π ‖ π_ref) from sampled tokens, and the gradient that
+each one gives.
 
 Of one token sampled from π, with Δ = log π - log π_ref (joschu.net/blog/kl-approx.html; gradients: arXiv 2506.09477):
 
@@ -7,8 +8,9 @@ Of one token sampled from π, with Δ = log π - log π_ref (joschu.net/blog/kl-
     k2    Δ² / 2           Δ · ∇log π            KL(π ‖ π_ref)
     k3    e^-Δ - 1 + Δ     (1 - e^-Δ) · ∇log π   KL(π_ref ‖ π): GRPO's, arXiv 2402.03300, eq. 4
 
-k1 has the unbiased value and k3 the unbiased one of least variance. k1's own derivative is ∇log π, which is 0 on average and would only add
-noise; it therefore gets the gradient of k2. All are exact only for tokens that π itself has sampled, and of each token by itself.
+k1 has the unbiased value and k3 the unbiased one of least variance. k1's own derivative is ∇log π, which is 0 on
+average and would only add noise; it therefore gets the gradient of k2. All are exact only for tokens that π itself has
+sampled, and of each token by itself.
 
 Legend: M sampled tokens.
 """

@@ -1,7 +1,8 @@
 """Update the policy in this very process: one model, shared with the engine, changed in place.
 
-forest → hidden states of unique tokens → logprobs of sampled tokens → loss → gradient; clip → AdamW in float32 → the model's own type.
-Everything is deterministic: the same forests in the same order, on the same number of threads, give the same bits.
+forest → hidden states of unique tokens → logprobs of sampled tokens → loss → gradient; clip → AdamW in float32 → the
+model's own type. Everything is deterministic: the same forests in the same order, on the same number of threads, give
+the same bits.
 """
 
 import math
@@ -35,9 +36,13 @@ Export: TypeAlias = Callable[[DenseModel, Path], None]
 
 
 class LocalTrainer:
-    """A `Trainer` on this machine. What requires no gradient in the model is no part of it: a model with an adapter learns by the adapter alone."""
+    """A `Trainer` on this machine. What requires no gradient in the model is no part of it: a model with an adapter
+    learns by the adapter alone.
+    """
 
-    def __init__(self, model: DenseModel, *, config: TrainerConfig, loss: LossConfig, export: Export, critic: bool = False) -> None:
+    def __init__(
+        self, model: DenseModel, *, config: TrainerConfig, loss: LossConfig, export: Export, critic: bool = False
+    ) -> None:
         """`critic`: whether a value head learns beside the policy, from the `returns` of its lessons."""
         self.model = model
         self.steps = 0
@@ -48,7 +53,9 @@ class LocalTrainer:
         self._export = export
         self._reference = Reference(model) if loss.kl_coef else None
         self._policy = Masters({name: p for name, p in model.hf.named_parameters() if p.requires_grad})
-        self._head: dict[str, Tensor] = {f"critic.{name}": p for name, p in self.critic.named_parameters()} if self.critic else {}
+        self._head: dict[str, Tensor] = (
+            {f"critic.{name}": p for name, p in self.critic.named_parameters()} if self.critic else {}
+        )
         self._optimizer = torch.optim.AdamW(
             list(self._learning().values()),
             lr=config.learning_rate,
@@ -94,7 +101,11 @@ class LocalTrainer:
             self._optimizer.zero_grad(set_to_none=True)
             self._poisoned = False
         metrics = {f"{name}/grad_norm": norm for name, norm in norms.items()}
-        return metrics | {"optim/learning_rate": learning_rate, "optim/skipped": float(skipped), "optim/steps": float(self.steps)}
+        return metrics | {
+            "optim/learning_rate": learning_rate,
+            "optim/skipped": float(skipped),
+            "optim/steps": float(self.steps),
+        }
 
     def logprobs(self, prompt_ids: Ints, completion_ids: Ints) -> Doubles:
         return self.evaluate(_line(prompt_ids, completion_ids)).logprobs
@@ -153,7 +164,13 @@ def _line(prompt_ids: Ints, completion_ids: Ints) -> Forest:
 
 def _is_finite(forest: Forest) -> bool:
     """Whether every number is one, also those that the loss happens not to look at: somebody has to be told."""
-    arrays = (forest.logprobs, forest.proximal, forest.advantages, forest.weights, *(() if forest.returns is None else (forest.returns,)))
+    arrays = (
+        forest.logprobs,
+        forest.proximal,
+        forest.advantages,
+        forest.weights,
+        *(() if forest.returns is None else (forest.returns,)),
+    )
     return all(bool(np.isfinite(array).all()) for array in arrays)
 
 

@@ -1,6 +1,8 @@
-"""How likely is each sampled token under the current weights? Logits only for the rows that are asked for, each row once.
+"""How likely is each sampled token under the current weights? Logits only for the rows that are asked for, each row
+once.
 
-Legend: N tokens · D hidden size · R unique rows, a pair of source token and temperature · M sampled tokens · V vocabulary.
+Legend: N tokens · D hidden size · R unique rows, a pair of source token and temperature · M sampled tokens · V
+vocabulary.
 """
 
 from dataclasses import dataclass
@@ -43,13 +45,17 @@ def unique_rows(forest: Forest, *, dtype: torch.dtype) -> Rows:
 
 
 def term_logprobs(logits: Tensor, rows: Rows, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
-    """Logits [R V] → logprob of each term [M] and entropy of each row [R]; the latter with a gradient only if it is asked for."""
+    """Logits [R V] → logprob of each term [M] and entropy of each row [R]; the latter with a gradient only if it is
+    asked for.
+    """
     out: Any = _TermLogprobs.apply(logits, rows, entropy_gradient)
     return out
 
 
 class _TermLogprobs(torch.autograd.Function):
-    """log p(target) = z - logsumexp(z), z = logits / temperature; d log p / d z = onehot - p; d H / d z = -p (log p + H)."""
+    """log p(target) = z - logsumexp(z), z = logits / temperature; d log p / d z = onehot - p; d H / d z = -p (log p +
+    H).
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, rows: Rows, entropy_gradient: bool) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,5 @@
-"""Which gradient does a sampled token get from its advantage? Pure functions on logprobs; the objective weighs and sums.
+"""Which gradient does a sampled token get from its advantage? Pure functions on logprobs; the objective weighs and
+sums.
 
 Legend: M sampled tokens.
 """
@@ -21,7 +22,8 @@ class Terms:
     logprobs: Tensor
     """Under the current weights; the only one with a gradient."""
     old_logprobs: Tensor
-    """Under the weights that the ratio is one to: those that sampled the tokens, or that the batch is first learnt by."""
+    """Under the weights that the ratio is one to: those that sampled the tokens, or that the batch is first learnt by.
+    """
     advantages: Tensor
     sequences: Tensor | None = None
     """Which call or rollout each token shares its ratio with, counted from 0; None: every token has its own."""
@@ -34,7 +36,8 @@ Loss: TypeAlias = Callable[[Terms, LossConfig], tuple[Tensor, Clips]]
 
 
 def ratios(terms: Terms) -> Tensor:
-    """r_t = π(y_t) / π_old(y_t), or s = (π(y) / π_old(y))^(1/|y|) of the sequence y that the token is in   (arXiv 2507.18071, eq. 7)
+    """r_t = π(y_t) / π_old(y_t), or s = (π(y) / π_old(y))^(1/|y|) of the sequence y that the token is in   (arXiv
+    2507.18071, eq. 7)
 
     The gradient of s goes through every token of the sequence, whichever token's advantage it came from.
     """
@@ -51,7 +54,8 @@ def pg(terms: Terms, config: LossConfig) -> tuple[Tensor, Clips]:
 def ppo_clip(terms: Terms, config: LossConfig) -> tuple[Tensor, Clips]:
     """-min(r A, clip(r, 1 - ε_low, 1 + ε_high) A), and with `clip_dual` no more than -c A where A < 0.
 
-    arXiv 1707.06347, eq. 7; two ε: arXiv 2503.14476; c: arXiv 1912.09729, eq. 5; r of a sequence: arXiv 2507.18071, eq. 5.
+    arXiv 1707.06347, eq. 7; two ε: arXiv 2503.14476; c: arXiv 1912.09729, eq. 5; r of a sequence: arXiv 2507.18071, eq.
+    5.
     """
     r, A = ratios(terms), terms.advantages
     free, held = r * A, r.clamp(1 - config.clip_low, 1 + config.clip_high) * A
@@ -64,7 +68,9 @@ def ppo_clip(terms: Terms, config: LossConfig) -> tuple[Tensor, Clips]:
 
 
 def cispo(terms: Terms, config: LossConfig) -> tuple[Tensor, Clips]:
-    """-sg[clip(r, 1 - ε_low, 1 + ε_high)] · A · log π, sg: without gradient. A clipped token still teaches.   (arXiv 2506.13585, eq. 4 and 5)"""
+    """-sg[clip(r, 1 - ε_low, 1 + ε_high)] · A · log π, sg: without gradient. A clipped token still teaches.   (arXiv
+    2506.13585, eq. 4 and 5)
+    """
     r = ratios(terms).detach()
     weight = r.clamp(1 - config.clip_low, 1 + config.clip_high)
     return -weight * terms.advantages * terms.logprobs, {"low": r < weight, "high": r > weight}

@@ -1,7 +1,9 @@
-"""Which tensors does the optimizer change? Those of the model itself, or copies in float32 if the model computes in fewer bits.
+"""Which tensors does the optimizer change? Those of the model itself, or copies in float32 if the model computes in
+fewer bits.
 
-AdamW moves a weight by about the learning rate. Weights of 0.02 in bfloat16 are 6e-5 to 1.2e-4 apart, so an update of 1e-6 would be rounded away
-every time. In float32 the updates add up, and the model gets their sum, rounded (mixed precision: arXiv 1710.03740, section 3.1).
+AdamW moves a weight by about the learning rate. Weights of 0.02 in bfloat16 are 6e-5 to 1.2e-4 apart, so an update of
+1e-6 would be rounded away every time. In float32 the updates add up, and the model gets their sum, rounded (mixed
+precision: arXiv 1710.03740, section 3.1).
 """
 
 from collections.abc import Mapping
@@ -11,7 +13,9 @@ from torch import Tensor
 
 
 class Masters:
-    """The weights of `parameters` in float32 or wider. A parameter that has this type is its own master: nothing is copied."""
+    """The weights of `parameters` in float32 or wider. A parameter that has this type is its own master: nothing is
+    copied.
+    """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self.tensors: dict[str, Tensor] = {name: _master(p) for name, p in parameters.items()}

@@ -1,4 +1,6 @@
-"""What do the metrics of several forests say about all of them? Sums stay sums, maxima maxima, and means count every term once."""
+"""What do the metrics of several forests say about all of them? Sums stay sums, maxima maxima, and means count every
+term once.
+"""
 
 from collections.abc import Sequence
 
@@ -12,7 +14,9 @@ def merged(rows: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def explained_variance(row: dict[str, float]) -> float:
-    """1 - Var(V - R) / Var(R): 1 for a critic that knows, 0 for one that always says the same. 0 where all returns are the same."""
+    """1 - Var(V - R) / Var(R): 1 for a critic that knows, 0 for one that always says the same. 0 where all returns are
+    the same.
+    """
     residual = row["critic/loss"] - row["critic/bias"] ** 2
     variance = row["critic/return_square"] - row["critic/return_mean"] ** 2
     return 1.0 - residual / variance if variance > 1e-12 else 0.0

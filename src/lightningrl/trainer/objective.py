@@ -1,9 +1,10 @@
-"""What is minimised? Everything that `[loss]` asks for, weighed by one vector that was computed over the whole batch, and added up.
+"""What is minimised? Everything that `[loss]` asks for, weighed by one vector that was computed over the whole batch,
+and added up.
 
     Σ_m w_m (u_m · ℓ_m + kl_coef · kl_m - entropy_coef · H_m) + value_coef · Σ_k W_k (V_k - R_k)²
 
-ℓ: `losses`, u: `importance`, kl: `kl`, V: `critic`, H: the entropy of the distribution that a token was drawn from, with its true gradient.
-Each is a sum over tokens or calls, so it does not matter which forest they are in.
+ℓ: `losses`, u: `importance`, kl: `kl`, V: `critic`, H: the entropy of the distribution that a token was drawn from,
+with its true gradient. Each is a sum over tokens or calls, so it does not matter which forest they are in.
 
 Legend: M sampled tokens · K calls.
 """
@@ -22,10 +23,16 @@ from lightningrl.trainer.losses import LOSSES, Clips, Terms, ratios
 from lightningrl.trainer.sequences import sequences_of
 
 
-def objective(forest: Forest, outputs: Outputs, config: LossConfig, *, reference: Tensor | None) -> tuple[Tensor, dict[str, float]]:
-    """The loss, and what there is to say about it. `reference`: [M] logprobs under the weights that training started from; None without KL."""
+def objective(
+    forest: Forest, outputs: Outputs, config: LossConfig, *, reference: Tensor | None
+) -> tuple[Tensor, dict[str, float]]:
+    """The loss, and what there is to say about it. `reference`: [M] logprobs under the weights that training started
+    from; None without KL.
+    """
     logprobs = outputs.logprobs
-    behaviour, proximal, A, w = (_tensor(x, logprobs) for x in (forest.logprobs, forest.proximal, forest.advantages, forest.weights))
+    behaviour, proximal, A, w = (
+        _tensor(x, logprobs) for x in (forest.logprobs, forest.proximal, forest.advantages, forest.weights)
+    )
     old = proximal if config.proximal else behaviour
     terms = Terms(logprobs=logprobs, old_logprobs=old, advantages=A, sequences=sequences_of(forest, config.ratio))
     losses, clips = LOSSES[config.name](terms, config)
@@ -50,8 +57,8 @@ def objective(forest: Forest, outputs: Outputs, config: LossConfig, *, reference
 
 
 def look_metrics(forest: Forest, outputs: Outputs) -> dict[str, float]:
-    """What can be said without a loss. `policy/kl_engine` is the k3 estimate (joschu.net/blog/kl-approx.html) of the KL divergence from the
-    recorded logprobs; before the first update it is noise.
+    """What can be said without a loss. `policy/kl_engine` is the k3 estimate (joschu.net/blog/kl-approx.html) of the KL
+    divergence from the recorded logprobs; before the first update it is noise.
     """
     delta = outputs.logprobs.detach() - _tensor(forest.logprobs, outputs.logprobs)
     return {

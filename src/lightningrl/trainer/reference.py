@@ -1,4 +1,6 @@
-"""Which weights did training start from? The same model without its adapter, or else a frozen copy that checkpoints take along."""
+"""Which weights did training start from? The same model without its adapter, or else a frozen copy that checkpoints
+take along.
+"""
 
 import copy
 from collections.abc import Mapping
@@ -9,7 +11,9 @@ from lightningrl.models.dense import DenseModel
 
 
 class Reference:
-    """Of a model as it is at construction. What is copied is saved with every checkpoint: a run that goes on may have been started from others."""
+    """Of a model as it is at construction. What is copied is saved with every checkpoint: a run that goes on may have
+    been started from others.
+    """
 
     def __init__(self, model: DenseModel) -> None:
         self.model = _frozen_copy(model) if model.adapter is None else _below_adapter(model)
@@ -17,7 +21,9 @@ class Reference:
         self._copied = model.adapter is None
 
     def parameters(self) -> Mapping[str, Tensor]:
-        """What a checkpoint must hold of it: nothing where the trained model has an adapter, as what is below never changes."""
+        """What a checkpoint must hold of it: nothing where the trained model has an adapter, as what is below never
+        changes.
+        """
         return dict(self.model.hf.named_parameters()) if self._copied else {}
 
 

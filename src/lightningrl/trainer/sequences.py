@@ -1,4 +1,5 @@
-"""What do the tokens of a call or of a rollout come to together? Sums and means over index arrays, given back to every token.
+"""What do the tokens of a call or of a rollout come to together? Sums and means over index arrays, given back to every
+token.
 
 Legend: M sampled tokens.
 """
@@ -14,7 +15,9 @@ Level: TypeAlias = Literal["token", "call", "rollout"]
 
 
 def sequences_of(forest: Forest, level: Level) -> Tensor | None:
-    """[M] the call or rollout of each token; None on the level of tokens. Of a sequence only what is trained is there: nothing without weight."""
+    """[M] the call or rollout of each token; None on the level of tokens. Of a sequence only what is trained is there:
+    nothing without weight.
+    """
     if level == "token":
         return None
     return torch.from_numpy(forest.calls if level == "call" else forest.rollouts).long()

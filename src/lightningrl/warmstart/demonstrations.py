@@ -1,4 +1,6 @@
-"""Where do demonstrations come from? From a JSONL file, a function, or the records of a run: conversations → the answers to imitate."""
+"""Where do demonstrations come from? From a JSONL file, a function, or the records of a run: conversations → the
+answers to imitate.
+"""
 
 import asyncio
 import json
@@ -30,7 +32,8 @@ Row: TypeAlias = Mapping[str, Any]
 class Answer:
     """One answer to imitate, and what the model was asked.
 
-    The conversation `system, user, assistant (calls a tool), tool, assistant` has two of them: one after two messages, one after four.
+    The conversation `system, user, assistant (calls a tool), tool, assistant` has two of them: one after two messages,
+    one after four.
     """
 
     messages: tuple[Message, ...]
@@ -63,10 +66,14 @@ def load_demonstrations(config: Config) -> Demonstrations:
 
 
 def read_run(path: Path, *, reward: float) -> Demonstrations:
-    """Rollouts of a run's folder, or its store.sqlite, with at least this final reward. Those on held-out tasks are left alone."""
+    """Rollouts of a run's folder, or its store.sqlite, with at least this final reward. Those on held-out tasks are
+    left alone.
+    """
     file = path / "store.sqlite" if path.is_dir() else path
     if not file.is_file():
-        raise UserError(f"no demonstrations at `{path}`", hint="name a JSONL file, the folder of a run, or `module:function`")
+        raise UserError(
+            f"no demonstrations at `{path}`", hint="name a JSONL file, the folder of a run, or `module:function`"
+        )
     return asyncio.run(_of_store(file, reward))
 
 
@@ -75,7 +82,8 @@ def _of_file(path: Path) -> Demonstrations:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"cannot read the demonstrations in `{path}`: {error}", hint="`warmstart.demonstrations` is relative to the recipe"
+            f"cannot read the demonstrations in `{path}`: {error}",
+            hint="`warmstart.demonstrations` is relative to the recipe",
         ) from error
     rows: list[Row] = []
     answers: list[list[Answer]] = []
@@ -99,7 +107,9 @@ def _of_function(source: str, config: Config) -> Demonstrations:
     except LightningError:
         raise
     except Exception as error:  # user code may raise anything
-        raise UserError(f"`{source}` failed: {type(error).__name__}: {error}", hint="it is called as f(seed=…, count=…)") from error
+        raise UserError(
+            f"`{source}` failed: {type(error).__name__}: {error}", hint="it is called as f(seed=…, count=…)"
+        ) from error
     answers: list[list[Answer]] = []
     for number, row in enumerate(rows):
         try:
@@ -123,7 +133,9 @@ def answers_of(row: Any) -> list[Answer]:
 def _of_conversation(row: Any) -> list[Answer]:
     """Every answer in it, but for those of weight 0, which OpenAI's fine-tuning leaves out, too."""
     if not isinstance(row, Mapping) or not isinstance(row.get("messages"), list | tuple):
-        raise ValueError("`messages` is missing" if isinstance(row, Mapping) else f"a `{type(row).__name__}`, not an object")
+        raise ValueError(
+            "`messages` is missing" if isinstance(row, Mapping) else f"a `{type(row).__name__}`, not an object"
+        )
     given = list(row["messages"])
     try:
         request = OpenAIChat().parse({"model": "", "messages": given, "tools": row.get("tools") or []}, Past())
@@ -146,16 +158,26 @@ async def _of_store(file: Path, reward: float) -> Demonstrations:
     try:
         done = [r for r in await store.rollouts() if r.accepted_attempt_id and r.task.split != "heldout"]
         accepted = [rollout.accepted_attempt_id or "" for rollout in done]
-        rewards = {r.attempt_id: r.value for r in await store.rewards(accepted) if r.name == FINAL and r.call_id is None}
-        good = [attempt for attempt in accepted if rewards.get(attempt, reward) >= reward]  # `lightningrl run` rewards nothing
+        rewards = {
+            r.attempt_id: r.value for r in await store.rewards(accepted) if r.name == FINAL and r.call_id is None
+        }
+        good = [
+            attempt for attempt in accepted if rewards.get(attempt, reward) >= reward
+        ]  # `lightningrl run` rewards nothing
         answers = await _accepted(store, good)
     finally:
         await store.close()
     if not answers:
-        best = f"the best of `{len(rewards)}` rewards is `{max(rewards.values()):g}`" if rewards else "no attempt has succeeded"
+        best = (
+            f"the best of `{len(rewards)}` rewards is `{max(rewards.values()):g}`"
+            if rewards
+            else "no attempt has succeeded"
+        )
         hint = "a lower `warmstart.reward`, or a teacher that does the task: `lightningrl rollouts` shows what it did"
         raise UserError(f"no rollout in `{file.parent}` has a reward of at least `{reward:g}`: {best}", hint=hint)
-    source = f"{len(answers):,} of {len(done):,} rollouts in `{file.parent.name}`" + (f": those with reward ≥ {reward:g}" if rewards else "")
+    source = f"{len(answers):,} of {len(done):,} rollouts in `{file.parent.name}`" + (
+        f": those with reward ≥ {reward:g}" if rewards else ""
+    )
     return Demonstrations(answers=answers, rows=[_rows(own) for own in answers], source=source)
 
 
@@ -195,5 +217,10 @@ def _rows(answers: Sequence[Answer]) -> list[Row]:
     for place, answer in enumerate(answers):
         if any(later.messages[: len(answer.messages)] == answer.messages for later in answers[place + 1 :]):
             continue
-        rows.append({"messages": [shown(message) for message in (*answer.messages, answer.message)], "tools": list(answer.tools)})
+        rows.append(
+            {
+                "messages": [shown(message) for message in (*answer.messages, answer.message)],
+                "tools": list(answer.tools),
+            }
+        )
     return rows

@@ -27,7 +27,9 @@ from lightningrl.warmstart.vocabulary import beginning, tokenizer_for
 PEAK = 3e-3
 """The highest learning rate for a tiny model, which has learnt nothing."""
 HELD_BACK = 32
-"""Demonstrations that are not learnt from, where one in ten is so many: the loss on them tells learning by heart from learning."""
+"""Demonstrations that are not learnt from, where one in ten is so many: the loss on them tells learning by heart from
+learning.
+"""
 
 MARK = "warmstart.json"
 """The file that tells a folder that was made here from any other."""
@@ -82,7 +84,16 @@ class Narrator(Watcher, Protocol):
         ...
 
 
-async def make(config: Config, shown: Demonstrations, tasks: Sequence[Task], *, folder: Path, out: Path, pace: Pace, narrator: Narrator) -> Made:
+async def make(
+    config: Config,
+    shown: Demonstrations,
+    tasks: Sequence[Task],
+    *,
+    folder: Path,
+    out: Path,
+    pace: Pace,
+    narrator: Narrator,
+) -> Made:
     """Make the model and write it to `out`. Records of the trials go into `folder`."""
     settings = config.warmstart
     model, tokenizer = _begun(config, shown)
@@ -93,7 +104,9 @@ async def make(config: Config, shown: Demonstrations, tasks: Sequence[Task], *, 
         export_folder(model, begun, tokenizer=tokenizer)
         async with trying_out(config, folder, tasks, model=begun, watcher=narrator) as tryout:
             trainer = imitator(tryout.model, tokenizer=tokenizer, threads=pace.threads)
-            examples, unseen = _held_back(examples_of(shown.answers, tryout.template, max_length=config.engine.max_length), steer=settings.steer)
+            examples, unseen = _held_back(
+                examples_of(shown.answers, tryout.template, max_length=config.engine.max_length), steer=settings.steer
+            )
             if settings.reading and not settings.base:
                 await asyncio.to_thread(_read, config, examples, trainer, pace=pace, told=narrator.read)
             way = _way(config, examples, trainer, pace=pace)
@@ -102,7 +115,9 @@ async def make(config: Config, shown: Demonstrations, tasks: Sequence[Task], *, 
             else:
                 arrival = await straight(way, tryout, told=narrator.looked)
     trainer.publish(out)
-    (out / MARK).write_text(json.dumps({"recipe": config.name, "demonstrations": len(shown.rows)}) + "\n", encoding="utf-8")
+    (out / MARK).write_text(
+        json.dumps({"recipe": config.name, "demonstrations": len(shown.rows)}) + "\n", encoding="utf-8"
+    )
     reason, hint = "", ""
     if arrival.trial.mean < LOW:
         heads = frozenset(beginning(answer) for answers in shown.answers for answer in answers)
@@ -139,17 +154,28 @@ def _way(config: Config, examples: Sequence[Sequence[Example]], trainer: LocalTr
 
     def way(peak: float | None) -> Imitation:
         highest = first if peak is None else min(first, peak)
-        return Imitation(trainer, examples, peak=highest, steps=settings.steps, size=settings.batch, seed=seed, seconds=pace.seconds)
+        return Imitation(
+            trainer, examples, peak=highest, steps=settings.steps, size=settings.batch, seed=seed, seconds=pace.seconds
+        )
 
     return way
 
 
-def _read(config: Config, examples: Sequence[Sequence[Example]], trainer: LocalTrainer, *, pace: Pace, told: Callable[[int, float], None]) -> None:
+def _read(
+    config: Config,
+    examples: Sequence[Sequence[Example]],
+    trainer: LocalTrainer,
+    *,
+    pace: Pace,
+    told: Callable[[int, float], None],
+) -> None:
     """Learn all that stands in a conversation, what tools answer included."""
     settings = config.warmstart
     texts = [[whole(own, prompt=settings.reading_prompts)] for own in examples]
     seed = config.seed if pace.order is None else pace.order
-    course = Imitation(trainer, texts, peak=settings.learning_rate or PEAK, steps=settings.reading, size=settings.batch, seed=seed)
+    course = Imitation(
+        trainer, texts, peak=settings.learning_rate or PEAK, steps=settings.reading, size=settings.batch, seed=seed
+    )
     while course.left > 0:
         loss = course.advance(REPORT_EVERY)
         told(course.step, loss)

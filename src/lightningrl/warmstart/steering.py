@@ -1,6 +1,8 @@
-"""When is a warm start good enough? When the agent succeeds on a fifth to a half of its tasks: reward then has something to compare.
+"""When is a warm start good enough? When the agent succeeds on a fifth to a half of its tasks: reward then has
+something to compare.
 
-learn a stretch → try the agent → below: go on; above: go back to the stretch before, and take half of it; in between: stop.
+learn a stretch → try the agent → below: go on; above: go back to the stretch before, and take half of it; in between:
+stop.
 """
 
 import asyncio
@@ -85,7 +87,9 @@ async def steered(way: Way, tryout: Tryout, *, shelf: Path, told: Callable[[Look
     return Arrival(steps=taken, losses=losses, trial=trial)
 
 
-async def _passed(course: Imitation, tryout: Tryout, *, shelf: Path, told: Callable[[Look], None], before: int) -> tuple[int, list[float], Trial]:
+async def _passed(
+    course: Imitation, tryout: Tryout, *, shelf: Path, told: Callable[[Look], None], before: int
+) -> tuple[int, list[float], Trial]:
     """One pass, or as much of it as it takes: (steps, losses, the last trial). `before`: steps of earlier passes."""
     losses: list[float] = []
     stretch, kept = _stretch(course), course.save(shelf)
@@ -110,7 +114,9 @@ def _stretch(course: Imitation) -> int:
 
 
 def shortcoming(arrival: Arrival, *, heads: frozenset[tuple[str, str]], unseen: float, count: int) -> tuple[str, str]:
-    """(the likeliest reason why success is too low, what to change). `unseen`: loss on demonstrations that were held back; NaN: there were none."""
+    """(the likeliest reason why success is too low, what to change). `unseen`: loss on demonstrations that were held
+    back; NaN: there were none.
+    """
     trial, losses = arrival.trial, arrival.losses
     tasks = len(trial.success)
     if trial.failed * 2 > tasks:
@@ -124,7 +130,10 @@ def shortcoming(arrival: Arrival, *, heads: frozenset[tuple[str, str]], unseen: 
             "take both from what the agent sends: a `warmstart.teacher` records it, or `lightningrl run`",
         )
     if trial.truncated > 0.2:
-        return f"`{trial.truncated:.0%}` of the answers ran into their token limit", "raise the agent's `max_tokens` or `engine.max_length`"
+        return (
+            f"`{trial.truncated:.0%}` of the answers ran into their token limit",
+            "raise the agent's `max_tokens` or `engine.max_length`",
+        )
     late = losses[-1] if losses else math.nan
     if unseen > 1.5 * late + 0.02:
         return (

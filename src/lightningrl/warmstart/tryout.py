@@ -1,4 +1,5 @@
-"""How well does the agent do with these weights, or with a teacher in the model's place? Real rollouts on training tasks, at temperature 1.
+"""How well does the agent do with these weights, or with a teacher in the model's place? Real rollouts on training
+tasks, at temperature 1.
 
 Held-out tasks are never touched: they are for the figures before and after training.
 """
@@ -36,7 +37,9 @@ class Trial:
     """What came of trying the agent once on each task."""
 
     success: Doubles
-    """[tasks] the final reward, from 0 (the lowest in `agent.reward_range`) to 1 (the highest); a rollout that failed has 0."""
+    """[tasks] the final reward, from 0 (the lowest in `agent.reward_range`) to 1 (the highest); a rollout that failed
+    has 0.
+    """
     failed: int
     """Rollouts without a reward."""
     error: str
@@ -69,7 +72,10 @@ def split_tasks(config: Config, *, teach: int) -> tuple[list[Task], list[Task]]:
 def one_policy(config: Config, *, engine: EngineConfig, policy: str = "policy", path: str = "") -> Config:
     """The recipe with one model in all roles that begin with it, without adapters."""
     own = {*config.learners(), FROZEN}
-    routes = [route.model_copy(update={"policy": policy}) if route.policy in own and not route.weights else route for route in config.routes]
+    routes = [
+        route.model_copy(update={"policy": policy}) if route.policy in own and not route.weights else route
+        for route in config.routes
+    ]
     model = ModelConfig(path=path or config.model.path)
     update = {"policies": {}, "routes": routes, "model": model, "engine": engine, "trainer": TrainerConfig()}
     return config.model_copy(update=update)
@@ -87,7 +93,9 @@ async def play(config: Config, folder: Path, tasks: Sequence[Task], watcher: Wat
 
 
 class Tryout:
-    """Lets the agent ask a model that is being trained, on a fixed set of tasks; the workers stay up from one trial to the next."""
+    """Lets the agent ask a model that is being trained, on a fixed set of tasks; the workers stay up from one trial to
+    the next.
+    """
 
     def __init__(self, server: LightningServer, loop: Loop, tasks: Sequence[Task]) -> None:
         (self._learner,) = server.learners
@@ -105,12 +113,20 @@ class Tryout:
         self._trials += 1
         engine = self._learner.engine
         await engine.pause()
-        await engine.load(Weights(policy=self._learner.name, version=self._trials, uri=""))  # forgets what it knows of the old weights
+        await engine.load(
+            Weights(policy=self._learner.name, version=self._trials, uri="")
+        )  # forgets what it knows of the old weights
         await engine.resume()
         try:
             exam = await self._loop.examine_on(self._tasks, version=self._trials, mode="sampled")
         except AgentError as error:  # all have failed, as an agent may that is answered with nonsense
-            return Trial(success=np.zeros(len(self._tasks)), failed=len(self._tasks), error=error.message, truncated=0.0, heads=frozenset())
+            return Trial(
+                success=np.zeros(len(self._tasks)),
+                failed=len(self._tasks),
+                error=error.message,
+                truncated=0.0,
+                heads=frozenset(),
+            )
         finally:
             await engine.pause()
         return await self._trial(exam)
@@ -130,7 +146,9 @@ class Tryout:
 
 
 @asynccontextmanager
-async def trying_out(config: Config, folder: Path, tasks: Sequence[Task], *, model: Path, watcher: Watcher) -> AsyncIterator[Tryout]:
+async def trying_out(
+    config: Config, folder: Path, tasks: Sequence[Task], *, model: Path, watcher: Watcher
+) -> AsyncIterator[Tryout]:
     """Serve a model folder to the agent while the block runs; records and the agents' log go into `folder`."""
     engine = EngineConfig(slots=config.engine.slots, max_length=config.engine.max_length)
     tried = one_policy(config, engine=engine, path=str(model.resolve()))

@@ -1,7 +1,9 @@
-"""Which tokens does a tiny model need? A token for every frequent word, and one for every phrase that the agent's own form repeats.
+"""Which tokens does a tiny model need? A token for every frequent word, and one for every phrase that the agent's own
+form repeats.
 
-An agent's conversation is mostly form: the system prompt, the description of the tools, `<tool_call>` and what surrounds its arguments. As one token
-each they cost nothing, and a call of a tool is some seven tokens long: the model learns what to say, not how to spell it.
+An agent's conversation is mostly form: the system prompt, the description of the tools, `<tool_call>` and what
+surrounds its arguments. As one token each they cost nothing, and a call of a tool is some seven tokens long: the model
+learns what to say, not how to spell it.
 """
 
 import json
@@ -15,10 +17,19 @@ from lightningrl.gateway.scripted import shown
 from lightningrl.models.tiny import BEGIN, WORD, add_phrases, build_tokenizer
 from lightningrl.warmstart.demonstrations import Answer
 
-FORM = (BEGIN, "<|im_start|>user\n", "<|im_start|>user\n<tool_response>\n", "\n</tool_response>", '"}}\n</tool_call>', "}}\n</tool_call>")
+FORM = (
+    BEGIN,
+    "<|im_start|>user\n",
+    "<|im_start|>user\n<tool_response>\n",
+    "\n</tool_response>",
+    '"}}\n</tool_call>',
+    "}}\n</tool_call>",
+)
 """What the chat template puts around every conversation."""
 HEADS = 32
-"""System prompts with their tools that become a token each. Where there are more, they differ from task to task, and have to be read."""
+"""System prompts with their tools that become a token each. Where there are more, they differ from task to task, and
+have to be read.
+"""
 MOST_WORDS = 2000
 OFTEN = 5
 """Demonstrations that a word must be in to be a token. Rarer ones are read and written in pieces: a token that is
@@ -37,7 +48,13 @@ def tokenizer_for(demonstrations: Sequence[Sequence[Answer]]) -> Any:
     tokenizer = build_tokenizer([*words, "system user assistant"], vocab_size=VOCABULARY, spaces="apart")
     begun = {beginning(answer): answer for answers in demonstrations for answer in answers}
     heads = {head for answer in begun.values() if (head := _head(answer, tokenizer))} if len(begun) <= HEADS else ()
-    calls = {phrase for answers in demonstrations for answer in answers for call in answer.message.tool_calls for phrase in _phrases(call)}
+    calls = {
+        phrase
+        for answers in demonstrations
+        for answer in answers
+        for call in answer.message.tool_calls
+        for phrase in _phrases(call)
+    }
     add_phrases(tokenizer, [*FORM, *sorted(calls), *sorted(heads)])
     return tokenizer
 
@@ -49,7 +66,9 @@ def _words(answers: Iterable[Answer]) -> Iterator[str]:
 
 
 def _text(message: Message) -> str:
-    return " ".join([message.content, message.reasoning, *(f"{call.name} {call.arguments}" for call in message.tool_calls)])
+    return " ".join(
+        [message.content, message.reasoning, *(f"{call.name} {call.arguments}" for call in message.tool_calls)]
+    )
 
 
 def beginning(answer: Answer) -> tuple[str, str]:
@@ -66,7 +85,9 @@ def _head(answer: Answer, tokenizer: Any) -> str:
 
 
 def _phrases(call: ToolCall) -> list[str]:
-    """Of `{"fact": "boss of ann"}`: what stands before `boss`. Of further arguments: from the end of one to the beginning of the next."""
+    """Of `{"fact": "boss of ann"}`: what stands before `boss`. Of further arguments: from the end of one to the
+    beginning of the next.
+    """
     arguments = _object(call.arguments)
     begun = f'<tool_call>\n{{"name": {json.dumps(call.name)}, "arguments": '
     if not arguments:

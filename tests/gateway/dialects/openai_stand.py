@@ -1,4 +1,6 @@
-"""OpenAI's real SDK in front of one dialect, without gateway or engine: a test says what is answered, the SDK says whether it understands."""
+"""OpenAI's real SDK in front of one dialect, without gateway or engine: a test says what is answered, the SDK says
+whether it understands.
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -15,7 +17,10 @@ from .begun import begun
 
 USER = {"role": "user", "content": "what is the weather ?"}
 CALL = ToolCall(id="call_1", name="weather", arguments='{"city":  "Zürich"}')
-TOKENS = (TokenLogprob(text="It", logprob=-0.5, top=(("It", -0.5), ("é", -1.5))), TokenLogprob(text=" is", logprob=-0.25))
+TOKENS = (
+    TokenLogprob(text="It", logprob=-0.5, top=(("It", -0.5), ("é", -1.5))),
+    TokenLogprob(text=" is", logprob=-0.25),
+)
 
 
 def says(
@@ -49,7 +54,12 @@ class Stand:
         self.sent: list[bytes] = []
 
     def client(self) -> OpenAI:
-        return OpenAI(base_url="http://stand/v1", api_key="k", max_retries=0, http_client=httpx2.Client(transport=self.transport()))
+        return OpenAI(
+            base_url="http://stand/v1",
+            api_key="k",
+            max_retries=0,
+            http_client=httpx2.Client(transport=self.transport()),
+        )
 
     def async_client(self) -> AsyncOpenAI:
         http = httpx2.AsyncClient(transport=self.transport())
@@ -86,7 +96,10 @@ class Stand:
         data = b""
         for choice in answer:
             data += b"".join(events.reasoning(choice.index, piece) for piece in pieces(choice.message.reasoning))
-            data += b"".join(events.text(choice.index, piece, None) for piece in pieces(choice.message.content if choice.tokens is None else ""))
+            data += b"".join(
+                events.text(choice.index, piece, None)
+                for piece in pieces(choice.message.content if choice.tokens is None else "")
+            )
             for token in choice.tokens or ():
                 data += events.text(choice.index, token.text, [token])
         reply = self._reply(request)
@@ -96,7 +109,9 @@ class Stand:
     def _reply(self, request: ChatRequest) -> Reply:
         reply_id, choices = self._id(), self.answers.pop(0)
         assert not isinstance(choices, Refused)
-        return Reply(id=reply_id, request=request, created=7, prompt_tokens=30, reused_tokens=20, choices=tuple(choices))
+        return Reply(
+            id=reply_id, request=request, created=7, prompt_tokens=30, reused_tokens=20, choices=tuple(choices)
+        )
 
     def _id(self) -> str:
         return f"{self.dialect.id_prefix}r_x.1-{len(self.asked) - 1}"

@@ -1,4 +1,6 @@
-"""Does the dialect read what Anthropic's clients write, and write what they validate? Against the SDK's own types, without a server."""
+"""Does the dialect read what Anthropic's clients write, and write what they validate? Against the SDK's own types,
+without a server.
+"""
 
 import base64
 import json
@@ -22,7 +24,11 @@ DIALECT = AnthropicMessages()
 EVENTS = TypeAdapter[types.RawMessageStreamEvent](types.RawMessageStreamEvent)
 BETA_EVENTS = TypeAdapter[BetaRawMessageStreamEvent](BetaRawMessageStreamEvent)
 HELLO: Mapping[str, Any] = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}
-WEATHER = {"name": "weather", "description": "look", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
+WEATHER = {
+    "name": "weather",
+    "description": "look",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
 THINK = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
 
 
@@ -35,8 +41,16 @@ def said(*blocks: Mapping[str, Any] | str, role: str = "assistant") -> tuple[Mes
 
 
 def choice(**fields: Any) -> Choice:
-    message = Message(role="assistant", content=fields.pop("content", ""), reply_id="msg_1", **fields.pop("message", {}))
-    plain: dict[str, Any] = {"finish_reason": "stop", "stopped_by": None, "completion_tokens": 7, "reasoning_tokens": 2, "tokens": None}
+    message = Message(
+        role="assistant", content=fields.pop("content", ""), reply_id="msg_1", **fields.pop("message", {})
+    )
+    plain: dict[str, Any] = {
+        "finish_reason": "stop",
+        "stopped_by": None,
+        "completion_tokens": 7,
+        "reasoning_tokens": 2,
+        "tokens": None,
+    }
     return Choice(index=0, message=message, **{**plain, **fields})
 
 
@@ -64,14 +78,18 @@ def streamed(one: Choice, *pieces: tuple[str, str], **fields: Any) -> tuple[list
     """The events, and what the SDK makes of them."""
     answer = reply(one, **fields)
     stream = DIALECT.stream(answer)
-    data = b"".join(stream.reasoning(0, text) if kind == "reasoning" else stream.text(0, text, None) for kind, text in pieces)
+    data = b"".join(
+        stream.reasoning(0, text) if kind == "reasoning" else stream.text(0, text, None) for kind, text in pieces
+    )
     sent = events(data + stream.finish(one) + stream.close(answer))
     snapshot: Any = None
     buffers: dict[int, bytes] = {}
     for event in sent:
         if event["type"] != "ping":  # which the SDK drops before it looks
             BETA_EVENTS.validate_python(event)
-            snapshot = accumulate_event(event=EVENTS.validate_python(event), current_snapshot=snapshot, json_bufs=buffers)
+            snapshot = accumulate_event(
+                event=EVENTS.validate_python(event), current_snapshot=snapshot, json_bufs=buffers
+            )
     return sent, types.Message.model_validate(snapshot.to_dict())
 
 
@@ -121,7 +139,12 @@ def test_a_full_request_is_understood() -> None:
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [(None, ("auto", None)), ({"type": "auto"}, ("auto", None)), ({"type": "any"}, ("required", None)), ({"type": "none"}, ("none", None))],
+    [
+        (None, ("auto", None)),
+        ({"type": "auto"}, ("auto", None)),
+        ({"type": "any"}, ("required", None)),
+        ({"type": "none"}, ("none", None)),
+    ],
 )
 def test_tool_choices(given: object, expected: tuple[str, str | None]) -> None:
     asked = parse(tools=[WEATHER], tool_choice=given)
@@ -130,7 +153,11 @@ def test_tool_choices(given: object, expected: tuple[str, str | None]) -> None:
 
 
 def test_tools_of_anthropics_servers_are_left_out_and_those_of_its_clients_are_not() -> None:
-    tools = [{"type": "web_search_20250305", "name": "web_search"}, {"type": "bash_20250124", "name": "bash"}, {"type": "mcp_toolset"}]
+    tools = [
+        {"type": "web_search_20250305", "name": "web_search"},
+        {"type": "bash_20250124", "name": "bash"},
+        {"type": "mcp_toolset"},
+    ]
     asked = parse(tools=tools, tool_choice={"type": "any"})
     assert [tool["function"]["name"] for tool in asked.tools] == ["bash"]
     assert asked.tools[0]["function"]["parameters"]["properties"]["command"] == {"type": "string"}
@@ -138,7 +165,10 @@ def test_tools_of_anthropics_servers_are_left_out_and_those_of_its_clients_are_n
 
 
 def test_system_prompts_come_as_text_or_blocks_and_also_in_mid_conversation() -> None:
-    blocks = [{"type": "text", "text": "one", "cache_control": {"type": "ephemeral", "ttl": "1h"}}, {"type": "text", "text": "two"}]
+    blocks = [
+        {"type": "text", "text": "one", "cache_control": {"type": "ephemeral", "ttl": "1h"}},
+        {"type": "text", "text": "two"},
+    ]
     late = {"role": "system", "content": [{"type": "text", "text": "three"}]}
     asked = parse(system=blocks, messages=[*HELLO["messages"], late, {"role": "system", "content": "four"}])
     assert [(turn.role, turn.content) for turn in asked.messages] == [
@@ -161,7 +191,11 @@ def test_what_claude_code_is_billed_by_is_not_part_of_the_conversation() -> None
 
 def test_results_of_several_tools_and_a_text_in_one_turn_become_turns_of_their_own() -> None:
     result = {"type": "tool_result", "tool_use_id": "a", "content": "23"}
-    blocks = {"type": "tool_result", "tool_use_id": "b", "content": [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}]}
+    blocks = {
+        "type": "tool_result",
+        "tool_use_id": "b",
+        "content": [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}],
+    }
     failed = {"type": "tool_result", "tool_use_id": "c", "is_error": True}
     text = {"type": "text", "text": "go on"}
     assert said(result, blocks, failed, text, {"type": "text", "text": "please"}, role="user") == (
@@ -203,14 +237,22 @@ def test_a_prefilled_answer_stays_the_last_turn() -> None:
 
 
 def test_text_is_found_in_documents_search_results_and_blocks_that_are_not_known_yet() -> None:
-    document = {"type": "document", "title": "T", "source": {"type": "text", "media_type": "text/plain", "data": "body"}}
+    document = {
+        "type": "document",
+        "title": "T",
+        "source": {"type": "text", "media_type": "text/plain", "data": "body"},
+    }
     nested = {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "inner"}]}}
     search = {"type": "search_result", "source": "s", "title": "found", "content": [{"type": "text", "text": "hit"}]}
     new = {"type": "compaction", "content": "what was before", "encrypted_content": "x"}
     silent = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "q"}}
     [message] = said(document, nested, search, new, silent, role="user")
     assert message.content == "T\nbody\ninner\nfound\nhit\nwhat was before"
-    inside = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "tool_reference", "tool_name": "weather"}, search]}
+    inside = {
+        "type": "tool_result",
+        "tool_use_id": "a",
+        "content": [{"type": "tool_reference", "tool_name": "weather"}, search],
+    }
     assert said(inside, role="user")[0].content == "weather\nfound\nhit"
 
 
@@ -219,8 +261,15 @@ def test_text_is_found_in_documents_search_results_and_blocks_that_are_not_known
     [
         {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}},
         {"type": "image", "source": {"type": "url", "url": "u"}},
-        {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": base64.b64encode(b"x").decode()}},
-        {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image", "source": {"type": "url", "url": "u"}}]},
+        {
+            "type": "document",
+            "source": {"type": "base64", "media_type": "application/pdf", "data": base64.b64encode(b"x").decode()},
+        },
+        {
+            "type": "tool_result",
+            "tool_use_id": "a",
+            "content": [{"type": "image", "source": {"type": "url", "url": "u"}}],
+        },
     ],
 )
 def test_what_cannot_be_read_is_refused(block: dict[str, Any]) -> None:
@@ -260,14 +309,21 @@ def test_an_answer_is_a_message_of_the_sdk() -> None:
         "input": {"city": "Paris", "on": True},
     }
     usage = message.usage
-    assert (usage.input_tokens, usage.cache_read_input_tokens, usage.cache_creation_input_tokens, usage.output_tokens) == (10, 20, 0, 7)
+    assert (
+        usage.input_tokens,
+        usage.cache_read_input_tokens,
+        usage.cache_creation_input_tokens,
+        usage.output_tokens,
+    ) == (10, 20, 0, 7)
     assert usage.output_tokens_details is not None
     assert usage.output_tokens_details.thinking_tokens == 2
     again = DIALECT.answer(message.to_dict())
     assert again == replace(one.message, tool_calls=(replace(call, arguments='{"city":"Paris","on":true}'),))
 
 
-@pytest.mark.parametrize("thinking", [{}, {"thinking": {"type": "disabled"}}, {"thinking": {"type": "adaptive", "display": "omitted"}}])
+@pytest.mark.parametrize(
+    "thinking", [{}, {"thinking": {"type": "disabled"}}, {"thinking": {"type": "adaptive", "display": "omitted"}}]
+)
 def test_thoughts_are_shown_only_to_whom_asks_for_them(thinking: dict[str, Any]) -> None:
     one = choice(content="yes", message={"reasoning": "hm"})
     [block] = whole(one, **thinking).content
@@ -300,31 +356,58 @@ def test_stop_reasons(fields: dict[str, Any], expected: tuple[str, str | None]) 
 
 
 def test_a_stream_says_what_the_whole_answer_says() -> None:
-    calls = (ToolCall(id="call_1", name="weather", arguments='{"city":  "Paris"}'), ToolCall(id="call_2", name="now", arguments="{}"))
-    one = choice(content='say "äöü" €\u2028', finish_reason="tool_calls", message={"tool_calls": calls, "reasoning": "hm, so"})
-    pieces = [("reasoning", "hm,"), ("reasoning", " so"), ("text", ""), ("text", 'say "ä'), ("text", "öü"), ("text", '" €\u2028')]
+    calls = (
+        ToolCall(id="call_1", name="weather", arguments='{"city":  "Paris"}'),
+        ToolCall(id="call_2", name="now", arguments="{}"),
+    )
+    one = choice(
+        content='say "äöü" €\u2028', finish_reason="tool_calls", message={"tool_calls": calls, "reasoning": "hm, so"}
+    )
+    pieces = [
+        ("reasoning", "hm,"),
+        ("reasoning", " so"),
+        ("text", ""),
+        ("text", 'say "ä'),
+        ("text", "öü"),
+        ("text", '" €\u2028'),
+    ]
     sent, message = streamed(one, *pieces, **THINK)
     assert message == whole(one, **THINK)
     assert [event["type"] for event in sent[:3]] == ["message_start", "ping", "content_block_start"]
     assert [event["type"] for event in sent[-2:]] == ["message_delta", "message_stop"]
     assert [event["index"] for event in sent if event["type"] == "content_block_stop"] == [0, 1, 2, 3]
-    written = [event["delta"]["partial_json"] for event in sent if event.get("delta", {}).get("type") == "input_json_delta"]
+    written = [
+        event["delta"]["partial_json"] for event in sent if event.get("delta", {}).get("type") == "input_json_delta"
+    ]
     assert written == [call.arguments for call in calls]
 
 
 def test_a_stream_may_break() -> None:
     stream = DIALECT.stream(begun(parse()))
     last = events(stream.text(0, "so far", None) + stream.error(Refused(503, "the engine raised")))[-1]
-    assert last == {"type": "error", "error": {"type": "overloaded_error", "message": "the engine raised"}, "request_id": None}
+    assert last == {
+        "type": "error",
+        "error": {"type": "overloaded_error", "message": "the engine raised"},
+        "request_id": None,
+    }
 
 
 def test_a_thread_goes_on_where_it_was_left() -> None:
     past = Past()
     created = DIALECT.parse({**HELLO, "system": "be brief", "tools": [WEATHER], "thread": {"type": "create"}}, past)
-    one = choice(content="look", finish_reason="tool_calls", message={"tool_calls": (ToolCall(id="call_1", name="weather", arguments="{}"),)})
+    one = choice(
+        content="look",
+        finish_reason="tool_calls",
+        message={"tool_calls": (ToolCall(id="call_1", name="weather", arguments="{}"),)},
+    )
     DIALECT.remember(past, created, DIALECT.respond(replace(reply(one), request=created)))
     result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "call_1", "content": "23"}]}
-    new = {"model": "m", "max_tokens": 9, "messages": [result], "thread": {"type": "continue", "previous_message_id": "msg_1"}}
+    new = {
+        "model": "m",
+        "max_tokens": 9,
+        "messages": [result],
+        "thread": {"type": "continue", "previous_message_id": "msg_1"},
+    }
     continued = DIALECT.parse(new, past)
     assert continued.body == new
     assert continued.tools == created.tools
@@ -335,7 +418,10 @@ def test_a_thread_goes_on_where_it_was_left() -> None:
     ]
     with pytest.raises(Refused) as lost:
         DIALECT.parse(new, Past())
-    assert (lost.value.status, DIALECT.error(lost.value)["error"]["details"]) == (404, {"error_code": "thread_not_found"})
+    assert (lost.value.status, DIALECT.error(lost.value)["error"]["details"]) == (
+        404,
+        {"error_code": "thread_not_found"},
+    )
     DIALECT.remember(past, parse(), DIALECT.respond(replace(reply(one), id="msg_2")))
     assert list(past.conversations) == ["msg_1"]  # nothing else is kept
 
@@ -355,11 +441,15 @@ def test_errors_have_anthropics_names() -> None:
     for status, kind in ERRORS.items():
         error = types.ErrorResponse.model_validate(DIALECT.error(Refused(status, "no", hint="do"))).error
         assert (error.type, error.message) == (kind, "no; hint: do")
-    assert DIALECT.error(Refused(413, "no"))["error"]["type"] == "request_too_large"  # in Anthropic's documentation, not in its SDK
+    assert (
+        DIALECT.error(Refused(413, "no"))["error"]["type"] == "request_too_large"
+    )  # in Anthropic's documentation, not in its SDK
 
 
 def test_arguments_that_are_no_object_still_arrive() -> None:
-    one = choice(finish_reason="tool_calls", message={"tool_calls": (ToolCall(id="c", name="weather", arguments="Paris"),)})
+    one = choice(
+        finish_reason="tool_calls", message={"tool_calls": (ToolCall(id="c", name="weather", arguments="Paris"),)}
+    )
     [block] = whole(one).content
     assert block.type == "tool_use"
     assert block.input == {"INVALID_JSON": "Paris"}

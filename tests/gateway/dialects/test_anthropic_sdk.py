@@ -18,7 +18,11 @@ from lightningrl.types import Attempt, Call
 from ..conftest import Stage
 
 HELLO: MessageParam = {"role": "user", "content": "what is the weather ?"}
-WEATHER: ToolParam = {"name": "weather", "description": "look", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
+WEATHER: ToolParam = {
+    "name": "weather",
+    "description": "look",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
 WISH = '<tool_call>\n{"name": "weather", "arguments": {"city":  "Paris"}}\n</tool_call>'
 
 
@@ -36,30 +40,48 @@ async def client(stage: Stage, attempt: Attempt) -> AsyncIterator[anthropic.Asyn
 def continues(call: Call, parent: Call) -> bool:
     """Token by token."""
     said = np.concatenate((parent.prompt_ids, parent.completion_ids))
-    return call.capture == "bridged" and call.parent_call_id == parent.id and call.prompt_ids[: len(said)].tolist() == said.tolist()
+    return (
+        call.capture == "bridged"
+        and call.parent_call_id == parent.id
+        and call.prompt_ids[: len(said)].tolist() == said.tolist()
+    )
 
 
 def billed(message: Message) -> int:
     return message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
 
 
-async def test_an_answer_is_recorded_token_by_token(stage: Stage, attempt: Attempt, client: anthropic.AsyncAnthropic) -> None:
+async def test_an_answer_is_recorded_token_by_token(
+    stage: Stage, attempt: Attempt, client: anthropic.AsyncAnthropic
+) -> None:
     extra = {"temperature": 0.5, "top_p": 0.9, "top_k": 40}  # which this SDK has no names for any more
-    message = await client.messages.create(model="writer", max_tokens=50, messages=[HELLO], stop_sequences=["x"], extra_body=extra)
+    message = await client.messages.create(
+        model="writer", max_tokens=50, messages=[HELLO], stop_sequences=["x"], extra_body=extra
+    )
     [call] = await stage.calls(attempt)
     _, sampling, _ = stage.engine.asked[0]
     [block] = message.content
     assert block.type == "text"
     assert (block.text, message.stop_reason, message.model) == ("hello", "end_turn", "writer")
     assert (billed(message), message.usage.output_tokens) == (len(call.prompt_ids), len(call.completion_ids))
-    assert call.prompt_ids.tolist() == stage.template.encode("<|im_start|>user\nwhat is the weather ?<|im_end|>\n<|im_start|>assistant\n")
-    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens, sampling.stop) == (0.5, 0.9, 40, 50, ("x",))
+    assert call.prompt_ids.tolist() == stage.template.encode(
+        "<|im_start|>user\nwhat is the weather ?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens, sampling.stop) == (
+        0.5,
+        0.9,
+        40,
+        50,
+        ("x",),
+    )
     assert (message.id, call.dialect, call.capture) == (call.id, "anthropic.messages", "rendered")
     assert call.response == message.to_dict()
     assert call.request["messages"] == [HELLO]
 
 
-async def test_a_stream_says_the_same_and_is_recorded_the_same(stage: Stage, attempt: Attempt, client: anthropic.AsyncAnthropic) -> None:
+async def test_a_stream_says_the_same_and_is_recorded_the_same(
+    stage: Stage, attempt: Attempt, client: anthropic.AsyncAnthropic
+) -> None:
     stage.says("It is sunny in Paris . äöü €")
     whole = await client.messages.create(model="m", max_tokens=50, messages=[HELLO])
     async with client.messages.stream(model="m", max_tokens=50, messages=[HELLO]) as stream:
@@ -68,7 +90,11 @@ async def test_a_stream_says_the_same_and_is_recorded_the_same(stage: Stage, att
     assert len(pieces) > 5
     assert "".join(pieces) == "It is sunny in Paris . äöü €"
     assert final.to_dict(exclude_unset=True)["content"] == whole.to_dict()["content"]
-    assert (final.stop_reason, final.usage.output_tokens, billed(final)) == (whole.stop_reason, whole.usage.output_tokens, billed(whole))
+    assert (final.stop_reason, final.usage.output_tokens, billed(final)) == (
+        whole.stop_reason,
+        whole.usage.output_tokens,
+        billed(whole),
+    )
     one, two = await stage.calls(attempt)
     assert two.completion_ids.tolist() == one.completion_ids.tolist()
     assert two.response["content"] == one.response["content"]
@@ -80,11 +106,19 @@ async def test_the_sync_client_and_the_beta_namespace_work_too(stage: Stage, att
         said: list[str] = []
         with anthropic.Anthropic(base_url=f"{stage.url}/r/{attempt.token}", api_key="none") as client:
             said.append(client.messages.create(model="m", max_tokens=9, messages=[HELLO]).to_json())
-            said.append(client.beta.messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": "hi"}], betas=["b"]).to_json())
+            said.append(
+                client.beta.messages.create(
+                    model="m", max_tokens=9, messages=[{"role": "user", "content": "hi"}], betas=["b"]
+                ).to_json()
+            )
             with client.messages.stream(model="m", max_tokens=9, messages=[HELLO]) as stream:
                 said.append(stream.get_final_message().to_json())
             events = client.messages.create(model="m", max_tokens=9, messages=[HELLO], stream=True)
-            said.append("".join(e.delta.text for e in events if e.type == "content_block_delta" and e.delta.type == "text_delta"))
+            said.append(
+                "".join(
+                    e.delta.text for e in events if e.type == "content_block_delta" and e.delta.type == "text_delta"
+                )
+            )
         return said
 
     assert all("hello" in said for said in await asyncio.to_thread(talk))
@@ -92,7 +126,9 @@ async def test_the_sync_client_and_the_beta_namespace_work_too(stage: Stage, att
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_turn_after_a_tool_call_is_bridged(stage: Stage, attempt: Attempt, client: anthropic.AsyncAnthropic, stream: bool) -> None:
+async def test_the_turn_after_a_tool_call_is_bridged(
+    stage: Stage, attempt: Attempt, client: anthropic.AsyncAnthropic, stream: bool
+) -> None:
     stage.says(f"let me look\n{WISH}", "sunny", "bye")
     asked: dict[str, Any] = {"model": "m", "max_tokens": 99, "system": "be brief", "tools": [WEATHER]}
     messages: list[MessageParam] = [HELLO]
@@ -108,7 +144,10 @@ async def test_the_turn_after_a_tool_call_is_bridged(stage: Stage, attempt: Atte
     assert (text.type, wish.type) == ("text", "tool_use")
     assert wish.type == "tool_use"
     assert (wish.name, wish.input) == ("weather", {"city": "Paris"})
-    result: MessageParam = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": wish.id, "content": "23 degrees"}]}
+    result: MessageParam = {
+        "role": "user",
+        "content": [{"type": "tool_result", "tool_use_id": wish.id, "content": "23 degrees"}],
+    }
     messages += [message.to_param(), result]
     answer = await client.messages.create(messages=messages, **asked)
     assert answer.stop_reason == "end_turn"
@@ -116,14 +155,22 @@ async def test_the_turn_after_a_tool_call_is_bridged(stage: Stage, attempt: Atte
     assert continues(second, first)
     assert answer.usage.cache_read_input_tokens == len(first.prompt_ids) + len(first.completion_ids)
     # as clients do: thoughts and text dropped, cache markers moved, text beside the next result
-    bare: MessageParam = {"role": "assistant", "content": [{"type": "tool_use", "id": wish.id, "name": "weather", "input": {"city": "Paris"}}]}
-    moved: MessageParam = {"role": "user", "content": [{**result["content"][0], "cache_control": {"type": "ephemeral"}}]}  # type: ignore[dict-item, list-item, typeddict-item]
+    bare: MessageParam = {
+        "role": "assistant",
+        "content": [{"type": "tool_use", "id": wish.id, "name": "weather", "input": {"city": "Paris"}}],
+    }
+    moved: MessageParam = {
+        "role": "user",
+        "content": [{**result["content"][0], "cache_control": {"type": "ephemeral"}}],
+    }  # type: ignore[dict-item, list-item, typeddict-item]
     said: MessageParam = {"role": "assistant", "content": "sunny"}
     await client.messages.create(messages=[HELLO, bare, moved, said, {"role": "user", "content": "and now ?"}], **asked)
     assert continues((await stage.calls(attempt))[-1], second)
 
 
-async def test_an_agent_of_the_sdks_own_tool_runner(stage: Stage, attempt: Attempt, client: anthropic.AsyncAnthropic) -> None:
+async def test_an_agent_of_the_sdks_own_tool_runner(
+    stage: Stage, attempt: Attempt, client: anthropic.AsyncAnthropic
+) -> None:
     asked: list[str] = []
 
     @beta_async_tool
@@ -137,7 +184,9 @@ async def test_an_agent_of_the_sdks_own_tool_runner(stage: Stage, attempt: Attem
         return f"23 degrees in {city}"
 
     stage.says(f"{WISH}\n{WISH.replace('Paris', 'Rome')}", "warm in both")
-    runner = client.beta.messages.tool_runner(model="m", max_tokens=99, messages=[{"role": "user", "content": "compare"}], tools=[weather])
+    runner = client.beta.messages.tool_runner(
+        model="m", max_tokens=99, messages=[{"role": "user", "content": "compare"}], tools=[weather]
+    )
     final = await runner.until_done()
     assert asked == ["Paris", "Rome"]
     assert final.content[0].to_dict()["text"] == "warm in both"
@@ -158,7 +207,9 @@ async def test_a_thread_outlives_the_process(stage: Stage, attempt: Attempt, cli
     assert continues(second, first)
 
 
-async def test_the_sdk_starts_a_lost_thread_anew(stage: Stage, attempt: Attempt, client: anthropic.AsyncAnthropic) -> None:
+async def test_the_sdk_starts_a_lost_thread_anew(
+    stage: Stage, attempt: Attempt, client: anthropic.AsyncAnthropic
+) -> None:
     thread = client.beta.messages.thread(model="m", max_tokens=99)
     stage.says("one", "two")
     await thread.send({"role": "user", "content": "count"})
@@ -188,9 +239,16 @@ async def test_a_streaming_agent_of_the_sync_tool_runner(stage: Stage, attempt: 
     assert continues(second, first)
 
 
-async def test_counted_tokens_are_the_tokens_that_are_billed(stage: Stage, attempt: Attempt, client: anthropic.AsyncAnthropic) -> None:
+async def test_counted_tokens_are_the_tokens_that_are_billed(
+    stage: Stage, attempt: Attempt, client: anthropic.AsyncAnthropic
+) -> None:
     stage.says(f"{WISH}", "sunny")
-    asked: dict[str, Any] = {"model": "m", "system": [{"type": "text", "text": "be brief"}], "tools": [WEATHER], "tool_choice": {"type": "auto"}}
+    asked: dict[str, Any] = {
+        "model": "m",
+        "system": [{"type": "text", "text": "be brief"}],
+        "tools": [WEATHER],
+        "tool_choice": {"type": "auto"},
+    }
     messages: list[MessageParam] = [HELLO]
     for _ in range(2):
         counted = await client.messages.count_tokens(messages=messages, **asked)
@@ -199,13 +257,18 @@ async def test_counted_tokens_are_the_tokens_that_are_billed(stage: Stage, attem
         assert counted.input_tokens == beta.input_tokens == billed(message)
         wish = message.content[0]
         if wish.type == "tool_use":
-            messages += [message.to_param(), {"role": "user", "content": [{"type": "tool_result", "tool_use_id": wish.id, "content": "23"}]}]
+            messages += [
+                message.to_param(),
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": wish.id, "content": "23"}]},
+            ]
     first, second = await stage.calls(attempt)
     assert continues(second, first)
 
 
 async def test_a_conversation_as_claude_code_has_it_is_bridged(stage: Stage, attempt: Attempt) -> None:
-    """x-api-key, always streaming, a billing line that never stays the same, cache markers that move, late system messages, reminders."""
+    """x-api-key, always streaming, a billing line that never stays the same, cache markers that move, late system
+    messages, reminders.
+    """
     headers = {
         "x-api-key": attempt.token,
         "anthropic-version": "2023-06-01",
@@ -214,7 +277,11 @@ async def test_a_conversation_as_claude_code_has_it_is_bridged(stage: Stage, att
     mark = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
 
     async def send(client: httpx2.AsyncClient, number: int, *turns: dict[str, Any]) -> list[dict[str, Any]]:
-        system = [f"x-anthropic-billing-header: cc_version=2.1.1; cc_entrypoint=cli; cch={number};", "You are Claude Code", "Be brief"]
+        system = [
+            f"x-anthropic-billing-header: cc_version=2.1.1; cc_entrypoint=cli; cch={number};",
+            "You are Claude Code",
+            "Be brief",
+        ]
         body = {
             "model": "claude",
             "max_tokens": 64000,
@@ -235,12 +302,27 @@ async def test_a_conversation_as_claude_code_has_it_is_bridged(stage: Stage, att
     reminder = {"type": "text", "text": "<system-reminder>hi</system-reminder>"}
     async with httpx2.AsyncClient(base_url=stage.url, headers=headers) as client:
         await send(client, 1, {"role": "user", "content": [{"type": "text", "text": "write a title"}]})
-        events = await send(client, 2, {"role": "user", "content": [reminder, {"type": "text", "text": "weather ?", **mark}]})
-        wish = next(event["content_block"] for event in events if event.get("content_block", {}).get("type") == "tool_use")
-        said = {"role": "assistant", "content": [{"type": "text", "text": "let me look"}, {**wish, "input": {"city": "Paris"}}]}
-        result = {"type": "tool_result", "tool_use_id": wish["id"], "content": [{"type": "text", "text": "23"}], "is_error": False, **mark}
+        events = await send(
+            client, 2, {"role": "user", "content": [reminder, {"type": "text", "text": "weather ?", **mark}]}
+        )
+        wish = next(
+            event["content_block"] for event in events if event.get("content_block", {}).get("type") == "tool_use"
+        )
+        said = {
+            "role": "assistant",
+            "content": [{"type": "text", "text": "let me look"}, {**wish, "input": {"city": "Paris"}}],
+        }
+        result = {
+            "type": "tool_result",
+            "tool_use_id": wish["id"],
+            "content": [{"type": "text", "text": "23"}],
+            "is_error": False,
+            **mark,
+        }
         begin = {"role": "user", "content": [reminder, {"type": "text", "text": "weather ?"}]}
-        await send(client, 3, begin, said, {"role": "user", "content": [result]}, {"role": "system", "content": "be quick"})
+        await send(
+            client, 3, begin, said, {"role": "user", "content": [result]}, {"role": "system", "content": "be quick"}
+        )
     _, first, second = await stage.calls(attempt)
     assert continues(second, first)
 

@@ -1,4 +1,6 @@
-"""Does the dialect read what Google's clients write, and write what they validate? Against the SDK's own types, without a server."""
+"""Does the dialect read what Google's clients write, and write what they validate? Against the SDK's own types, without
+a server.
+"""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +19,11 @@ from .begun import begun
 DIALECT = Gemini()
 ASKED: Mapping[str, Any] = {"model": "m", "verb": "generateContent", "sse": False}
 HELLO: Mapping[str, Any] = {"role": "user", "parts": [{"text": "hello"}]}
-WEATHER = {"name": "weather", "description": "look", "parameters": {"type": "OBJECT", "properties": {"city": {"type": "STRING"}}}}
+WEATHER = {
+    "name": "weather",
+    "description": "look",
+    "parameters": {"type": "OBJECT", "properties": {"city": {"type": "STRING"}}},
+}
 NOW = {"name": "now", "parametersJsonSchema": {"type": "object", "properties": {}}}
 SHOW = {"generationConfig": {"thinkingConfig": {"includeThoughts": True}}}
 CALL = {"functionCall": {"id": "call_1", "name": "weather", "args": {"city": "Paris"}}}
@@ -41,7 +47,13 @@ def user(*parts: Mapping[str, Any]) -> dict[str, Any]:
 
 def choice(**fields: Any) -> Choice:
     message = Message(role="assistant", content=fields.pop("content", ""), **fields.pop("message", {}))
-    plain: dict[str, Any] = {"finish_reason": "stop", "stopped_by": None, "completion_tokens": 7, "reasoning_tokens": 2, "tokens": None}
+    plain: dict[str, Any] = {
+        "finish_reason": "stop",
+        "stopped_by": None,
+        "completion_tokens": 7,
+        "reasoning_tokens": 2,
+        "tokens": None,
+    }
     return Choice(index=fields.pop("index", 0), message=message, **{**plain, **fields})
 
 
@@ -50,15 +62,22 @@ def reply(*choices: Choice, **fields: Any) -> Reply:
 
 
 def whole(*choices: Choice, **fields: Any) -> types.GenerateContentResponse:
-    return types.GenerateContentResponse.model_validate(json.loads(json.dumps(DIALECT.respond(reply(*choices, **fields)))))
+    return types.GenerateContentResponse.model_validate(
+        json.loads(json.dumps(DIALECT.respond(reply(*choices, **fields))))
+    )
 
 
 def streamed(one: Choice, *pieces: tuple[str, str], **fields: Any) -> list[types.GenerateContentResponse]:
     answer = reply(one, sse=True, **fields)
     stream = DIALECT.stream(answer)
-    data = b"".join(stream.reasoning(0, text) if kind == "reasoning" else stream.text(0, text, None) for kind, text in pieces)
+    data = b"".join(
+        stream.reasoning(0, text) if kind == "reasoning" else stream.text(0, text, None) for kind, text in pieces
+    )
     data += stream.finish(one) + stream.close(answer)
-    return [types.GenerateContentResponse.model_validate_json(event.removeprefix("data: ")) for event in data.decode().split("\n\n")[:-1]]
+    return [
+        types.GenerateContentResponse.model_validate_json(event.removeprefix("data: "))
+        for event in data.decode().split("\n\n")[:-1]
+    ]
 
 
 def parts_of(response: types.GenerateContentResponse) -> list[types.Part]:
@@ -89,7 +108,11 @@ def test_the_model_is_in_the_path(path: str, name: str) -> None:
 
 
 def test_verbs_are_in_the_path_too() -> None:
-    assert DIALECT.match("/models/m:streamGenerateContent", "key=k&alt=sse") == {"model": "m", "verb": "streamGenerateContent", "sse": True}
+    assert DIALECT.match("/models/m:streamGenerateContent", "key=k&alt=sse") == {
+        "model": "m",
+        "verb": "streamGenerateContent",
+        "sse": True,
+    }
     assert DIALECT.match("/models/m:embedContent", "") is None
     assert DIALECT.match("/models", "") is None
     assert parse(verb="streamGenerateContent").stream
@@ -98,7 +121,11 @@ def test_verbs_are_in_the_path_too() -> None:
 
 
 def test_tokens_are_counted_also_for_a_request_in_a_wrapping() -> None:
-    wrapped = {"contents": [HELLO], "systemInstruction": {"parts": [{"text": "be brief"}]}, "tools": [{"functionDeclarations": [WEATHER]}]}
+    wrapped = {
+        "contents": [HELLO],
+        "systemInstruction": {"parts": [{"text": "be brief"}]},
+        "tools": [{"functionDeclarations": [WEATHER]}],
+    }
     for asked in (
         parse(verb="countTokens", **wrapped),
         parse(verb="countTokens", contents=None, generateContentRequest={**wrapped, "model": "models/x"}),
@@ -130,7 +157,9 @@ CAMEL = {
 }
 SNAKE = {
     "system_instruction": CAMEL["systemInstruction"],
-    "tools": [{"function_declarations": [WEATHER, {"name": "now", "parameters_json_schema": NOW["parametersJsonSchema"]}]}],
+    "tools": [
+        {"function_declarations": [WEATHER, {"name": "now", "parameters_json_schema": NOW["parametersJsonSchema"]}]}
+    ],
     "tool_config": {"function_calling_config": {"mode": "any", "allowed_function_names": ["now"]}},
     "generation_config": {
         "temperature": 0.5,
@@ -153,11 +182,22 @@ def test_a_full_request_is_understood_in_either_case(fields: dict[str, Any]) -> 
     asked = parse(**fields)
     assert asked.messages == (Message(role="system", content="be brief"), Message(role="user", content="hello"))
     assert [tool["function"] for tool in asked.tools] == [
-        {"name": "weather", "description": "look", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+        {
+            "name": "weather",
+            "description": "look",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
         {"name": "now", "description": "", "parameters": {"type": "object", "properties": {}}},
     ]
     assert (asked.tool_choice, asked.tool_name) == ("required", "now")
-    assert (asked.temperature, asked.top_p, asked.top_k, asked.max_tokens, asked.stop, asked.seed) == (0.5, 0.9, 40, 9, ("x",), 5)
+    assert (asked.temperature, asked.top_p, asked.top_k, asked.max_tokens, asked.stop, asked.seed) == (
+        0.5,
+        0.9,
+        40,
+        9,
+        ("x",),
+        5,
+    )
     assert (asked.n, asked.logprobs, asked.top_logprobs) == (2, True, 3)
     assert asked.json_schema == {"type": "object", "properties": {"a": {"type": "integer"}}}
 
@@ -173,31 +213,60 @@ def test_a_full_request_is_understood_in_either_case(fields: dict[str, Any]) -> 
     ],
 )
 def test_which_functions_may_be_called(config: dict[str, Any], expected: str, shown: int) -> None:
-    asked = parse(tools=[{"functionDeclarations": [WEATHER]}, {"functionDeclarations": [NOW]}], toolConfig={"functionCallingConfig": config})
+    asked = parse(
+        tools=[{"functionDeclarations": [WEATHER]}, {"functionDeclarations": [NOW]}],
+        toolConfig={"functionCallingConfig": config},
+    )
     assert (asked.tool_choice, asked.tool_name, len(asked.tools)) == (expected, None, shown)
 
 
 def test_json_without_a_schema_is_an_object_and_other_formats_are_text() -> None:
     assert parse(generationConfig={"responseMimeType": "application/json"}).json_schema == {"type": "object"}
-    assert parse(generationConfig={"responseMimeType": "text/x.enum", "responseSchema": {"type": "STRING", "enum": ["a"]}}).json_schema is None
+    assert (
+        parse(
+            generationConfig={"responseMimeType": "text/x.enum", "responseSchema": {"type": "STRING", "enum": ["a"]}}
+        ).json_schema
+        is None
+    )
     assert parse().json_schema is None
 
 
 def test_types_of_a_json_schema_may_be_in_googles_capitals() -> None:
     given = {
         "type": "OBJECT",
-        "properties": {"type": {"type": "STRING", "enum": ["OBJECT"]}, "b": {"type": ["ARRAY", "NULL"], "items": {"type": "INTEGER"}}},
+        "properties": {
+            "type": {"type": "STRING", "enum": ["OBJECT"]},
+            "b": {"type": ["ARRAY", "NULL"], "items": {"type": "INTEGER"}},
+        },
     }
-    given |= {"required": ["OBJECT"], "anyOf": [{"type": "NUMBER"}, {"const": "STRING"}], "description": "STRING", "additionalProperties": False}
+    given |= {
+        "required": ["OBJECT"],
+        "anyOf": [{"type": "NUMBER"}, {"const": "STRING"}],
+        "description": "STRING",
+        "additionalProperties": False,
+    }
     meant = {
         "type": "object",
-        "properties": {"type": {"type": "string", "enum": ["OBJECT"]}, "b": {"type": ["array", "null"], "items": {"type": "integer"}}},
+        "properties": {
+            "type": {"type": "string", "enum": ["OBJECT"]},
+            "b": {"type": ["array", "null"], "items": {"type": "integer"}},
+        },
     }
-    meant |= {"required": ["OBJECT"], "anyOf": [{"type": "number"}, {"const": "STRING"}], "description": "STRING", "additionalProperties": False}
+    meant |= {
+        "required": ["OBJECT"],
+        "anyOf": [{"type": "number"}, {"const": "STRING"}],
+        "description": "STRING",
+        "additionalProperties": False,
+    }
     assert lower_types(given) == meant
     config = {"responseMimeType": "application/json", "responseJsonSchema": given}
     assert parse(generationConfig=config).json_schema == meant
-    assert parse(tools=[{"functionDeclarations": [{"name": "a", "parametersJsonSchema": given}]}]).tools[0]["function"]["parameters"] == meant
+    assert (
+        parse(tools=[{"functionDeclarations": [{"name": "a", "parametersJsonSchema": given}]}]).tools[0]["function"][
+            "parameters"
+        ]
+        == meant
+    )
 
 
 def test_schemas_of_google_become_json_schemas() -> None:
@@ -206,7 +275,12 @@ def test_schemas_of_google_become_json_schemas() -> None:
         "property_ordering": ["b", "a"],
         "properties": {
             "a": {"type": "STRING", "nullable": True, "enum": ["x"], "format": "enum", "minLength": "2"},
-            "b": {"type": "ARRAY", "items": {"anyOf": [{"type": "INTEGER", "format": "int64"}, {"type": "NUMBER"}]}, "max_items": 3, "example": []},
+            "b": {
+                "type": "ARRAY",
+                "items": {"anyOf": [{"type": "INTEGER", "format": "int64"}, {"type": "NUMBER"}]},
+                "max_items": 3,
+                "example": [],
+            },
             "any_of": {"any_of": [{"type": "BOOLEAN"}], "nullable": True},
         },
         "required": ["b"],
@@ -228,7 +302,10 @@ def test_schemas_of_google_become_json_schemas() -> None:
 
 def test_results_find_their_calls_by_id() -> None:
     other = {"functionCall": {"id": "call_2", "name": "weather", "args": {}}}
-    results = [{"functionResponse": {"id": call_id, "name": "weather", "response": {"result": call_id}}} for call_id in ("call_2", "call_1")]
+    results = [
+        {"functionResponse": {"id": call_id, "name": "weather", "response": {"result": call_id}}}
+        for call_id in ("call_2", "call_1")
+    ]
     said, two, one, text = turns(model({"text": "let me look"}, CALL, other), user(*results, {"text": "go on"}))
     assert said.content == "let me look"
     assert said.tool_calls[0] == ToolCall(id="call_1", name="weather", arguments='{"city":"Paris"}')
@@ -238,15 +315,27 @@ def test_results_find_their_calls_by_id() -> None:
 
 
 def test_results_without_ids_find_their_calls_by_name_and_place() -> None:
-    calls = [CALL, {"functionCall": {"id": "call_2", "name": "now"}}, {"functionCall": {"id": "call_3", "name": "weather", "args": {}}}]
-    results = [{"functionResponse": {"name": name, "response": {"result": n}}} for n, name in enumerate(("weather", "weather", "now"))]
+    calls = [
+        CALL,
+        {"functionCall": {"id": "call_2", "name": "now"}},
+        {"functionCall": {"id": "call_3", "name": "weather", "args": {}}},
+    ]
+    results = [
+        {"functionResponse": {"name": name, "response": {"result": n}}}
+        for n, name in enumerate(("weather", "weather", "now"))
+    ]
     assert [turn.tool_call_id for turn in turns(model(*calls), user(*results))[1:]] == ["call_1", "call_3", "call_2"]
 
 
 def test_ids_survive_clients_that_keep_only_signatures() -> None:
     """Some make ids of their own; SDKs write base64 in either alphabet, with or without padding."""
     sent = DIALECT.respond(
-        reply(choice(finish_reason="tool_calls", message={"tool_calls": (ToolCall(id="call_>?~", name="weather", arguments="{}"),)}))
+        reply(
+            choice(
+                finish_reason="tool_calls",
+                message={"tool_calls": (ToolCall(id="call_>?~", name="weather", arguments="{}"),)},
+            )
+        )
     )
     part = sent["candidates"][0]["content"]["parts"][0]
     signature = part["thoughtSignature"].replace("+", "-").replace("/", "_").rstrip("=")
@@ -256,7 +345,9 @@ def test_ids_survive_clients_that_keep_only_signatures() -> None:
     for foreign in ("CvcBAeOq", "not base64!", "ü"):
         [said] = turns(model({**back, "thoughtSignature": foreign}))
         assert said.tool_calls[0].id == "theirs"
-    [said, result] = turns(model({"functionCall": {"name": "weather"}}), user({"functionResponse": {"name": "weather", "response": None}}))
+    [said, result] = turns(
+        model({"functionCall": {"name": "weather"}}), user({"functionResponse": {"name": "weather", "response": None}})
+    )
     assert (said.tool_calls[0].id, result.tool_call_id, result.content) == ("", None, "")
 
 
@@ -270,7 +361,9 @@ def test_ids_survive_clients_that_keep_only_signatures() -> None:
     ],
 )
 def test_what_a_function_returned_is_taken_out_of_its_wrapping(response: dict[str, Any], content: str) -> None:
-    _, result = turns(model(CALL), user({"functionResponse": {"id": "call_1", "name": "weather", "response": response}}))
+    _, result = turns(
+        model(CALL), user({"functionResponse": {"id": "call_1", "name": "weather", "response": response}})
+    )
     assert result.content == content
 
 
@@ -320,7 +413,10 @@ def test_what_cannot_be_read_is_refused(part: dict[str, Any]) -> None:
         {"generationConfig": {"responseMimeType": "application/json", "responseSchema": {"properties": {"a": 3}}}},
         {"generationConfig": {"responseSchema": {"propertyOrdering": [[1]], "enum": 5}}},
         {"tools": [{"functionDeclarations": [{"name": "x", "parameters": {"minItems": "many"}}]}]},
-        {"tools": [{"functionDeclarations": [NOW]}], "toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["x"]}}},
+        {
+            "tools": [{"functionDeclarations": [NOW]}],
+            "toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["x"]}},
+        },
     ],
 )
 def test_what_makes_no_sense_is_refused(fields: dict[str, Any]) -> None:
@@ -349,14 +445,20 @@ def test_an_answer_is_a_response_of_the_sdk() -> None:
 def test_several_candidates_and_how_they_ended() -> None:
     response = whole(choice(content="a", finish_reason="length"), choice(index=1, finish_reason="error"))
     assert response.candidates is not None
-    assert [candidate.finish_reason for candidate in response.candidates] == [types.FinishReason.MAX_TOKENS, types.FinishReason.OTHER]
+    assert [candidate.finish_reason for candidate in response.candidates] == [
+        types.FinishReason.MAX_TOKENS,
+        types.FinishReason.OTHER,
+    ]
     assert [candidate.index for candidate in response.candidates] == [0, 1]
     assert response.candidates[1].content is not None
     assert [part.text for part in response.candidates[1].content.parts or []] == [""]
 
 
 def test_logprobs_are_told() -> None:
-    tokens = (TokenLogprob(text="a", logprob=-0.5, top=(("a", -0.5), ("b", -1.0))), TokenLogprob(text="c", logprob=-1.5))
+    tokens = (
+        TokenLogprob(text="a", logprob=-0.5, top=(("a", -0.5), ("b", -1.0))),
+        TokenLogprob(text="c", logprob=-1.5),
+    )
     response = whole(choice(content="ac", tokens=tokens))
     assert response.candidates is not None
     candidate = response.candidates[0]
@@ -366,15 +468,26 @@ def test_logprobs_are_told() -> None:
     assert [(one.token, one.log_probability) for one in chosen or []] == [("a", -0.5), ("c", -1.5)]
     assert [[one.token for one in place.candidates or []] for place in top or []] == [["a", "b"], []]
     stream = DIALECT.stream(begun(parse(sse=True)))
-    piece = types.GenerateContentResponse.model_validate_json(stream.text(0, "ac", tokens).decode().removeprefix("data: "))
+    piece = types.GenerateContentResponse.model_validate_json(
+        stream.text(0, "ac", tokens).decode().removeprefix("data: ")
+    )
     assert piece.candidates is not None
     assert piece.candidates[0].logprobs_result == candidate.logprobs_result
 
 
 def test_a_stream_says_what_the_whole_answer_says() -> None:
     call = ToolCall(id="call_1", name="weather", arguments="{}")
-    one = choice(content='say "äöü" €\u2028', finish_reason="tool_calls", message={"tool_calls": (call,), "reasoning": "hm, so"})
-    pieces = [("reasoning", "hm,"), ("reasoning", " so"), ("text", ""), ("text", 'say "ä'), ("text", "öü"), ("text", '" €\u2028')]
+    one = choice(
+        content='say "äöü" €\u2028', finish_reason="tool_calls", message={"tool_calls": (call,), "reasoning": "hm, so"}
+    )
+    pieces = [
+        ("reasoning", "hm,"),
+        ("reasoning", " so"),
+        ("text", ""),
+        ("text", 'say "ä'),
+        ("text", "öü"),
+        ("text", '" €\u2028'),
+    ]
     for fields in ({}, SHOW):
         chunks = streamed(one, *pieces, **fields)
         complete = whole(one, **fields)
@@ -428,7 +541,9 @@ def test_a_stream_may_break() -> None:
 
 
 def test_arguments_that_are_no_object_still_arrive() -> None:
-    one = choice(finish_reason="tool_calls", message={"tool_calls": (ToolCall(id="c", name="weather", arguments="Paris"),)})
+    one = choice(
+        finish_reason="tool_calls", message={"tool_calls": (ToolCall(id="c", name="weather", arguments="Paris"),)}
+    )
     [part] = parts_of(whole(one))
     assert part.function_call is not None
     assert part.function_call.args == {"INVALID_JSON": "Paris"}

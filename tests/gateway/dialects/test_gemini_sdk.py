@@ -15,7 +15,9 @@ from lightningrl.types import Attempt, Call
 
 from ..conftest import Stage
 
-pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")  # the SDK's own
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Inheritance class AiohttpClientSession:DeprecationWarning"
+)  # the SDK's own
 
 ASKED = "what is the weather ?"
 WISH = '<tool_call>\n{"name": "weather", "arguments": {"city":  "Paris"}}\n</tool_call>'
@@ -28,7 +30,9 @@ def weather(city: str) -> str:
 
 def opened(stage: Stage, token: str, **options: Any) -> genai.Client:
     retry = types.HttpRetryOptions(attempts=1)
-    return genai.Client(api_key=token, http_options=types.HttpOptions(base_url=stage.url, retry_options=retry), **options)
+    return genai.Client(
+        api_key=token, http_options=types.HttpOptions(base_url=stage.url, retry_options=retry), **options
+    )
 
 
 @pytest.fixture
@@ -45,12 +49,24 @@ async def client(stage: Stage, attempt: Attempt) -> AsyncIterator[genai.client.A
 def continues(call: Call, parent: Call) -> bool:
     """Token by token."""
     said = np.concatenate((parent.prompt_ids, parent.completion_ids))
-    return call.capture == "bridged" and call.parent_call_id == parent.id and call.prompt_ids[: len(said)].tolist() == said.tolist()
+    return (
+        call.capture == "bridged"
+        and call.parent_call_id == parent.id
+        and call.prompt_ids[: len(said)].tolist() == said.tolist()
+    )
 
 
-async def test_an_answer_is_recorded_token_by_token(stage: Stage, attempt: Attempt, client: genai.client.AsyncClient) -> None:
+async def test_an_answer_is_recorded_token_by_token(
+    stage: Stage, attempt: Attempt, client: genai.client.AsyncClient
+) -> None:
     config = types.GenerateContentConfig(
-        system_instruction="be brief", temperature=0.5, top_p=0.9, top_k=40, max_output_tokens=50, stop_sequences=["x"], seed=5
+        system_instruction="be brief",
+        temperature=0.5,
+        top_p=0.9,
+        top_k=40,
+        max_output_tokens=50,
+        stop_sequences=["x"],
+        seed=5,
     )
     response = await client.models.generate_content(model="writer", contents=ASKED, config=config)
     [call] = await stage.calls(attempt)
@@ -63,11 +79,25 @@ async def test_an_answer_is_recorded_token_by_token(stage: Stage, attempt: Attem
     assert (usage.prompt_token_count, usage.candidates_token_count) == (len(call.prompt_ids), len(call.completion_ids))
     text = f"<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\n{ASKED}<|im_end|>\n<|im_start|>assistant\n"
     assert call.prompt_ids.tolist() == stage.template.encode(text)
-    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens, sampling.stop, sampling.seed) == (0.5, 0.9, 40, 50, ("x",), 5)
-    assert (response.response_id, response.model_version, call.dialect, call.capture) == (call.id, "writer", "google.gemini", "rendered")
+    assert (
+        sampling.temperature,
+        sampling.top_p,
+        sampling.top_k,
+        sampling.max_tokens,
+        sampling.stop,
+        sampling.seed,
+    ) == (0.5, 0.9, 40, 50, ("x",), 5)
+    assert (response.response_id, response.model_version, call.dialect, call.capture) == (
+        call.id,
+        "writer",
+        "google.gemini",
+        "rendered",
+    )
 
 
-async def test_a_stream_says_the_same_and_is_recorded_the_same(stage: Stage, attempt: Attempt, client: genai.client.AsyncClient) -> None:
+async def test_a_stream_says_the_same_and_is_recorded_the_same(
+    stage: Stage, attempt: Attempt, client: genai.client.AsyncClient
+) -> None:
     stage.says("It is sunny in Paris . äöü €")
     whole = await client.models.generate_content(model="m", contents=ASKED)
     chunks = [chunk async for chunk in await client.models.generate_content_stream(model="m", contents=ASKED)]
@@ -81,7 +111,9 @@ async def test_a_stream_says_the_same_and_is_recorded_the_same(stage: Stage, att
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_chat_is_bridged_turn_by_turn(stage: Stage, attempt: Attempt, client: genai.client.AsyncClient, stream: bool) -> None:
+async def test_a_chat_is_bridged_turn_by_turn(
+    stage: Stage, attempt: Attempt, client: genai.client.AsyncClient, stream: bool
+) -> None:
     """The SDK's chats keep every streamed piece as a content of its own."""
     stage.says("one two three", "four", "five")
     chat = client.chats.create(model="m")
@@ -97,11 +129,15 @@ async def test_a_chat_is_bridged_turn_by_turn(stage: Stage, attempt: Attempt, cl
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_agent_whose_functions_the_sdk_calls(stage: Stage, attempt: Attempt, client: genai.client.AsyncClient, stream: bool) -> None:
+async def test_an_agent_whose_functions_the_sdk_calls(
+    stage: Stage, attempt: Attempt, client: genai.client.AsyncClient, stream: bool
+) -> None:
     stage.says(f"let me look\n{WISH}\n{WISH.replace('Paris', 'Rome')}", "warm in both", "bye")
     chat = client.chats.create(model="m", config=types.GenerateContentConfig(tools=[weather]))
     if stream:
-        said = "".join([part.text or "" async for chunk in await chat.send_message_stream(ASKED) for part in chunk.parts or []])
+        said = "".join(
+            [part.text or "" async for chunk in await chat.send_message_stream(ASKED) for part in chunk.parts or []]
+        )
         assert said == "let me lookwarm in both"
     else:
         assert (await chat.send_message(ASKED)).text == "warm in both"
@@ -117,7 +153,12 @@ async def test_the_sync_client_works_too(stage: Stage, attempt: Attempt) -> None
         with opened(stage, attempt.token) as client:
             config = types.GenerateContentConfig(tools=[weather])
             said = [client.chats.create(model="m", config=config).send_message(ASKED).text]
-            said.append("".join(chunk.text or "" for chunk in client.models.generate_content_stream(model="models/m", contents=["hi"])))
+            said.append(
+                "".join(
+                    chunk.text or ""
+                    for chunk in client.models.generate_content_stream(model="models/m", contents=["hi"])
+                )
+            )
             return said
 
     stage.says(WISH, "sunny")
@@ -135,7 +176,9 @@ async def test_clients_of_vertex_work_too(stage: Stage, attempt: Attempt) -> Non
 
 
 @pytest.mark.parametrize("ids", ["kept", "dropped", "made up"])
-async def test_calls_are_joined_whatever_becomes_of_their_ids(stage: Stage, attempt: Attempt, client: genai.client.AsyncClient, ids: str) -> None:
+async def test_calls_are_joined_whatever_becomes_of_their_ids(
+    stage: Stage, attempt: Attempt, client: genai.client.AsyncClient, ids: str
+) -> None:
     stage.says(f"let me look\n{WISH}", "sunny")
     declared = types.FunctionDeclaration.from_callable(client=client._api_client, callable=weather)
     config = types.GenerateContentConfig(tools=[types.Tool(function_declarations=[declared])])
@@ -167,14 +210,18 @@ async def test_an_answer_of_a_given_shape(stage: Stage, client: genai.client.Asy
 
     stage.says('{"city": "Paris"}')
     by_type = types.GenerateContentConfig(response_mime_type="application/json", response_schema=Weather)
-    by_schema = types.GenerateContentConfig(response_mime_type="application/json", response_json_schema=Weather.model_json_schema())
+    by_schema = types.GenerateContentConfig(
+        response_mime_type="application/json", response_json_schema=Weather.model_json_schema()
+    )
     for config in (by_type, by_schema):
         response = await client.models.generate_content(model="m", contents=ASKED, config=config)
         assert response.parsed in (Weather(city="Paris"), {"city": "Paris"})
         assert stage.engine.asked[-1][1].grammar is not None
 
 
-async def test_several_candidates_with_logprobs(stage: Stage, attempt: Attempt, client: genai.client.AsyncClient) -> None:
+async def test_several_candidates_with_logprobs(
+    stage: Stage, attempt: Attempt, client: genai.client.AsyncClient
+) -> None:
     config = types.GenerateContentConfig(candidate_count=2, response_logprobs=True)
     response = await client.models.generate_content(model="m", contents=ASKED, config=config)
     calls = await stage.calls(attempt)

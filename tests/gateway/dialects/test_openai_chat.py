@@ -16,7 +16,10 @@ from lightningrl.gateway.dialects.openai_chat import OpenAIChat
 
 from .openai_stand import CALL, TOKENS, USER, Stand, events_of, refused, says
 
-WEATHER = {"type": "function", "function": {"name": "weather", "description": "look", "parameters": {"type": "object"}, "strict": True}}
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "description": "look", "parameters": {"type": "object"}, "strict": True},
+}
 TIME = {"type": "function", "function": {"name": "time"}}
 ASK: dict[str, Any] = {"model": "m", "messages": [USER]}
 
@@ -67,7 +70,10 @@ async def test_a_stream_adds_up_to_the_whole(said: Choice) -> None:
     assert streamed.usage == whole.usage
     [one], [two] = whole.choices, streamed.choices
     assert (two.finish_reason, two.message.content or None) == (one.finish_reason, one.message.content or None)
-    calls = [[(call.id, call.type, call.function) for call in message.tool_calls or ()] for message in (one.message, two.message)]  # type: ignore[union-attr]
+    calls = [
+        [(call.id, call.type, call.function) for call in message.tool_calls or ()]
+        for message in (one.message, two.message)
+    ]  # type: ignore[union-attr]
     assert [[(i, t, f.name, f.arguments) for i, t, f in made] for made in calls] == [
         [(call.id, "function", call.name, call.arguments) for call in said.message.tool_calls]
     ] * 2
@@ -86,14 +92,20 @@ def test_logprobs_are_shown_with_their_rivals() -> None:
     assert answer.choices[0].logprobs is not None
     [first, second] = answer.choices[0].logprobs.content or []
     assert (first.token, first.logprob, first.bytes, second.logprob) == ("It", -0.5, [73, 116], -0.25)
-    assert [(top.token, top.logprob, top.bytes) for top in first.top_logprobs] == [("It", -0.5, [73, 116]), ("é", -1.5, [195, 169])]
+    assert [(top.token, top.logprob, top.bytes) for top in first.top_logprobs] == [
+        ("It", -0.5, [73, 116]),
+        ("é", -1.5, [195, 169]),
+    ]
     assert (stand.asked[0].logprobs, stand.asked[0].top_logprobs) == (True, 2)
 
 
 def test_several_answers_keep_apart() -> None:
     both = [says("one", index=0), says("two !", index=1)]
     stand = Stand(OpenAIChat(), both, both)
-    assert [choice.message.content for choice in stand.client().chat.completions.create(**ASK, n=2).choices] == ["one", "two !"]
+    assert [choice.message.content for choice in stand.client().chat.completions.create(**ASK, n=2).choices] == [
+        "one",
+        "two !",
+    ]
     with stand.client().chat.completions.stream(**ASK, n=2) as events:
         assert [choice.message.content for choice in events.get_final_completion().choices] == ["one", "two !"]
 
@@ -117,10 +129,24 @@ def test_a_stream_that_breaks_raises_in_the_sdk() -> None:
 @pytest.mark.parametrize(
     ("asked", "understood"),
     [
-        ({}, {"tool_choice": "auto", "parallel_tool_calls": True, "n": 1, "stream": False, "json_schema": None, "seed": None, "max_tokens": None}),
+        (
+            {},
+            {
+                "tool_choice": "auto",
+                "parallel_tool_calls": True,
+                "n": 1,
+                "stream": False,
+                "json_schema": None,
+                "seed": None,
+                "max_tokens": None,
+            },
+        ),
         ({"stop": "x", "n": 3, "seed": 5}, {"stop": ("x",), "n": 3, "seed": 5}),
         ({"stop": ["x", "", "y"]}, {"stop": ("x", "y")}),
-        ({"stop": None, "temperature": None, "top_p": None, "tools": None, "response_format": None, "stream": None}, {"stop": (), "tools": ()}),
+        (
+            {"stop": None, "temperature": None, "top_p": None, "tools": None, "response_format": None, "stream": None},
+            {"stop": (), "tools": ()},
+        ),
         ({"temperature": 0, "top_p": 0.5, "top_k": -1}, {"temperature": 0.0, "top_p": 0.5, "top_k": 0}),
         ({"max_tokens": 5}, {"max_tokens": 5}),
         ({"max_tokens": 5, "max_completion_tokens": 7}, {"max_tokens": 7}),
@@ -128,22 +154,34 @@ def test_a_stream_that_breaks_raises_in_the_sdk() -> None:
         ({"top_logprobs": 3}, {"logprobs": True, "top_logprobs": 3}),
         ({"tools": [WEATHER, TIME]}, {"tools": (WEATHER, TIME), "tool_choice": "auto"}),
         ({"tools": [WEATHER], "tool_choice": "none"}, {"tools": (WEATHER,), "tool_choice": "none"}),
-        ({"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}, {"tool_choice": "required", "parallel_tool_calls": False}),
+        (
+            {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False},
+            {"tool_choice": "required", "parallel_tool_calls": False},
+        ),
         (
             {"tools": [WEATHER, TIME], "tool_choice": {"type": "function", "function": {"name": "time"}}},
             {"tools": (WEATHER, TIME), "tool_choice": "required", "tool_name": "time"},
         ),
         (
-            {"tools": [WEATHER, TIME], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [TIME]}}},
+            {
+                "tools": [WEATHER, TIME],
+                "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [TIME]}},
+            },
             {"tools": (TIME,), "tool_choice": "required", "tool_name": None},
         ),
-        ({"functions": [{"name": "f"}]}, {"tools": ({"type": "function", "function": {"name": "f"}},), "parallel_tool_calls": False}),
+        (
+            {"functions": [{"name": "f"}]},
+            {"tools": ({"type": "function", "function": {"name": "f"}},), "parallel_tool_calls": False},
+        ),
         ({"functions": [{"name": "f"}], "function_call": {"name": "f"}}, {"tool_choice": "required", "tool_name": "f"}),
         ({"tools": [{"type": "web_search"}, WEATHER]}, {"tools": (WEATHER,), "tool_choice": "auto"}),
         ({"functions": [{"name": "f"}], "function_call": "none"}, {"tool_choice": "none"}),
         ({"response_format": {"type": "text"}}, {"json_schema": None}),
         ({"response_format": {"type": "json_object"}}, {"json_schema": {"type": "object"}}),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "array"}}}}, {"json_schema": {"type": "array"}}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "array"}}}},
+            {"json_schema": {"type": "array"}},
+        ),
         ({"unheard": {"of": [1]}, "user": "me", "logit_bias": {"5": 1}, "service_tier": "flex"}, {"model": "m"}),
     ],
 )
@@ -158,7 +196,14 @@ def test_what_is_asked_is_understood(asked: dict[str, Any], understood: dict[str
     [
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]}]}, "messages"),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]}
+                ]
+            },
+            "messages",
+        ),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "type": "function"}]}]}, "messages"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
@@ -166,7 +211,13 @@ def test_what_is_asked_is_understood(asked: dict[str, Any], understood: dict[str
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "time"}}}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function"}}, "tool_choice"),
-        ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": 5}}}, "tool_choice"),
+        (
+            {
+                "tools": [WEATHER],
+                "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": 5}},
+            },
+            "tool_choice",
+        ),
         ({"tools": [WEATHER], "tool_choice": {"type": []}}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": "sometimes"}, "tool_choice"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
@@ -227,7 +278,12 @@ def test_legacy_functions_are_answered_in_kind(stream: bool) -> None:
         [choice] = stand.client().chat.completions.create(**ask).choices
     wish = choice.message.function_call
     assert wish is not None
-    assert (wish.name, wish.arguments, choice.message.content, choice.finish_reason) == (CALL.name, CALL.arguments, "let me look", "function_call")
+    assert (wish.name, wish.arguments, choice.message.content, choice.finish_reason) == (
+        CALL.name,
+        CALL.arguments,
+        "let me look",
+        "function_call",
+    )
     made = {"role": "assistant", "content": None, "function_call": wish.to_dict()}
     result = {"role": "function", "name": "weather", "content": "23"}
     stand.client().chat.completions.create(**{**ask, "messages": [USER, made, result]})
@@ -253,7 +309,12 @@ def test_a_custom_tool_takes_plain_text() -> None:
 def test_azures_clients_name_the_model_in_the_path() -> None:
     stand = Stand(OpenAIChat(), [says("hello")], [says("hello")])
     http = httpx2.Client(transport=stand.transport())
-    settings: dict[str, Any] = {"azure_endpoint": "http://stand", "api_key": "k", "api_version": "2024-10-21", "http_client": http}
+    settings: dict[str, Any] = {
+        "azure_endpoint": "http://stand",
+        "api_key": "k",
+        "api_version": "2024-10-21",
+        "http_client": http,
+    }
     openai.AzureOpenAI(**settings).chat.completions.create(**ASK)
     openai.AzureOpenAI(**settings, azure_deployment="org/other").chat.completions.create(**ASK)
     assert [request.model for request in stand.asked] == ["m", "org/other"]

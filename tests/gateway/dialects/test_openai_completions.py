@@ -29,7 +29,9 @@ def test_every_field_that_the_sdk_validates_is_there(said: Any) -> None:
     reasons: list[Any] = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
     assert (reasons[-1], set(reasons[:-1])) == (said.finish_reason, set(reasons[:-1]) & {None})
     assert chunks[-1].usage == answer.usage
-    assert OpenAICompletions().answer(json.loads(stand.sent[0])) == Message(role="assistant", content=said.message.content)
+    assert OpenAICompletions().answer(json.loads(stand.sent[0])) == Message(
+        role="assistant", content=said.message.content
+    )
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,10 @@ def test_every_field_that_the_sdk_validates_is_there(said: Any) -> None:
         ({"prompt": [1, 2]}, {"prompts": ((1, 2),)}),
         ({"prompt": [[1, 2], [3]]}, {"prompts": ((1, 2), (3,))}),
         ({"logprobs": 0}, {"logprobs": True, "top_logprobs": 0}),
-        ({"logprobs": 3, "max_tokens": 7, "stop": "x", "seed": 1}, {"logprobs": True, "top_logprobs": 3, "max_tokens": 7, "stop": ("x",), "seed": 1}),
+        (
+            {"logprobs": 3, "max_tokens": 7, "stop": "x", "seed": 1},
+            {"logprobs": True, "top_logprobs": 3, "max_tokens": 7, "stop": ("x",), "seed": 1},
+        ),
         ({"suffix": None, "best_of": None, "echo": None, "stop": None, "user": "me"}, {"stop": ()}),
     ],
 )
@@ -79,7 +84,9 @@ def test_answers_keep_the_order_of_their_prompts() -> None:
     answer = stand.client().completions.create(model="m", prompt=["a", "b"], n=2)
     assert [(choice.index, choice.text) for choice in answer.choices] == [(index, str(index)) for index in range(4)]
     chunks = stand.client().completions.create(model="m", prompt=["a", "b"], n=2, stream=True)
-    assert [(c.choices[0].index, c.choices[0].text) for c in chunks if c.choices[0].text] == [(index, str(index)) for index in range(4)]
+    assert [(c.choices[0].index, c.choices[0].text) for c in chunks if c.choices[0].text] == [
+        (index, str(index)) for index in range(4)
+    ]
 
 
 def test_logprobs_have_openais_old_shape() -> None:
@@ -100,7 +107,9 @@ def test_logprobs_have_openais_old_shape() -> None:
 def test_echo_repeats_the_prompt_but_it_is_not_part_of_what_was_said(stream: bool) -> None:
     stand = Stand(OpenAICompletions(), [says(" a time")])
     if stream:
-        text = "".join(chunk.choices[0].text for chunk in stand.client().completions.create(**ASK, echo=True, stream=True))
+        text = "".join(
+            chunk.choices[0].text for chunk in stand.client().completions.create(**ASK, echo=True, stream=True)
+        )
     else:
         text = stand.client().completions.create(**ASK, echo=True).choices[0].text
         assert OpenAICompletions().answer(json.loads(stand.sent[0])).content == " a time"

@@ -85,18 +85,27 @@ async def test_an_agent_that_speaks_responses_is_captured_as_one_conversation(
     second = await ask(client, stream=stream, **{**again, "input": items})
     assert second.output_text == "sunny"
     again = back(items, second)
-    third = await ask(client, stream=stream, **{**again, "input": [*again["input"], {"role": "user", "content": "thanks"}]})
+    third = await ask(
+        client, stream=stream, **{**again, "input": [*again["input"], {"role": "user", "content": "thanks"}]}
+    )
     assert third.output_text == "you are welcome"
     calls = await stage.calls(attempt)
     is_exact(calls)
     assert [call.id for call in calls] == [first.id, second.id, third.id]
     assert first.usage is not None
-    assert (first.usage.input_tokens, first.usage.output_tokens) == (len(calls[0].prompt_ids), len(calls[0].completion_ids))
+    assert (first.usage.input_tokens, first.usage.output_tokens) == (
+        len(calls[0].prompt_ids),
+        len(calls[0].completion_ids),
+    )
     text = stage.template.decode(calls[2].prompt_ids.tolist())
-    assert [text.count(word) for word in ("be brief", QUESTION, "let me look", "23 degrees", "sunny", "thanks")] == [1] * 6
+    assert [text.count(word) for word in ("be brief", QUESTION, "let me look", "23 degrees", "sunny", "thanks")] == [
+        1
+    ] * 6
 
 
-async def test_another_gateway_knows_what_was_answered(stage: Stage, attempt: Attempt, client: openai.AsyncOpenAI) -> None:
+async def test_another_gateway_knows_what_was_answered(
+    stage: Stage, attempt: Attempt, client: openai.AsyncOpenAI
+) -> None:
     stage.says("one", "two")
     first = await client.responses.create(model="m", input=QUESTION)
     second = await client.responses.create(model="m", input="and now ?", previous_response_id=first.id)
@@ -114,11 +123,15 @@ async def test_an_attempt_cannot_refer_to_what_another_was_answered(stage: Stage
         with pytest.raises(openai.BadRequestError, match="not found"):
             await other.responses.create(model="m", input=QUESTION, previous_response_id=response.id)
         with pytest.raises(openai.NotFoundError):
-            await other.responses.create(model="m", input=[{"type": "item_reference", "id": str(response.output[0].id)}])
+            await other.responses.create(
+                model="m", input=[{"type": "item_reference", "id": str(response.output[0].id)}]
+            )
     assert await stage.calls(stranger) == []
 
 
-async def test_input_tokens_are_those_that_would_be_read(stage: Stage, attempt: Attempt, client: openai.AsyncOpenAI) -> None:
+async def test_input_tokens_are_those_that_would_be_read(
+    stage: Stage, attempt: Attempt, client: openai.AsyncOpenAI
+) -> None:
     counted = await client.responses.input_tokens.count(model="m", input=QUESTION, tools=[TOOL])
     assert stage.engine.asked == []
     await client.responses.create(model="m", input=QUESTION, tools=[TOOL])
@@ -127,7 +140,9 @@ async def test_input_tokens_are_those_that_would_be_read(stage: Stage, attempt: 
 
 
 @pytest.mark.parametrize("wire", ["chat", "responses", "completions"])
-async def test_a_stream_that_breaks_raises_in_the_sdk(stage: Stage, attempt: Attempt, client: openai.AsyncOpenAI, wire: str) -> None:
+async def test_a_stream_that_breaks_raises_in_the_sdk(
+    stage: Stage, attempt: Attempt, client: openai.AsyncOpenAI, wire: str
+) -> None:
     stage.says("hello word you pick")
     stage.engine.error = EngineError("the engine fell over")
     creates: dict[str, Callable[[], Any]] = {
@@ -148,29 +163,40 @@ async def test_a_busy_engine_is_a_rate_limit(stage: Stage, client: openai.AsyncO
     assert raised.value.response.headers["retry-after"] == "2"
 
 
-async def test_raw_prompts_are_read_as_they_are_and_answered_in_their_order(stage: Stage, attempt: Attempt, client: openai.AsyncOpenAI) -> None:
+async def test_raw_prompts_are_read_as_they_are_and_answered_in_their_order(
+    stage: Stage, attempt: Attempt, client: openai.AsyncOpenAI
+) -> None:
     stage.engine.script = lambda prompt_ids, sampling: prompt_ids[:2]
     ids = stage.template.encode("red green blue")
     texts = ["say a word", "you pick one"]
     answer = await client.completions.create(model="m", prompt=texts, n=2, max_tokens=2)
     heads = [stage.template.decode(stage.template.encode(text)[:2]) for text in texts]
-    assert [(choice.index, choice.text) for choice in answer.choices] == [(place, heads[place // 2]) for place in range(4)]
+    assert [(choice.index, choice.text) for choice in answer.choices] == [
+        (place, heads[place // 2]) for place in range(4)
+    ]
     answer = await client.completions.create(model="m", prompt=ids, logprobs=0)
     assert answer.choices[0].logprobs is not None
     assert answer.choices[0].logprobs.token_logprobs == [-0.5, -0.5]
     calls = await stage.calls(attempt)
-    assert [call.prompt_ids.tolist() for call in calls] == [stage.template.encode(text) for text in texts for _ in range(2)] + [ids]
+    assert [call.prompt_ids.tolist() for call in calls] == [
+        stage.template.encode(text) for text in texts for _ in range(2)
+    ] + [ids]
     assert [call.sampling.max_tokens for call in calls] == [2, 2, 2, 2, 16]
 
 
 @pytest.mark.parametrize("echo", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_raw_prompt_that_goes_on_is_bridged(stage: Stage, attempt: Attempt, client: openai.AsyncOpenAI, echo: bool, stream: bool) -> None:
+async def test_a_raw_prompt_that_goes_on_is_bridged(
+    stage: Stage, attempt: Attempt, client: openai.AsyncOpenAI, echo: bool, stream: bool
+) -> None:
     stage.engine.script = lambda prompt_ids, sampling: [5, 6, 7, 5]  # not how a tokenizer would spell it
     prompt = "say a word"
     for _ in range(3):
         if stream:
-            pieces = [piece async for piece in await client.completions.create(model="m", prompt=prompt, echo=echo, stream=True)]
+            pieces = [
+                piece
+                async for piece in await client.completions.create(model="m", prompt=prompt, echo=echo, stream=True)
+            ]
             text = "".join(piece.choices[0].text for piece in pieces)
         else:
             text = (await client.completions.create(model="m", prompt=prompt, echo=echo)).choices[0].text
@@ -184,7 +210,11 @@ async def test_legacy_functions_are_bridged(stage: Stage, attempt: Attempt, clie
     first = await client.chat.completions.create(model="m", messages=[USER], functions=functions)
     wish = first.choices[0].message.function_call
     assert wish is not None
-    made: Any = {"role": "assistant", "content": None, "function_call": {"name": wish.name, "arguments": wish.arguments}}
+    made: Any = {
+        "role": "assistant",
+        "content": None,
+        "function_call": {"name": wish.name, "arguments": wish.arguments},
+    }
     result: Any = {"role": "function", "name": "weather", "content": "23 degrees"}
     second = await client.chat.completions.create(model="m", messages=[USER, made, result], functions=functions)
     assert second.choices[0].message.content == "sunny"
@@ -192,7 +222,9 @@ async def test_legacy_functions_are_bridged(stage: Stage, attempt: Attempt, clie
 
 
 async def test_azures_client_is_served(stage: Stage, attempt: Attempt) -> None:
-    async with openai.AsyncAzureOpenAI(azure_endpoint=stage.url, api_key=attempt.token, api_version="2024-10-21") as client:
+    async with openai.AsyncAzureOpenAI(
+        azure_endpoint=stage.url, api_key=attempt.token, api_version="2024-10-21"
+    ) as client:
         chat = await client.chat.completions.create(model="checker", messages=[USER])
         response = await client.responses.create(model="m", input=QUESTION)
     assert (chat.choices[0].message.content, response.output_text) == ("hello", "hello")

@@ -1,4 +1,6 @@
-"""Does OpenAI's own SDK understand our `responses`, and does an answer stay one message whatever way a client refers to it?"""
+"""Does OpenAI's own SDK understand our `responses`, and does an answer stay one message whatever way a client refers to
+it?
+"""
 
 import json
 from collections.abc import Callable
@@ -19,8 +21,17 @@ from .openai_stand import CALL, TOKENS, Stand, events_of, refused, says
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 ASK: dict[str, Any] = {"model": "m", "input": "what is the weather ?"}
-WEATHER = {"type": "function", "name": "weather", "description": "look", "parameters": {"type": "object"}, "strict": True}
-IN_CHAT = {"type": "function", "function": {"name": "weather", "description": "look", "parameters": {"type": "object"}, "strict": True}}
+WEATHER = {
+    "type": "function",
+    "name": "weather",
+    "description": "look",
+    "parameters": {"type": "object"},
+    "strict": True,
+}
+IN_CHAT = {
+    "type": "function",
+    "function": {"name": "weather", "description": "look", "parameters": {"type": "object"}, "strict": True},
+}
 OTHER = ToolCall(id="call_2", name="time", arguments="{}")
 
 ANSWERS = {
@@ -63,18 +74,35 @@ def items_of(response: Response) -> list[tuple[str, ...]]:
 @pytest.mark.parametrize("summary", [None, "auto"])
 def test_every_field_that_the_sdk_validates_is_there(said: Choice, summary: str | None) -> None:
     stand = Stand(OpenAIResponses(), [said])
-    ask: dict[str, Any] = {"tools": [WEATHER], "reasoning": {"effort": "low", "summary": summary}, "text": {"format": {"type": "json_object"}}}
-    response = stand.client().responses.create(**ASK, **ask, instructions="be brief", metadata={"a": "b"}, top_logprobs=2, max_output_tokens=50)
+    ask: dict[str, Any] = {
+        "tools": [WEATHER],
+        "reasoning": {"effort": "low", "summary": summary},
+        "text": {"format": {"type": "json_object"}},
+    }
+    response = stand.client().responses.create(
+        **ASK, **ask, instructions="be brief", metadata={"a": "b"}, top_logprobs=2, max_output_tokens=50
+    )
     Response.model_validate_json(stand.sent[0], strict=True)
     assert items_of(response) == listed(said)
-    assert (response.id, response.metadata, response.instructions, response.max_output_tokens) == ("resp_r_x.1-0", {"a": "b"}, "be brief", 50)
+    assert (response.id, response.metadata, response.instructions, response.max_output_tokens) == (
+        "resp_r_x.1-0",
+        {"a": "b"},
+        "be brief",
+        50,
+    )
     assert response.reasoning is not None
     assert (response.reasoning.effort, response.tools[0].type, response.top_logprobs) == ("low", "function", 2)
     cut = said.finish_reason == "length"
     assert response.status == ("incomplete" if cut else "completed")
-    assert (response.incomplete_details is not None and response.incomplete_details.reason) == ("max_output_tokens" if cut else False)
+    assert (response.incomplete_details is not None and response.incomplete_details.reason) == (
+        "max_output_tokens" if cut else False
+    )
     assert response.usage is not None
-    assert (response.usage.input_tokens, response.usage.input_tokens_details.cached_tokens, response.usage.output_tokens) == (30, 20, 9)
+    assert (
+        response.usage.input_tokens,
+        response.usage.input_tokens_details.cached_tokens,
+        response.usage.output_tokens,
+    ) == (30, 20, 9)
     assert response.usage.output_tokens_details.reasoning_tokens == (4 if said.message.reasoning else 0)
 
 
@@ -92,7 +120,10 @@ async def test_a_stream_adds_up_to_the_whole(said: Choice, summary: str | None) 
     assert [event["sequence_number"] for event in raw] == list(range(len(raw)))
     assert [event["type"] for event in raw] == kinds
     assert [line[7:] for line in stand.sent[0].decode().split("\n") if line.startswith("event: ")] == kinds
-    assert (kinds[:2], kinds[-1].partition(".")[2]) == (["response.created", "response.in_progress"], raw[-1]["response"]["status"])
+    assert (kinds[:2], kinds[-1].partition(".")[2]) == (
+        ["response.created", "response.in_progress"],
+        raw[-1]["response"]["status"],
+    )
     assert grown(raw) == raw[-1]["response"]["output"]
     assert items_of(Response.model_validate(raw[-1]["response"])) == listed(said)
     assert stand.past.conversations["resp_r_x.1-0"][1:] == tuple(raw[-1]["response"]["output"])
@@ -126,7 +157,15 @@ def test_events_come_in_the_order_of_openai() -> None:
     list(stand.client().responses.create(**ASK, stream=True))
     kinds = [event["type"].removeprefix("response.") for event in events_of(stand.sent[0])]
     assert list(dict.fromkeys(kinds)) == [
-        *("created", "in_progress", "output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done", "content_part.done"),
+        *(
+            "created",
+            "in_progress",
+            "output_item.added",
+            "content_part.added",
+            "reasoning_text.delta",
+            "reasoning_text.done",
+            "content_part.done",
+        ),
         *("output_item.done", "output_text.delta", "output_text.done"),
         *("function_call_arguments.delta", "function_call_arguments.done", "completed"),
     ]
@@ -140,11 +179,17 @@ def test_logprobs_are_shown_with_their_rivals() -> None:
     [part] = response.output[0].content
     assert part.type == "output_text"
     first, second = part.logprobs or []
-    assert [(token.token, token.logprob, token.bytes) for token in (first, second)] == [("It", -0.5, [73, 116]), (" is", -0.25, [32, 105, 115])]
+    assert [(token.token, token.logprob, token.bytes) for token in (first, second)] == [
+        ("It", -0.5, [73, 116]),
+        (" is", -0.25, [32, 105, 115]),
+    ]
     assert first.top_logprobs[1].bytes == [195, 169]
     events = list(stand.client().responses.create(**ASK, top_logprobs=2, stream=True))
     deltas = [event for event in events if event.type == "response.output_text.delta"]
-    assert [(event.delta, [token.token for token in event.logprobs]) for event in deltas] == [("It", ["It"]), (" is", [" is"])]
+    assert [(event.delta, [token.token for token in event.logprobs]) for event in deltas] == [
+        ("It", ["It"]),
+        (" is", [" is"]),
+    ]
     assert [(request.logprobs, request.top_logprobs) for request in stand.asked] == [(True, 2)] * 2
 
 
@@ -182,12 +227,22 @@ def _items_without_thoughts(response: Response) -> dict[str, Any]:
 
 def _items_that_keep_nothing_on_the_server(response: Response) -> dict[str, Any]:
     dropped = {"reasoning": ("id", "content")}
-    kept = [{key: value for key, value in item.to_dict().items() if key not in dropped.get(item.type, ("id",))} for item in response.output]
+    kept = [
+        {key: value for key, value in item.to_dict().items() if key not in dropped.get(item.type, ("id",))}
+        for item in response.output
+    ]
     return {"input": [ASK_ITEM, *kept], "store": False}
 
 
 ASK_ITEM = {"role": "user", "content": ASK["input"]}
-WAYS = [_only_the_response, _references, _bare_references, _items, _items_without_thoughts, _items_that_keep_nothing_on_the_server]
+WAYS = [
+    _only_the_response,
+    _references,
+    _bare_references,
+    _items,
+    _items_without_thoughts,
+    _items_that_keep_nothing_on_the_server,
+]
 """Agent Framework, Vercel's AI SDK, OpenAI's Agents SDK, Codex."""
 
 
@@ -208,20 +263,31 @@ def test_an_answer_that_comes_back_is_one_message_whatever_the_way(back: Back, s
     client.responses.create(**{**ask, **again, "input": [*again["input"], *results]})
     system, user, said, first, second = stand.asked[1].messages
     assert (system, user) == (Message(role="system", content="be brief"), Message(role="user", content=ASK["input"]))
-    assert (said.role, said.content, said.tool_calls, said.reply_id) == ("assistant", "let me look", (CALL, OTHER), response.id)
+    assert (said.role, said.content, said.tool_calls, said.reply_id) == (
+        "assistant",
+        "let me look",
+        (CALL, OTHER),
+        response.id,
+    )
     assert said.reasoning == ("" if back is _items_without_thoughts else "Let me\nthink")
     assert [first, second] == [Message(role="tool", content=call.name, tool_call_id=call.id) for call in (CALL, OTHER)]
 
 
 def test_two_answers_in_a_row_stay_two() -> None:
-    """Also an agent's outputs may stand between the calls of one answer, where nothing but ids says that they belong together."""
-    stand = Stand(OpenAIResponses(), [says(calls=[CALL, OTHER])], [says("one")], [says("two", reasoning="hm")], [says("three")])
+    """Also an agent's outputs may stand between the calls of one answer, where nothing but ids says that they belong
+    together.
+    """
+    stand = Stand(
+        OpenAIResponses(), [says(calls=[CALL, OTHER])], [says("one")], [says("two", reasoning="hm")], [says("three")]
+    )
     client = stand.client()
     calls, one, two = (client.responses.create(**ASK) for _ in range(3))
     outputs = [{"type": "function_call_output", "call_id": call.id, "output": call.name} for call in (CALL, OTHER)]
     first, second = (item.to_dict() for item in calls.output)
     stranger = {"type": "function_call", "call_id": "call_x", "name": "time", "arguments": "{}"}
-    client.responses.create(model="m", input=[first, outputs[0], second, outputs[1], *one.output, *two.output, stranger])  # type: ignore[list-item]
+    client.responses.create(
+        model="m", input=[first, outputs[0], second, outputs[1], *one.output, *two.output, stranger]
+    )  # type: ignore[list-item]
     said = stand.asked[-1].messages
     assert [(message.role, message.content, len(message.tool_calls), message.reply_id) for message in said] == [
         ("assistant", "", 2, calls.id),
@@ -241,7 +307,10 @@ def test_items_of_strangers_are_merged_by_their_order() -> None:
         "role": "assistant",
         "content": [{"type": "output_text", "text": "ok"}, {"type": "refusal", "refusal": "!"}],
     }
-    calls = [{"type": "function_call", "id": "fc_x", "call_id": call.id, "name": call.name, "arguments": call.arguments} for call in (CALL, OTHER)]
+    calls = [
+        {"type": "function_call", "id": "fc_x", "call_id": call.id, "name": call.name, "arguments": call.arguments}
+        for call in (CALL, OTHER)
+    ]
     parts = {"type": "function_call_output", "call_id": "call_1", "output": [{"type": "input_text", "text": "23"}]}
     items = [thought, words, *calls, parts, words, thought, words, {"role": "developer", "content": "stop"}]
     assert list(OpenAIResponses().parse({**ASK, "input": items}, Past()).messages) == [
@@ -278,22 +347,66 @@ def test_instructions_are_not_carried_over_but_the_conversation_is() -> None:
 @pytest.mark.parametrize(
     ("asked", "understood"),
     [
-        ({}, {"tool_choice": "auto", "parallel_tool_calls": True, "json_schema": None, "max_tokens": None, "logprobs": False, "n": 1}),
+        (
+            {},
+            {
+                "tool_choice": "auto",
+                "parallel_tool_calls": True,
+                "json_schema": None,
+                "max_tokens": None,
+                "logprobs": False,
+                "n": 1,
+            },
+        ),
         ({"max_output_tokens": 5, "temperature": 0, "top_p": 0.5}, {"max_tokens": 5, "temperature": 0.0, "top_p": 0.5}),
         ({"tools": [WEATHER], "tool_choice": "none"}, {"tools": (IN_CHAT,), "tool_choice": "none"}),
-        ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "weather"}}, {"tool_choice": "required", "tool_name": "weather"}),
         (
-            {"tools": [WEATHER, {**WEATHER, "name": "x"}], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [WEATHER]}},
+            {"tools": [WEATHER], "tool_choice": {"type": "function", "name": "weather"}},
+            {"tool_choice": "required", "tool_name": "weather"},
+        ),
+        (
+            {
+                "tools": [WEATHER, {**WEATHER, "name": "x"}],
+                "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [WEATHER]},
+            },
             {"tools": (IN_CHAT,), "tool_choice": "auto"},
         ),
-        ({"tools": [WEATHER], "parallel_tool_calls": False, "tool_choice": "required"}, {"parallel_tool_calls": False, "tool_choice": "required"}),
+        (
+            {"tools": [WEATHER], "parallel_tool_calls": False, "tool_choice": "required"},
+            {"parallel_tool_calls": False, "tool_choice": "required"},
+        ),
         ({"tools": [{"type": "web_search"}, WEATHER, {"type": "mcp", "server_label": "x"}]}, {"tools": (IN_CHAT,)}),
-        ({"tools": [{"type": "function", "name": "f", "description": None}]}, {"tools": ({"type": "function", "function": {"name": "f"}},)}),
+        (
+            {"tools": [{"type": "function", "name": "f", "description": None}]},
+            {"tools": ({"type": "function", "function": {"name": "f"}},)},
+        ),
         ({"text": {"format": {"type": "json_object"}}}, {"json_schema": {"type": "object"}}),
-        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "array"}}}}, {"json_schema": {"type": "array"}}),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "array"}}}},
+            {"json_schema": {"type": "array"}},
+        ),
         ({"text": {"format": {"type": "text"}, "verbosity": "low"}}, {"json_schema": None}),
-        ({"text": None, "tools": None, "metadata": None, "reasoning": None, "include": None, "store": None, "stream": None}, {"tools": ()}),
-        ({"include": ["reasoning.encrypted_content", "new.thing"], "truncation": "auto", "user": "me", "unheard": [1]}, {"logprobs": False}),
+        (
+            {
+                "text": None,
+                "tools": None,
+                "metadata": None,
+                "reasoning": None,
+                "include": None,
+                "store": None,
+                "stream": None,
+            },
+            {"tools": ()},
+        ),
+        (
+            {
+                "include": ["reasoning.encrypted_content", "new.thing"],
+                "truncation": "auto",
+                "user": "me",
+                "unheard": [1],
+            },
+            {"logprobs": False},
+        ),
     ],
 )
 def test_what_is_asked_is_understood(asked: dict[str, Any], understood: dict[str, Any]) -> None:
@@ -374,7 +487,10 @@ def test_tools_of_a_namespace_keep_apart(stream: bool) -> None:
     """Codex puts the tools of MCP servers there."""
     call = ToolCall(id="call_1", name="mcp__files__read", arguments='{"path": "x"}')
     stand = Stand(OpenAIResponses(), [says(calls=[call])], [says("done")])
-    inner = [{"type": "function", "name": "read", "parameters": {"type": "object"}}, {"type": "custom", "name": "patch"}]
+    inner = [
+        {"type": "function", "name": "read", "parameters": {"type": "object"}},
+        {"type": "custom", "name": "patch"},
+    ]
     tools: Any = [WEATHER, {"type": "namespace", "name": "mcp__files__", "description": "files", "tools": inner}]
     if stream:
         last = list(stand.client().responses.create(**ASK, tools=tools, stream=True))[-1]
@@ -385,8 +501,17 @@ def test_tools_of_a_namespace_keep_apart(stream: bool) -> None:
     Response.model_validate(response.to_dict(), strict=True)
     [item] = response.output
     assert item.type == "function_call"
-    assert (item.namespace, item.name, item.arguments, item.call_id) == ("mcp__files__", "read", call.arguments, "call_1")
-    assert [tool["function"]["name"] for tool in stand.asked[0].tools] == ["weather", "mcp__files__read", "mcp__files__patch"]
+    assert (item.namespace, item.name, item.arguments, item.call_id) == (
+        "mcp__files__",
+        "read",
+        call.arguments,
+        "call_1",
+    )
+    assert [tool["function"]["name"] for tool in stand.asked[0].tools] == [
+        "weather",
+        "mcp__files__read",
+        "mcp__files__patch",
+    ]
     stand.client().responses.create(model="m", input=[item.to_dict()], tools=tools)  # type: ignore[list-item]
     assert stand.asked[1].messages[0].tool_calls == (call,)
 
@@ -396,6 +521,15 @@ def test_a_stream_that_breaks_raises_in_the_sdk_and_says_so_to_others() -> None:
     with pytest.raises(openai.APIError, match="the engine is full"):
         list(stand.client().responses.create(**ASK, stream=True))
     *_, error, failed = events_of(stand.sent[0])
-    assert (error["type"], error["code"], error["message"], error["param"]) == ("error", "engine_error", "the engine is full", None)
+    assert (error["type"], error["code"], error["message"], error["param"]) == (
+        "error",
+        "engine_error",
+        "the engine is full",
+        None,
+    )
     EVENT.validate_python(failed, strict=True)
-    assert (failed["type"], failed["response"]["status"], failed["response"]["error"]["code"]) == ("response.failed", "failed", "server_error")
+    assert (failed["type"], failed["response"]["status"], failed["response"]["error"]["code"]) == (
+        "response.failed",
+        "failed",
+        "server_error",
+    )

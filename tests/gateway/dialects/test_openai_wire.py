@@ -20,12 +20,24 @@ CHAT: dict[str, Any] = {
     "model": "m",
     "messages": [
         {"role": "user", "content": [{"type": "text", "text": "x"}], "name": "n"},
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+        },
         {"role": "tool", "tool_call_id": "a", "content": "x"},
-        {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}, "refusal": "no", "reasoning_content": "hm"},
+        {
+            "role": "assistant",
+            "function_call": {"name": "f", "arguments": "{}"},
+            "refusal": "no",
+            "reasoning_content": "hm",
+        },
     ],
     "tools": [{"type": "function", "function": FUNCTION}, {"type": "custom", "custom": {"name": "c"}}],
-    "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]}},
+    "tool_choice": {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]},
+    },
     "functions": [FUNCTION],
     "function_call": {"name": "f"},
     "response_format": {"type": "json_schema", "json_schema": {"schema": {}}},
@@ -40,7 +52,12 @@ RESPONSES: dict[str, Any] = {
     "instructions": "x",
     "input": [
         {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
-        {"type": "reasoning", "id": "rs_x", "summary": [{"type": "summary_text", "text": "x"}], "encrypted_content": "x"},
+        {
+            "type": "reasoning",
+            "id": "rs_x",
+            "summary": [{"type": "summary_text", "text": "x"}],
+            "encrypted_content": "x",
+        },
         {"type": "message", "role": "assistant", "content": "x", "id": "msg_1-0_0"},
         {"type": "function_call", "id": "fc_1-0_0", "call_id": "a", "name": "f", "arguments": "{}"},
         {"type": "custom_tool_call", "call_id": "b", "name": "c", "input": "x"},
@@ -62,10 +79,50 @@ RESPONSES: dict[str, Any] = {
     "store": True,
     "top_logprobs": 2,
 }
-COMPLETIONS: dict[str, Any] = {"model": "m", "prompt": ["x", [1, 2]], "n": 2, "best_of": 2, "logprobs": 1, "stop": ["x"], "suffix": "", "echo": False}
+COMPLETIONS: dict[str, Any] = {
+    "model": "m",
+    "prompt": ["x", [1, 2]],
+    "n": 2,
+    "best_of": 2,
+    "logprobs": 1,
+    "stop": ["x"],
+    "suffix": "",
+    "echo": False,
+}
 SCRAPS: list[Any] = [
-    *(None, True, -1, 0, 1, 10**30, 0.5, 1e300, "", "m", "auto", "required", "function", "custom", "assistant", "tool", "message", "\u0000é🦊"),
-    *([], {}, [[]], [None], [1], ["x"], {"type": "function"}, {"type": [1]}, {"name": {}}, {"id": []}, {"type": None, "id": "msg_0-0_0"}),
+    *(
+        None,
+        True,
+        -1,
+        0,
+        1,
+        10**30,
+        0.5,
+        1e300,
+        "",
+        "m",
+        "auto",
+        "required",
+        "function",
+        "custom",
+        "assistant",
+        "tool",
+        "message",
+        "\u0000é🦊",
+    ),
+    *(
+        [],
+        {},
+        [[]],
+        [None],
+        [1],
+        ["x"],
+        {"type": "function"},
+        {"type": [1]},
+        {"name": {}},
+        {"id": []},
+        {"type": None, "id": "msg_0-0_0"},
+    ),
 ]
 
 

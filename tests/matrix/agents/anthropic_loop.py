@@ -33,7 +33,9 @@ def run(client, messages):
         if said.stop_reason != "tool_use":
             return "".join(block.text for block in said.content if block.type == "text")
         results = [
-            {"type": "tool_result", "tool_use_id": block.id, "content": forecast(**block.input)} for block in said.content if block.type == "tool_use"
+            {"type": "tool_result", "tool_use_id": block.id, "content": forecast(**block.input)}
+            for block in said.content
+            if block.type == "tool_use"
         ]
         messages.append({"role": "user", "content": results})
 

@@ -17,7 +17,9 @@ async def main():
     stream = "stream" in sys.argv
     asked = [{"role": "user", "content": QUESTION}]
     async with anthropic.AsyncAnthropic() as client:
-        runner = client.beta.messages.tool_runner(model="claude-sonnet-4-5", max_tokens=1000, tools=[tool], messages=asked, stream=stream)
+        runner = client.beta.messages.tool_runner(
+            model="claude-sonnet-4-5", max_tokens=1000, tools=[tool], messages=asked, stream=stream
+        )
         async for turn in runner:
             last = await turn.get_final_message() if stream else turn
     answer("".join(block.text for block in last.content if block.type == "text"))

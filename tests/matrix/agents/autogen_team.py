@@ -23,11 +23,17 @@ async def main():
         model_client_stream=stream,
     )
     editor = AssistantAgent(
-        "editor", model_client=model, description="Prints.", system_message="You are the editor. Say DONE.", model_client_stream=stream
+        "editor",
+        model_client=model,
+        description="Prints.",
+        system_message="You are the editor. Say DONE.",
+        model_client_stream=stream,
     )
     ends = TextMentionTermination("DONE", sources=["editor"])
     if "selector" in sys.argv:
-        team = SelectorGroupChat([forecaster, editor], model_client=model, termination_condition=ends, model_client_streaming=stream)
+        team = SelectorGroupChat(
+            [forecaster, editor], model_client=model, termination_condition=ends, model_client_streaming=stream
+        )
     else:
         team = RoundRobinGroupChat([forecaster, editor], termination_condition=ends)
     async for event in team.run_stream(task=QUESTION):

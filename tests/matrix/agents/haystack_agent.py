@@ -10,6 +10,8 @@ from weather import QUESTION, answer, forecast
 
 callback = (lambda chunk: None) if "stream" in sys.argv else None
 generator = OpenAIChatGenerator(model="gpt-4o", streaming_callback=callback)
-agent = Agent(chat_generator=generator, tools=[create_tool_from_function(forecast)], system_prompt="You know the weather.")
+agent = Agent(
+    chat_generator=generator, tools=[create_tool_from_function(forecast)], system_prompt="You know the weather."
+)
 result = agent.run(messages=[ChatMessage.from_user(QUESTION)])
 answer(result["messages"][-1].text)

@@ -6,8 +6,12 @@ import sys
 import litellm
 from weather import QUESTION, SCHEMA, answer, forecast
 
-MODEL = {"openai": "openai/gpt-4o", "anthropic": "anthropic/claude-sonnet-4-5", "gemini": "gemini/gemini-2.5-flash"}[sys.argv[1]]
-TOOLS = [{"type": "function", "function": {"name": "forecast", "description": "Forecast the weather.", "parameters": SCHEMA}}]
+MODEL = {"openai": "openai/gpt-4o", "anthropic": "anthropic/claude-sonnet-4-5", "gemini": "gemini/gemini-2.5-flash"}[
+    sys.argv[1]
+]
+TOOLS = [
+    {"type": "function", "function": {"name": "forecast", "description": "Forecast the weather.", "parameters": SCHEMA}}
+]
 
 
 def ask(messages):
@@ -24,5 +28,7 @@ while True:
     if not message.tool_calls:
         break
     for call in message.tool_calls:
-        messages.append({"role": "tool", "tool_call_id": call.id, "content": forecast(**json.loads(call.function.arguments))})
+        messages.append(
+            {"role": "tool", "tool_call_id": call.id, "content": forecast(**json.loads(call.function.arguments))}
+        )
 answer(message.content)

@@ -8,7 +8,9 @@ from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.llms.openai import OpenAI
 from weather import AGAIN, QUESTION, answer, forecast
 
-agent = FunctionAgent(tools=[forecast], llm=OpenAI(model="gpt-4o"), system_prompt="You know the weather.", streaming="stream" in sys.argv)
+agent = FunctionAgent(
+    tools=[forecast], llm=OpenAI(model="gpt-4o"), system_prompt="You know the weather.", streaming="stream" in sys.argv
+)
 
 
 async def main():

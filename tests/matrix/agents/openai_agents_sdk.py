@@ -1,4 +1,6 @@
-"""OpenAI Agents: one agent hands over to another, which calls its tool twice at once; responses, or with `chat` chat completions."""
+"""OpenAI Agents: one agent hands over to another, which calls its tool twice at once; responses, or with `chat` chat
+completions.
+"""
 
 import asyncio
 import sys
@@ -9,7 +11,9 @@ from weather import AGAIN, QUESTION, answer, forecast
 if "chat" in sys.argv:
     set_default_openai_api("chat_completions")
 
-forecaster = Agent(name="Forecaster", model="gpt-5", instructions="You know the weather.", tools=[function_tool(forecast)])
+forecaster = Agent(
+    name="Forecaster", model="gpt-5", instructions="You know the weather.", tools=[function_tool(forecast)]
+)
 triage = Agent(name="Triage", model="gpt-5", instructions="You know who knows.", handoffs=[forecaster])
 
 

@@ -7,13 +7,17 @@ from openai import OpenAI
 from weather import AGAIN, QUESTION, SCHEMA, answer, forecast
 
 STREAM = "stream" in sys.argv
-TOOLS = [{"type": "function", "function": {"name": "forecast", "description": "Forecast the weather.", "parameters": SCHEMA}}]
+TOOLS = [
+    {"type": "function", "function": {"name": "forecast", "description": "Forecast the weather.", "parameters": SCHEMA}}
+]
 
 
 def ask(client, messages):
     if not STREAM:
         return client.chat.completions.create(model="gpt-5", messages=messages, tools=TOOLS).choices[0].message
-    with client.chat.completions.stream(model="gpt-5", messages=messages, tools=TOOLS, stream_options={"include_usage": True}) as stream:
+    with client.chat.completions.stream(
+        model="gpt-5", messages=messages, tools=TOOLS, stream_options={"include_usage": True}
+    ) as stream:
         for event in stream:
             assert event.type != "error"
         completion = stream.get_final_completion()
@@ -28,7 +32,9 @@ def run(client, messages):
         if not message.tool_calls:
             return message.content
         for call in message.tool_calls:
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": forecast(**json.loads(call.function.arguments))})
+            messages.append(
+                {"role": "tool", "tool_call_id": call.id, "content": forecast(**json.loads(call.function.arguments))}
+            )
 
 
 client = OpenAI()

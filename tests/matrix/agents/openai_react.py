@@ -9,7 +9,9 @@ from weather import QUESTION, answer, forecast
 client = OpenAI()
 text = f"Question: {QUESTION}\nThought:"
 for _ in range(3):
-    said = client.completions.create(model="gpt-3.5-turbo-instruct", prompt=text, stop=["Observation:"], max_tokens=400, stream="stream" in sys.argv)
+    said = client.completions.create(
+        model="gpt-3.5-turbo-instruct", prompt=text, stop=["Observation:"], max_tokens=400, stream="stream" in sys.argv
+    )
     text += "".join(chunk.choices[0].text for chunk in said) if "stream" in sys.argv else said.choices[0].text
     if "Final Answer:" in text:
         break

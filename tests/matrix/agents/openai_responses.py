@@ -7,7 +7,15 @@ from openai import OpenAI
 from weather import AGAIN, QUESTION, SCHEMA, answer, forecast
 
 STREAM, PREVIOUS = "stream" in sys.argv, "previous" in sys.argv
-TOOLS = [{"type": "function", "name": "forecast", "description": "Forecast the weather.", "parameters": SCHEMA, "strict": True}]
+TOOLS = [
+    {
+        "type": "function",
+        "name": "forecast",
+        "description": "Forecast the weather.",
+        "parameters": SCHEMA,
+        "strict": True,
+    }
+]
 
 
 def ask(client, **what):
@@ -28,7 +36,10 @@ def run(client, items, last):
         else:
             last = ask(client, input=items, store=False, include=["reasoning.encrypted_content"])
         calls = [item for item in last.output if item.type == "function_call"]
-        results = [{"type": "function_call_output", "call_id": call.call_id, "output": forecast(**json.loads(call.arguments))} for call in calls]
+        results = [
+            {"type": "function_call_output", "call_id": call.call_id, "output": forecast(**json.loads(call.arguments))}
+            for call in calls
+        ]
         if PREVIOUS:
             items = results
         else:

@@ -1,9 +1,10 @@
-"""Anthropic `messages` and `messages/count_tokens`: the single home of this wire format. https://docs.anthropic.com/en/api/messages
+"""Anthropic `messages` and `messages/count_tokens`: the single home of this wire format.
+https://docs.anthropic.com/en/api/messages
 
-content blocks ⇄ turns: one user turn of Anthropic's may hold several tool results and a text, which are turns of their own in `Message`.
-A thread (`thread`, which the SDK's tool runner uses) is a conversation that is remembered here: its later requests bring new turns only.
-`usage` counts as Anthropic does: what an earlier call of the conversation read or said is `cache_read_input_tokens`, the rest of the prompt
-is `input_tokens`; `count_tokens` gives the sum.
+content blocks ⇄ turns: one user turn of Anthropic's may hold several tool results and a text, which are turns of their
+own in `Message`. A thread (`thread`, which the SDK's tool runner uses) is a conversation that is remembered here: its
+later requests bring new turns only. `usage` counts as Anthropic does: what an earlier call of the conversation read or
+said is `cache_read_input_tokens`, the rest of the prompt is `input_tokens`; `count_tokens` gives the sum.
 """
 
 import re
@@ -31,8 +32,9 @@ COUNT_ONLY = "count_only"
 """The field that `match` adds to a body whose prompt is only to be counted."""
 
 BILLING = re.compile(r"^x-anthropic-billing-header:[^\n]*\n?", re.MULTILINE)
-"""Claude Code begins its system prompt with this line. Its hash differs in every request, so no call would continue another one, and it
-means nothing to a model (https://github.com/anthropics/claude-code/issues/68900)."""
+"""Claude Code begins its system prompt with this line. Its hash differs in every request, so no call would continue
+another one, and it means nothing to a model (https://github.com/anthropics/claude-code/issues/68900).
+"""
 
 MEDIA = ("image", "document", "audio", "video", "file", "container_upload")
 """Blocks that mean nothing without what cannot be read."""
@@ -55,7 +57,10 @@ CREATED_WITH = ("system", "tools")
 
 STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
-OPENED: Mapping[str, Mapping[str, Any]] = {"text": {"type": "text", "text": ""}, "thinking": {"type": "thinking", "thinking": "", "signature": ""}}
+OPENED: Mapping[str, Mapping[str, Any]] = {
+    "text": {"type": "text", "text": ""},
+    "thinking": {"type": "thinking", "thinking": "", "signature": ""},
+}
 """A block as its stream begins."""
 
 DELTAS: Mapping[str, bytes] = {
@@ -68,13 +73,27 @@ DELTAS: Mapping[str, bytes] = {
 _TEXT = {"type": "string"}
 _NUMBER = {"type": "integer"}
 _RANGE = {"type": "array", "items": _NUMBER}
-_EDITS = {"path": _TEXT, "file_text": _TEXT, "old_str": _TEXT, "new_str": _TEXT, "insert_line": _NUMBER, "insert_text": _TEXT, "view_range": _RANGE}
+_EDITS = {
+    "path": _TEXT,
+    "file_text": _TEXT,
+    "old_str": _TEXT,
+    "new_str": _TEXT,
+    "insert_line": _NUMBER,
+    "insert_text": _TEXT,
+    "view_range": _RANGE,
+}
 BUILT_IN: Mapping[str, tuple[str, Mapping[str, Any], Sequence[str]]] = {
     "bash": ("run a command in a bash shell", {"command": _TEXT, "restart": {"type": "boolean"}}, ()),
     "text_editor": ("view, create and edit text files", {"command": _TEXT, **_EDITS}, ("command", "path")),
-    "memory": ("keep notes in files under /memories", {"command": _TEXT, "old_path": _TEXT, "new_path": _TEXT, **_EDITS}, ("command",)),
+    "memory": (
+        "keep notes in files under /memories",
+        {"command": _TEXT, "old_path": _TEXT, "new_path": _TEXT, **_EDITS},
+        ("command",),
+    ),
 }
-"""Tools that the agent runs although it sends no schema, e.g. of type `bash_20250124`: what they do, properties, required ones."""
+"""Tools that the agent runs although it sends no schema, e.g. of type `bash_20250124`: what they do, properties,
+required ones.
+"""
 
 
 class _Block(msgspec.Struct):
@@ -201,7 +220,10 @@ class AnthropicMessages:
         """Only threads are referred back to."""
         if request.body.get("thread"):
             whole = _continued(request.body, past)
-            past.conversations[response["id"]] = (*whole["messages"], {"role": "assistant", "content": response["content"]})
+            past.conversations[response["id"]] = (
+                *whole["messages"],
+                {"role": "assistant", "content": response["content"]},
+            )
             past.items[response["id"]] = {name: whole[name] for name in CREATED_WITH if name in whole}
 
     def error(self, refused: Refused) -> dict[str, Any]:
@@ -213,7 +235,9 @@ class AnthropicMessages:
 
 
 class _Stream:
-    """message_start, then for each block start, deltas and stop; message_delta with the stop reason and the usage; message_stop."""
+    """message_start, then for each block start, deltas and stop; message_delta with the stop reason and the usage;
+    message_stop.
+    """
 
     media_type: MediaType = "text/event-stream"
 
@@ -273,7 +297,10 @@ class _Stream:
         events = self._begin() + self._end()
         self._block += 1
         self._kind = kind
-        self._head = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":' % self._block + DELTAS[kind]
+        self._head = (
+            b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":' % self._block
+            + DELTAS[kind]
+        )
         return events + _event("content_block_start", {"index": self._block, "content_block": block})
 
     def _delta(self, text: str) -> bytes:
@@ -284,7 +311,10 @@ class _Stream:
             return b""
         signed = b""
         if self._kind == "thinking":
-            signed = _event("content_block_delta", {"index": self._block, "delta": {"type": "signature_delta", "signature": self._begun.id}})
+            signed = _event(
+                "content_block_delta",
+                {"index": self._block, "delta": {"type": "signature_delta", "signature": self._begun.id}},
+            )
         self._kind = ""
         return signed + _event("content_block_stop", {"index": self._block})
 
@@ -296,19 +326,35 @@ def _continued(body: Mapping[str, Any], past: Past) -> Mapping[str, Any]:
         return body
     previous, turns = str(thread.get("previous_message_id")), body.get("messages")
     if previous not in past.conversations:
-        raise Refused(404, f"no thread goes on from `{previous}`", code="thread_not_found", param="thread", hint="send the whole conversation")
-    return {**body, **past.items[previous], "messages": [*past.conversations[previous], *(turns if isinstance(turns, list) else ())]}
+        raise Refused(
+            404,
+            f"no thread goes on from `{previous}`",
+            code="thread_not_found",
+            param="thread",
+            hint="send the whole conversation",
+        )
+    return {
+        **body,
+        **past.items[previous],
+        "messages": [*past.conversations[previous], *(turns if isinstance(turns, list) else ())],
+    }
 
 
 def _history(messages: Iterable[_Message]) -> list[Message]:
-    """One `Message` for each turn. Thoughts, text and tool calls of one answer are joined if a client has made messages of their own of them."""
+    """One `Message` for each turn. Thoughts, text and tool calls of one answer are joined if a client has made messages
+    of their own of them.
+    """
     turns: list[Message] = []
     for message in messages:
         if message.role != "assistant":
             turns.extend(_turns(message.role, message.content) or [Message(role=message.role, content="")])
             continue
         said = _assistant(_blocks(message.content))
-        if turns and turns[-1].role == "assistant" and (not said.content or not (turns[-1].content or turns[-1].tool_calls)):
+        if (
+            turns
+            and turns[-1].role == "assistant"
+            and (not said.content or not (turns[-1].content or turns[-1].tool_calls))
+        ):
             said = _joined(turns.pop(), said)
         turns.append(said)
     return turns
@@ -348,7 +394,12 @@ def _assistant(blocks: Iterable[_Block]) -> Message:
             reply_id = block.signature or reply_id
         elif block.type == "tool_use":
             if not block.id or not block.name:
-                raise Refused(400, "a `tool_use` block without `id` or `name`", code="invalid_request", hint="send it back as it came")
+                raise Refused(
+                    400,
+                    "a `tool_use` block without `id` or `name`",
+                    code="invalid_request",
+                    hint="send it back as it came",
+                )
             calls.append(ToolCall(id=block.id, name=block.name, arguments=_arguments(block.input)))
         else:
             texts.extend(_texts(block))
@@ -387,7 +438,9 @@ def _texts(block: _Block) -> list[str]:
     else:
         found = [_text(block.content)] if isinstance(block.content, str | list) else []
     if block.type in MEDIA and not any(found):
-        raise Refused(400, f"content of type `{block.type}` is not supported", code="unsupported_content", hint="send text")
+        raise Refused(
+            400, f"content of type `{block.type}` is not supported", code="unsupported_content", hint="send text"
+        )
     return [text for text in (block.title if found else None, *found) if text]
 
 
@@ -427,7 +480,12 @@ def _tool_choice(choice: _Choice | None, tools: Sequence[Mapping[str, Any]]) -> 
     if choice.type == "any":
         return "required", None
     if choice.name not in {tool["function"]["name"] for tool in tools}:
-        raise Refused(400, f"`tool_choice` names `{choice.name}`, which is not in `tools`", code="invalid_request", param="tool_choice")
+        raise Refused(
+            400,
+            f"`tool_choice` names `{choice.name}`, which is not in `tools`",
+            code="invalid_request",
+            param="tool_choice",
+        )
     return "required", choice.name
 
 
@@ -452,7 +510,10 @@ def _content(choice: Choice, request: ChatRequest) -> list[dict[str, Any]]:
         blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": message.reply_id or ""})
     if message.content or not message.tool_calls:  # also if nothing was said: agents read `content[0].text`
         blocks.append({"type": "text", "text": message.content})
-    blocks.extend({"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)} for call in message.tool_calls)
+    blocks.extend(
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)}
+        for call in message.tool_calls
+    )
     return blocks
 
 

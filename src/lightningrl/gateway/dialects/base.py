@@ -1,6 +1,7 @@
 """What a dialect is: how one wire format asks, answers, streams and complains. It knows no engine and no store.
 
-path + body → `match`, `parse` → `ChatRequest` → (the gateway samples) → `Reply` → `respond` → body, or piece by piece through `stream`.
+path + body → `match`, `parse` → `ChatRequest` → (the gateway samples) → `Reply` → `respond` → body, or piece by piece
+through `stream`.
 """
 
 import sys
@@ -61,7 +62,8 @@ class ChatRequest:
     prompts: tuple[str | tuple[int, ...], ...] = ()
     """Raw prompts, text or token ids, in place of messages: no template is applied. Each gets `n` answers."""
     tools: tuple[Mapping[str, Any], ...] = ()
-    """As OpenAI's chat writes them: {"type": "function", "function": {"name", "description", "parameters", "strict"}}."""
+    """As OpenAI's chat writes them: {"type": "function", "function": {"name", "description", "parameters", "strict"}}.
+    """
     tool_choice: ToolChoice = "auto"
     """`none`: the tools stay in the prompt, and what looks like a tool call is text."""
     tool_name: str | None = None
@@ -133,8 +135,8 @@ MediaType: TypeAlias = Literal["text/event-stream", "application/json"]
 class EventStream(Protocol):
     """One streamed reply. Each verb returns the bytes to send, in the order of the calls.
 
-    For each choice: `reasoning`*, `text`*, then `finish`; at the end of all `close`, or `error` at any time. What opens a stream or one of
-    its blocks is sent by the first verb that needs it. `index` is that of the choice.
+    For each choice: `reasoning`*, `text`*, then `finish`; at the end of all `close`, or `error` at any time. What opens
+    a stream or one of its blocks is sent by the first verb that needs it. `index` is that of the choice.
     """
 
     media_type: MediaType
@@ -183,7 +185,9 @@ class Dialect(Protocol):
         ...
 
     def match(self, path: str, query: str) -> Mapping[str, Any] | None:
-        """The fields that a POST to `path` (without `/v1`) adds to the body, most often none; None if the path is not this dialect's."""
+        """The fields that a POST to `path` (without `/v1`) adds to the body, most often none; None if the path is not
+        this dialect's.
+        """
         ...
 
     def parse(self, body: Mapping[str, Any], past: Past) -> ChatRequest:

@@ -1,8 +1,9 @@
-"""Google's Gemini API, `generateContent`, `streamGenerateContent` and `countTokens`: the single home of this wire format.
+"""Google's Gemini API, `generateContent`, `streamGenerateContent` and `countTokens`: the single home of this wire
+format.
 
-https://ai.google.dev/api/generate-content. Fields may come in camelCase or snake_case, as protocol buffers allow. Ids of function calls are
-optional here: newer clients echo them, older ones leave a result to its name and place, and some keep only the opaque signature of a call,
-which is why ours holds the id.
+https://ai.google.dev/api/generate-content. Fields may come in camelCase or snake_case, as protocol buffers allow. Ids
+of function calls are optional here: newer clients echo them, older ones leave a result to its name and place, and some
+keep only the opaque signature of a call, which is why ours holds the id.
 """
 
 import base64
@@ -29,7 +30,9 @@ from lightningrl.gateway.dialects.base import (
 )
 from lightningrl.gateway.dialects.gemini_schema import camel, json_schema, lower_types
 
-PATH = re.compile(r"^(?:/.+)?/(?:models|tunedModels|endpoints)/(?P<model>.+):(?P<verb>generateContent|streamGenerateContent|countTokens)$")
+PATH = re.compile(
+    r"^(?:/.+)?/(?:models|tunedModels|endpoints)/(?P<model>.+):(?P<verb>generateContent|streamGenerateContent|countTokens)$"
+)
 """`/models/gemini-3:generateContent`, also below `/projects/…/publishers/google`."""
 
 MODEL, VERB, EVENTS = "model", "verb", "sse"
@@ -51,7 +54,18 @@ FINISHED = {"stop": "STOP", "tool_calls": "STOP", "length": "MAX_TOKENS"}
 MOST_CANDIDATES = 8
 """Google's own limit of `candidateCount`."""
 
-FREE = frozenset({"args", "response", "parameters", "parametersJsonSchema", "responseSchema", "responseJsonSchema", "labels", "partMetadata"})
+FREE = frozenset(
+    {
+        "args",
+        "response",
+        "parameters",
+        "parametersJsonSchema",
+        "responseSchema",
+        "responseJsonSchema",
+        "labels",
+        "partMetadata",
+    }
+)
 """Fields whose keys belong to the agent, not to the API."""
 
 SIGNED = b"lightningrl:"
@@ -163,10 +177,14 @@ class Gemini:
 
     def parse(self, body: Mapping[str, Any], past: Past) -> ChatRequest:
         wrapped = body.get("generateContentRequest") or body.get("generate_content_request")
-        given = {**wrapped, MODEL: body.get(MODEL)} if isinstance(wrapped, Mapping) else body  # how `countTokens` may wrap all of a request
+        given = (
+            {**wrapped, MODEL: body.get(MODEL)} if isinstance(wrapped, Mapping) else body
+        )  # how `countTokens` may wrap all of a request
         try:
             asked = msgspec.convert(_camel(given), _Body, strict=False)  # numbers may come as strings
-            tools = tuple(_function(declared) for tool in asked.tools or () for declared in tool.function_declarations or ())
+            tools = tuple(
+                _function(declared) for tool in asked.tools or () for declared in tool.function_declarations or ()
+            )
             config = asked.generation_config or _Generation()
             wanted = _wanted_schema(config)
         except (msgspec.ValidationError, RecursionError) as error:
@@ -195,7 +213,9 @@ class Gemini:
 
     def respond(self, reply: Reply) -> dict[str, Any]:
         thoughts = _shows_thoughts(reply.request)
-        candidates = [_candidate(choice, _parts(choice, thoughts=thoughts), tokens=choice.tokens) for choice in reply.choices]
+        candidates = [
+            _candidate(choice, _parts(choice, thoughts=thoughts), tokens=choice.tokens) for choice in reply.choices
+        ]
         return {"candidates": candidates, "usageMetadata": _usage(reply), **_origin(reply.request, reply.id)}
 
     def stream(self, begun: Reply) -> EventStream:
@@ -212,12 +232,15 @@ class Gemini:
         status = STATUSES.get(refused.status, "INTERNAL" if refused.status >= 500 else "INVALID_ARGUMENT")
         error: dict[str, Any] = {"code": refused.status, "message": refused.message, "status": status}
         if refused.retry_after_s is not None:
-            error["details"] = [{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": f"{refused.retry_after_s:g}s"}]
+            error["details"] = [
+                {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": f"{refused.retry_after_s:g}s"}
+            ]
         return {"error": error}
 
 
 class _Stream:
-    """One response after another, each with the next piece of a candidate; the last one has finish reasons, function calls and usage.
+    """One response after another, each with the next piece of a candidate; the last one has finish reasons, function
+    calls and usage.
 
     With `alt=sse` as server-sent events, else as the elements of one JSON array.
     """
@@ -274,15 +297,21 @@ def _camel(value: Any) -> Any:
 def _messages(asked: _Body) -> tuple[Message, ...]:
     contents = _contents(asked.contents)
     if not contents:
-        raise Refused(400, "`contents` is empty", code="invalid_request", param="contents", hint="send at least one turn")
-    turns = [Message(role="system", content=_text(content.parts or ())) for content in _contents(asked.system_instruction)]
+        raise Refused(
+            400, "`contents` is empty", code="invalid_request", param="contents", hint="send at least one turn"
+        )
+    turns = [
+        Message(role="system", content=_text(content.parts or ())) for content in _contents(asked.system_instruction)
+    ]
     waiting: list[tuple[str | None, ToolCall]] = []
     for content in contents:
         if content.role not in ("model", "assistant"):
             turns.extend(_turns(content, waiting))
             continue
         said, calls = _assistant(content.parts or ())
-        if turns[-1:] and turns[-1].role == "assistant":  # the SDK's chats keep each streamed piece as a content of its own
+        if (
+            turns[-1:] and turns[-1].role == "assistant"
+        ):  # the SDK's chats keep each streamed piece as a content of its own
             said = _joined(turns.pop(), said)
         else:
             waiting = []
@@ -298,7 +327,9 @@ def _contents(given: list[_Content] | _Content | str | None) -> list[_Content]:
 
 
 def _turns(content: _Content, waiting: list[tuple[str | None, ToolCall]]) -> list[Message]:
-    """Function responses are turns of their own; the text between them makes one turn. `waiting`: the calls without a response yet."""
+    """Function responses are turns of their own; the text between them makes one turn. `waiting`: the calls without a
+    response yet.
+    """
     role = "system" if content.role == "system" else "user"
     turns: list[Message] = []
     texts: list[_Part] = []
@@ -338,7 +369,14 @@ def _assistant(parts: Iterable[_Part]) -> tuple[Message, list[tuple[str | None, 
     for part in parts:
         if (called := part.function_call) is not None:
             arguments = msgspec.json.encode(called.args or {}).decode()
-            calls.append((called.id, ToolCall(id=_signed(part.thought_signature) or called.id or "", name=called.name, arguments=arguments)))
+            calls.append(
+                (
+                    called.id,
+                    ToolCall(
+                        id=_signed(part.thought_signature) or called.id or "", name=called.name, arguments=arguments
+                    ),
+                )
+            )
     message = Message(
         role="assistant",
         content="".join(_texts(part for part in parts if not part.thought)),
@@ -373,15 +411,24 @@ def _texts(parts: Iterable[_Part]) -> list[str]:
 
 
 def _unsupported(kind: str) -> Refused:
-    return Refused(400, f"parts of type `{kind}` are not supported", code="unsupported_content", param="contents", hint="send text")
+    return Refused(
+        400, f"parts of type `{kind}` are not supported", code="unsupported_content", param="contents", hint="send text"
+    )
 
 
 def _function(declared: _Declaration) -> dict[str, Any]:
-    parameters = lower_types(declared.parameters_json_schema) or json_schema(declared.parameters or {"type": "object", "properties": {}})
-    return {"type": "function", "function": {"name": declared.name, "description": declared.description or "", "parameters": parameters}}
+    parameters = lower_types(declared.parameters_json_schema) or json_schema(
+        declared.parameters or {"type": "object", "properties": {}}
+    )
+    return {
+        "type": "function",
+        "function": {"name": declared.name, "description": declared.description or "", "parameters": parameters},
+    }
 
 
-def _choose(tools: tuple[dict[str, Any], ...], config: _ToolConfig | None) -> tuple[tuple[dict[str, Any], ...], ToolChoice, str | None]:
+def _choose(
+    tools: tuple[dict[str, Any], ...], config: _ToolConfig | None
+) -> tuple[tuple[dict[str, Any], ...], ToolChoice, str | None]:
     """Tools that may not be called are not shown to the model either, except where one name or none says it all."""
     calling = (config and config.function_calling_config) or _Calling()
     mode = (calling.mode or "AUTO").upper()
@@ -390,7 +437,12 @@ def _choose(tools: tuple[dict[str, Any], ...], config: _ToolConfig | None) -> tu
     allowed = calling.allowed_function_names or []
     unknown = [name for name in allowed if name not in {tool["function"]["name"] for tool in tools}]
     if unknown:
-        raise Refused(400, f"`allowedFunctionNames` has `{unknown[0]}`, which is not declared", code="invalid_request", param="toolConfig")
+        raise Refused(
+            400,
+            f"`allowedFunctionNames` has `{unknown[0]}`, which is not declared",
+            code="invalid_request",
+            param="toolConfig",
+        )
     if mode == "ANY" and len(allowed) == 1:
         return tools, "required", allowed[0]
     shown = tuple(tool for tool in tools if not allowed or tool["function"]["name"] in allowed)
@@ -439,7 +491,10 @@ def _parts(choice: Choice, *, thoughts: bool) -> list[dict[str, Any]]:
 
 def _calls(choice: Choice) -> list[dict[str, Any]]:
     return [
-        {"functionCall": {"id": call.id, "name": call.name, "args": _args(call.arguments)}, "thoughtSignature": _signature(call.id)}
+        {
+            "functionCall": {"id": call.id, "name": call.name, "args": _args(call.arguments)},
+            "thoughtSignature": _signature(call.id),
+        }
         for call in choice.message.tool_calls
     ]
 
@@ -467,7 +522,10 @@ def _signed(signature: str | None) -> str | None:
 def _logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
     return {
         "chosenCandidates": [{"token": token.text, "logProbability": token.logprob} for token in tokens],
-        "topCandidates": [{"candidates": [{"token": text, "logProbability": logprob} for text, logprob in token.top]} for token in tokens],
+        "topCandidates": [
+            {"candidates": [{"token": text, "logProbability": logprob} for text, logprob in token.top]}
+            for token in tokens
+        ],
     }
 
 

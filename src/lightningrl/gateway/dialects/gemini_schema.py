@@ -26,9 +26,14 @@ def camel(key: str) -> str:
 
 
 def json_schema(given: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"type": "STRING", "nullable": true}` → `{"type": ["string", "null"]}`. Raises `msgspec.ValidationError` for what is no schema."""
+    """`{"type": "STRING", "nullable": true}` → `{"type": ["string", "null"]}`. Raises `msgspec.ValidationError` for
+    what is no schema.
+    """
     schema = {camel(key): value for key, value in given.items()}
-    nullable, order = schema.pop("nullable", None), msgspec.convert(schema.pop("propertyOrdering", None) or [], list[str])
+    nullable, order = (
+        schema.pop("nullable", None),
+        msgspec.convert(schema.pop("propertyOrdering", None) or [], list[str]),
+    )
     made: dict[str, Any] = {}
     for key, value in schema.items():
         if key == "type":
@@ -53,7 +58,9 @@ def json_schema(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lower_types(schema: Any) -> Any:
-    """`{"type": "OBJECT"}` → `{"type": "object"}`: of what is declared as JSON schema, Google reads either, and Gemini CLI relies on it."""
+    """`{"type": "OBJECT"}` → `{"type": "object"}`: of what is declared as JSON schema, Google reads either, and Gemini
+    CLI relies on it.
+    """
     if isinstance(schema, list):
         return [lower_types(one) for one in schema]
     if not isinstance(schema, dict):

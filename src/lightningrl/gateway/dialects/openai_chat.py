@@ -1,6 +1,7 @@
 """OpenAI `chat/completions`: the single home of this wire format. https://platform.openai.com/docs/api-reference/chat
 
-Beside OpenAI's own fields it speaks what servers of open models have added: `top_k`, and thoughts as `reasoning_content`.
+Beside OpenAI's own fields it speaks what servers of open models have added: `top_k`, and thoughts as
+`reasoning_content`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,16 @@ import msgspec
 
 from lightningrl.chat import Message, ToolCall
 from lightningrl.gateway.dialects import openai_wire as wire
-from lightningrl.gateway.dialects.base import ChatRequest, Choice, EventStream, MediaType, Past, Refused, Reply, TokenLogprob
+from lightningrl.gateway.dialects.base import (
+    ChatRequest,
+    Choice,
+    EventStream,
+    MediaType,
+    Past,
+    Refused,
+    Reply,
+    TokenLogprob,
+)
 from lightningrl.gateway.dialects.openai_wire import encode
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -142,7 +152,13 @@ class _Stream:
     media_type: MediaType = "text/event-stream"
 
     def __init__(self, request: ChatRequest, *, reply_id: str, created: int) -> None:
-        head = {"id": reply_id, "object": "chat.completion.chunk", "created": created, "model": request.model, "system_fingerprint": None}
+        head = {
+            "id": reply_id,
+            "object": "chat.completion.chunk",
+            "created": created,
+            "model": request.model,
+            "system_fingerprint": None,
+        }
         self._head = b"data: " + encode(head)[:-1]
         self._tail = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
         self._text_end = b'},"logprobs":null,"finish_reason":null}]' + self._tail
@@ -170,7 +186,11 @@ class _Stream:
         return events + self._chunk(choice.index, {}, finish_reason=_finish_reason(choice, self._request))
 
     def close(self, reply: Reply) -> bytes:
-        counts = self._head + b',"choices":[],"usage":' + encode(wire.usage(reply)) + b"}\n\n" if self._request.include_usage else b""
+        counts = (
+            self._head + b',"choices":[],"usage":' + encode(wire.usage(reply)) + b"}\n\n"
+            if self._request.include_usage
+            else b""
+        )
         return counts + b"data: [DONE]\n\n"
 
     def error(self, refused: Refused) -> bytes:
@@ -182,7 +202,14 @@ class _Stream:
         self._text_begin[index] = self._head + f',"choices":[{{"index":{index},"delta":{{"content":'.encode()
         return self._chunk(index, {"role": "assistant", "content": "", "refusal": None})
 
-    def _chunk(self, index: int, delta: dict[str, Any], *, finish_reason: str | None = None, tokens: Sequence[TokenLogprob] | None = None) -> bytes:
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        *,
+        finish_reason: str | None = None,
+        tokens: Sequence[TokenLogprob] | None = None,
+    ) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": _logprobs(tokens), "finish_reason": finish_reason}
         return self._head + b',"choices":[' + encode(choice) + b"]" + self._tail
 
@@ -192,7 +219,9 @@ def _tools(body: Mapping[str, Any], asked: _Body) -> tuple[Any, list[Mapping[str
     if asked.functions and not asked.tools:
         choice = asked.function_call
         named = isinstance(choice, Mapping)
-        return {"type": "function", **choice} if named else choice, [{"type": "function", "function": given} for given in body["functions"]]
+        return {"type": "function", **choice} if named else choice, [
+            {"type": "function", "function": given} for given in body["functions"]
+        ]
     tools: list[Mapping[str, Any]] = []
     for tool, given in zip(asked.tools or (), body.get("tools") or (), strict=True):
         if tool.type not in ("function", "custom"):
@@ -202,7 +231,13 @@ def _tools(body: Mapping[str, Any], asked: _Body) -> tuple[Any, list[Mapping[str
         elif tool.type == "function" and tool.function is not None:
             tools.append(given)
         else:
-            raise Refused(400, f"a tool of type `{tool.type}` needs `{tool.type}`", code="invalid_request", param="tools", hint="name it there")
+            raise Refused(
+                400,
+                f"a tool of type `{tool.type}` needs `{tool.type}`",
+                code="invalid_request",
+                param="tools",
+                hint="name it there",
+            )
     return asked.tool_choice, tools
 
 
@@ -212,7 +247,13 @@ def _json_schema(wanted: _Format | None) -> Mapping[str, Any] | None:
     if wanted.type == "json_object":
         return {"type": "object"}
     if wanted.json_schema is None:
-        raise Refused(400, "`response_format` has no `json_schema`", code="invalid_request", param="response_format", hint="or ask for `json_object`")
+        raise Refused(
+            400,
+            "`response_format` has no `json_schema`",
+            code="invalid_request",
+            param="response_format",
+            hint="or ask for `json_object`",
+        )
     return wanted.json_schema.schema
 
 
@@ -235,7 +276,13 @@ def _tool_call(call: _ToolCall) -> ToolCall:
         return ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
     if call.custom is not None:
         return ToolCall(id=call.id, name=call.custom.name, arguments=wire.custom_arguments(call.custom.input))
-    raise Refused(400, f"tool call `{call.id}` calls no function", code="invalid_request", param="messages", hint="give it `function`")
+    raise Refused(
+        400,
+        f"tool call `{call.id}` calls no function",
+        code="invalid_request",
+        param="messages",
+        hint="give it `function`",
+    )
 
 
 def _choice(choice: Choice, request: ChatRequest) -> dict[str, Any]:
@@ -265,7 +312,11 @@ def _message_body(choice: Choice, request: ChatRequest) -> dict[str, Any]:
 
 def _tool_call_body(call: ToolCall, *, custom: bool) -> dict[str, Any]:
     if custom:
-        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": wire.custom_input(call.arguments)}}
+        return {
+            "id": call.id,
+            "type": "custom",
+            "custom": {"name": call.name, "input": wire.custom_input(call.arguments)},
+        }
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 

@@ -1,6 +1,7 @@
 """OpenAI `completions`: the single home of this wire format. https://platform.openai.com/docs/api-reference/completions
 
-Raw prompts, text or token ids: no template, no tools. Several prompts in one request get their answers in their own order.
+Raw prompts, text or token ids: no template, no tools. Several prompts in one request get their answers in their own
+order.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,16 @@ import msgspec
 
 from lightningrl.chat import Message
 from lightningrl.gateway.dialects import openai_wire as wire
-from lightningrl.gateway.dialects.base import ChatRequest, Choice, EventStream, MediaType, Past, Refused, Reply, TokenLogprob
+from lightningrl.gateway.dialects.base import (
+    ChatRequest,
+    Choice,
+    EventStream,
+    MediaType,
+    Past,
+    Refused,
+    Reply,
+    TokenLogprob,
+)
 from lightningrl.gateway.dialects.openai_wire import encode
 
 MOST_PROMPTS = 2048
@@ -80,12 +90,20 @@ class OpenAICompletions:
 
 
 class _Stream:
-    """Server-sent events: pieces, finish reason, usage if asked for, `[DONE]`. All of a piece but its text is encoded once for each choice."""
+    """Server-sent events: pieces, finish reason, usage if asked for, `[DONE]`. All of a piece but its text is encoded
+    once for each choice.
+    """
 
     media_type: MediaType = "text/event-stream"
 
     def __init__(self, request: ChatRequest, *, reply_id: str, created: int) -> None:
-        head = {"id": reply_id, "object": "text_completion", "created": created, "model": request.model, "system_fingerprint": None}
+        head = {
+            "id": reply_id,
+            "object": "text_completion",
+            "created": created,
+            "model": request.model,
+            "system_fingerprint": None,
+        }
         self._head = b"data: " + encode(head)[:-1]
         self._tail = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
         self._text_end = b',"logprobs":null,"finish_reason":null}]' + self._tail
@@ -109,7 +127,11 @@ class _Stream:
         return self._open(choice.index) + self._chunk(choice.index, "", finish_reason=choice.finish_reason)
 
     def close(self, reply: Reply) -> bytes:
-        counts = self._head + b',"choices":[],"usage":' + encode(wire.usage(reply)) + b"}\n\n" if self._request.include_usage else b""
+        counts = (
+            self._head + b',"choices":[],"usage":' + encode(wire.usage(reply)) + b"}\n\n"
+            if self._request.include_usage
+            else b""
+        )
         return counts + b"data: [DONE]\n\n"
 
     def error(self, refused: Refused) -> bytes:
@@ -123,7 +145,9 @@ class _Stream:
         self._offsets[index] = len(echoed)
         return self._chunk(index, echoed) if echoed else b""
 
-    def _chunk(self, index: int, text: str, *, finish_reason: str | None = None, tokens: Sequence[TokenLogprob] | None = None) -> bytes:
+    def _chunk(
+        self, index: int, text: str, *, finish_reason: str | None = None, tokens: Sequence[TokenLogprob] | None = None
+    ) -> bytes:
         logprobs = _logprobs(tokens, self._offsets[index])
         self._offsets[index] += sum(len(token.text) for token in tokens or ())
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
@@ -136,7 +160,13 @@ def _prompts(prompt: str | list[Any]) -> tuple[str | tuple[int, ...], ...]:
     if all(isinstance(token_id, int) for token_id in prompt):
         return (tuple(prompt),)
     if any(isinstance(one, int) for one in prompt):
-        raise Refused(400, "`prompt` mixes token ids with prompts", code="invalid_request", param="prompt", hint="send texts, or lists of ids")
+        raise Refused(
+            400,
+            "`prompt` mixes token ids with prompts",
+            code="invalid_request",
+            param="prompt",
+            hint="send texts, or lists of ids",
+        )
     return tuple(one if isinstance(one, str) else tuple(one) for one in prompt)
 
 
@@ -145,11 +175,21 @@ def _check(asked: _Body, prompts: Sequence[str | tuple[int, ...]]) -> None:
     alone = len(prompts) == 1 and isinstance(prompts[0], str)
     for param, wrong, message, hint in (
         ("prompt", not all(prompts), "a prompt is empty", "send at least one token"),
-        ("prompt", answers > MOST_PROMPTS, f"`{answers}` answers are wanted, at most `{MOST_PROMPTS}` are given", "send fewer prompts"),
+        (
+            "prompt",
+            answers > MOST_PROMPTS,
+            f"`{answers}` answers are wanted, at most `{MOST_PROMPTS}` are given",
+            "send fewer prompts",
+        ),
         ("suffix", bool(asked.suffix), "`suffix` is not supported", "send what comes before"),
         ("best_of", asked.best_of not in (None, asked.n or 1), "`best_of` is not supported", "ask for `n` and choose"),
         ("echo", asked.echo and not alone, "`echo` repeats a single text", "send one prompt, as text"),
-        ("echo", asked.echo and asked.logprobs is not None, "`echo` with `logprobs` is not supported", "prompts have no logprobs here"),
+        (
+            "echo",
+            asked.echo and asked.logprobs is not None,
+            "`echo` with `logprobs` is not supported",
+            "prompts have no logprobs here",
+        ),
     ):
         if wrong:
             raise Refused(400, message, code="invalid_request", param=param, hint=hint)
@@ -163,7 +203,13 @@ def _choice(choice: Choice, echoed: str) -> dict[str, Any]:
     """`echoed` is our own addition: how many characters of `text` are the prompt's."""
     said = {"echoed": len(echoed)} if echoed else {}
     logprobs = _logprobs(choice.tokens, 0)
-    return {"index": choice.index, "text": echoed + choice.message.content, "logprobs": logprobs, "finish_reason": choice.finish_reason, **said}
+    return {
+        "index": choice.index,
+        "text": echoed + choice.message.content,
+        "logprobs": logprobs,
+        "finish_reason": choice.finish_reason,
+        **said,
+    }
 
 
 def _logprobs(tokens: Sequence[TokenLogprob] | None, offset: int) -> dict[str, Any] | None:

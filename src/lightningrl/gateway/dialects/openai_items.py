@@ -1,7 +1,8 @@
 """How do the items of OpenAI's `responses` become messages, and an answer of ours items?
 
-One answer is up to three kinds of items (thoughts, a message, function calls). Their ids carry the id of the response, so items that come
-back, one by one, by reference or as the past of a later response, become the one message again that was said.
+One answer is up to three kinds of items (thoughts, a message, function calls). Their ids carry the id of the response,
+so items that come back, one by one, by reference or as the past of a later response, become the one message again that
+was said.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -126,7 +127,9 @@ def _add(turns: list[_Turn], item: _Item, past: Past) -> None:
         turn.content = wire.text_of(item.content, param="input")
     elif all(call.id != item.call_id for call in turn.calls):
         arguments = item.arguments or "{}" if kind == "function_call" else wire.custom_arguments(item.input or "")
-        turn.calls.append(ToolCall(id=str(item.call_id), name=joined(item.namespace, item.name or ""), arguments=arguments))
+        turn.calls.append(
+            ToolCall(id=str(item.call_id), name=joined(item.namespace, item.name or ""), arguments=arguments)
+        )
 
 
 def _kind(item: _Item) -> str:
@@ -134,27 +137,37 @@ def _kind(item: _Item) -> str:
     kind = item.type or "message"
     if kind not in _RANK and kind not in _OUTPUTS:
         hint = "send messages, function calls and their outputs"
-        raise Refused(400, f"items of type `{kind}` are not supported", code="unsupported_content", param="input", hint=hint)
+        raise Refused(
+            400, f"items of type `{kind}` are not supported", code="unsupported_content", param="input", hint=hint
+        )
     name, value = ("role", item.role) if kind == "message" else ("call_id", item.call_id)
     if not value and kind != "reasoning":
-        raise Refused(400, f"an item of type `{kind}` has no `{name}`", code="invalid_request", param="input", hint="give it one")
+        raise Refused(
+            400, f"an item of type `{kind}` has no `{name}`", code="invalid_request", param="input", hint="give it one"
+        )
     return kind
 
 
 def _continued(turns: Sequence[_Turn], rank: int, reply_id: str | None) -> _Turn | None:
-    """The answer that this item is a part of; None: it begins another. Between the calls of one answer there may be their outputs."""
+    """The answer that this item is a part of; None: it begins another. Between the calls of one answer there may be
+    their outputs.
+    """
     last = next((turn for turn in reversed(turns) if turn.role != "tool"), None)
     if last is None or last.role != "assistant":
         return None
     if reply_id is not None and last.reply_id is not None:
         return last if reply_id == last.reply_id else None
-    if last is not turns[-1] or (rank == 2 and last.reply_id is not None):  # ids of calls come back verbatim: this one is not ours
+    if last is not turns[-1] or (
+        rank == 2 and last.reply_id is not None
+    ):  # ids of calls come back verbatim: this one is not ours
         return None
     return last if rank > last.rank or rank == 2 else None
 
 
 def _known(item: _Item, past: Past) -> Item | None:
-    """The item of ours that came back. Clients that keep nothing on the server drop ids; they keep calls' ids and encrypted thoughts."""
+    """The item of ours that came back. Clients that keep nothing on the server drop ids; they keep calls' ids and
+    encrypted thoughts.
+    """
     found = (past.items.get(key) for key in (item.id, item.call_id, item.encrypted_content) if key is not None)
     return next((known for known in found if known is not None), None)
 
@@ -186,7 +199,15 @@ def output(choice: Choice, request: ChatRequest, reply_id: str) -> list[dict[str
         items.append(reasoning_item(said.reasoning, request, reply_id, status="completed"))
     if said.content or not said.tool_calls:
         content = [text_part(said.content, choice.tokens)]
-        items.append({"id": item_id("msg", reply_id), "type": "message", "status": status, "role": "assistant", "content": content})
+        items.append(
+            {
+                "id": item_id("msg", reply_id),
+                "type": "message",
+                "status": status,
+                "role": "assistant",
+                "content": content,
+            }
+        )
     odd = _odd_tools(request.body.get("tools") or ()) if said.tool_calls else {}
     items += [_call_item(call, reply_id, place, odd.get(call.name, {})) for place, call in enumerate(said.tool_calls)]
     return items
@@ -215,12 +236,21 @@ def _odd_tools(tools: Iterable[Mapping[str, Any]], namespace: str | None = None)
             found.update(_odd_tools(tool.get("tools") or (), tool["name"]))
         elif tool["type"] == "custom" or namespace is not None:
             place = {} if namespace is None else {"namespace": namespace, "name": tool.get("name")}
-            found[joined(namespace, str(tool.get("name")))] = {"type": "custom_tool_call" if tool["type"] == "custom" else "function_call", **place}
+            found[joined(namespace, str(tool.get("name")))] = {
+                "type": "custom_tool_call" if tool["type"] == "custom" else "function_call",
+                **place,
+            }
     return found
 
 
 def _call_item(call: ToolCall, reply_id: str, place: int, odd: Mapping[str, Any]) -> dict[str, Any]:
-    item: dict[str, Any] = {"type": "function_call", "status": "completed", "call_id": call.id, "name": call.name, **odd}
+    item: dict[str, Any] = {
+        "type": "function_call",
+        "status": "completed",
+        "call_id": call.id,
+        "name": call.name,
+        **odd,
+    }
     if item["type"] == "custom_tool_call":
         return {"id": item_id("ctc", reply_id, place), "input": wire.custom_input(call.arguments), **item}
     return {"id": item_id("fc", reply_id, place), "arguments": call.arguments, **item}

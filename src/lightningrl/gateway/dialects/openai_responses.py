@@ -1,7 +1,7 @@
 """OpenAI `responses`: the single home of this wire format. https://platform.openai.com/docs/api-reference/responses
 
-The gateway remembers, for each attempt, what it has answered: a request may name an earlier response, or one of its items, in place of the
-words. What items are is in `openai_items`.
+The gateway remembers, for each attempt, what it has answered: a request may name an earlier response, or one of its
+items, in place of the words. What items are is in `openai_items`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +12,17 @@ import msgspec
 from lightningrl.chat import Message
 from lightningrl.gateway.dialects import openai_items as items
 from lightningrl.gateway.dialects import openai_wire as wire
-from lightningrl.gateway.dialects.base import ChatRequest, Choice, EventStream, MediaType, Past, Refused, Reply, Temperature, TokenLogprob
+from lightningrl.gateway.dialects.base import (
+    ChatRequest,
+    Choice,
+    EventStream,
+    MediaType,
+    Past,
+    Refused,
+    Reply,
+    Temperature,
+    TokenLogprob,
+)
 from lightningrl.gateway.dialects.openai_items import Item
 from lightningrl.gateway.dialects.openai_wire import encode
 
@@ -110,7 +120,9 @@ class OpenAIResponses:
         return {
             **_echo(reply.request, reply_id=reply.id, created=reply.created),
             "status": STATUS[choice.finish_reason],
-            "error": {"code": "server_error", "message": "the answer broke"} if choice.finish_reason == "error" else None,
+            "error": {"code": "server_error", "message": "the answer broke"}
+            if choice.finish_reason == "error"
+            else None,
             "incomplete_details": {"reason": "max_output_tokens"} if choice.finish_reason == "length" else None,
             "output": items.output(choice, reply.request, reply.id),
             "usage": _usage(reply),
@@ -131,7 +143,8 @@ class OpenAIResponses:
 
 
 class _Stream:
-    """Server-sent events, numbered: the response begins; its items, one at a time, begin, grow and end; the response ends.
+    """Server-sent events, numbered: the response begins; its items, one at a time, begin, grow and end; the response
+    ends.
 
     A piece of text is by far the most frequent event: all of it but the text and its number is encoded once.
     """
@@ -162,7 +175,11 @@ class _Stream:
                 return events
             events += self._begin_reasoning()
         kind, place = THOUGHT[items.summarised(self._request)]
-        return events + self._event(f"response.{kind}_text.delta", {**self._within("rs"), place: 0, "delta": text}) if text else events
+        return (
+            events + self._event(f"response.{kind}_text.delta", {**self._within("rs"), place: 0, "delta": text})
+            if text
+            else events
+        )
 
     def text(self, index: int, text: str, tokens: Sequence[TokenLogprob] | None) -> bytes:
         if text and self._head and tokens is None and not self._waiting:
@@ -174,7 +191,9 @@ class _Stream:
             return events
         events += self._begin_message()
         logprobs, self._waiting = wire.shown(self._waiting), []
-        return events + self._event("response.output_text.delta", {**self._part("msg"), "delta": text, "logprobs": logprobs})
+        return events + self._event(
+            "response.output_text.delta", {**self._part("msg"), "delta": text, "logprobs": logprobs}
+        )
 
     def finish(self, choice: Choice) -> bytes:
         events = [self._begin()]
@@ -190,19 +209,36 @@ class _Stream:
         return self._event(f"response.{response['status']}", {"response": response})
 
     def error(self, refused: Refused) -> bytes:
-        """Said three times: at the top, as the SDK's types have it; in `error`, which makes the SDK raise; and as the response's own end."""
+        """Said three times: at the top, as the SDK's types have it; in `error`, which makes the SDK raise; and as the
+        response's own end.
+        """
         body = wire.error_body(refused)["error"]
         events = self._begin() + self._event("error", {**body, "type": "error", "error": body})
         code = "rate_limit_exceeded" if refused.status == 429 else "server_error"
-        response = {**self._envelope, "status": "failed", "error": {"code": code, "message": refused.message}, "output": [], "usage": None}
+        response = {
+            **self._envelope,
+            "status": "failed",
+            "error": {"code": code, "message": refused.message},
+            "output": [],
+            "usage": None,
+        }
         return events + self._event("response.failed", {"response": {**response, "incomplete_details": None}})
 
     def _begin(self) -> bytes:
         if self._number:
             return b""
-        envelope = {**self._envelope, "status": "in_progress", "error": None, "incomplete_details": None, "output": [], "usage": None}
+        envelope = {
+            **self._envelope,
+            "status": "in_progress",
+            "error": None,
+            "incomplete_details": None,
+            "output": [],
+            "usage": None,
+        }
         response = msgspec.Raw(encode(envelope))  # it is said twice
-        return self._event("response.created", {"response": response}) + self._event("response.in_progress", {"response": response})
+        return self._event("response.created", {"response": response}) + self._event(
+            "response.in_progress", {"response": response}
+        )
 
     def _begin_reasoning(self) -> bytes:
         self._open = "reasoning"
@@ -216,21 +252,31 @@ class _Stream:
             return b""
         self._open, text = None, "".join(self._thoughts)
         kind, place = THOUGHT[items.summarised(self._request)]
-        events = self._event(f"response.{kind}_text.done", {**self._within("rs"), place: 0, "text": text}) + self._thought_part("done", text)
+        events = self._event(
+            f"response.{kind}_text.done", {**self._within("rs"), place: 0, "text": text}
+        ) + self._thought_part("done", text)
         return events + self._end_item(items.reasoning_item(text, self._request, self._reply_id, status="completed"))
 
     def _thought_part(self, what: str, text: str) -> bytes:
         if items.summarised(self._request):
             part = {"summary_index": 0, "part": {"type": "summary_text", "text": text}}
             return self._event(f"response.reasoning_summary_part.{what}", {**self._within("rs"), **part})
-        return self._event(f"response.content_part.{what}", {**self._part("rs"), "part": {"type": "reasoning_text", "text": text}})
+        return self._event(
+            f"response.content_part.{what}", {**self._part("rs"), "part": {"type": "reasoning_text", "text": text}}
+        )
 
     def _begin_message(self) -> bytes:
         if self._open == "message":
             return b""
         events = self._end_reasoning()
         self._open = "message"
-        item = {"id": items.item_id("msg", self._reply_id), "type": "message", "status": "in_progress", "role": "assistant", "content": []}
+        item = {
+            "id": items.item_id("msg", self._reply_id),
+            "type": "message",
+            "status": "in_progress",
+            "role": "assistant",
+            "content": [],
+        }
         events += self._event("response.output_item.added", {"output_index": self._items, "item": item})
         events += self._event("response.content_part.added", {**self._part("msg"), "part": items.text_part("", None)})
         kind = "response.output_text.delta"
@@ -242,12 +288,23 @@ class _Stream:
         done = {**self._part("msg"), "text": part["text"], "logprobs": part["logprobs"]}
         events = self._event("response.output_text.done", done)
         self._open, self._head = None, b""
-        return events + self._event("response.content_part.done", {**self._part("msg"), "part": part}) + self._end_item(item)
+        return (
+            events
+            + self._event("response.content_part.done", {**self._part("msg"), "part": part})
+            + self._end_item(item)
+        )
 
     def _call(self, item: Item) -> bytes:
-        field, kind = ("input", "custom_tool_call_input") if item["type"] == "custom_tool_call" else ("arguments", "function_call_arguments")
+        field, kind = (
+            ("input", "custom_tool_call_input")
+            if item["type"] == "custom_tool_call"
+            else ("arguments", "function_call_arguments")
+        )
         place = {"item_id": item["id"], "output_index": self._items}
-        added = self._event("response.output_item.added", {"output_index": self._items, "item": {**item, field: "", "status": "in_progress"}})
+        added = self._event(
+            "response.output_item.added",
+            {"output_index": self._items, "item": {**item, field: "", "status": "in_progress"}},
+        )
         delta = self._event(f"response.{kind}.delta", {**place, "delta": item[field]})
         done = self._event(f"response.{kind}.done", {**place, "name": item["name"], field: item[field]})
         return added + delta + done + self._end_item(item)
@@ -264,10 +321,19 @@ class _Stream:
 
     def _event(self, kind: str, fields: Mapping[str, Any]) -> bytes:
         self._number += 1
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode({"type": kind, **fields, "sequence_number": self._number - 1}))
+        return b"event: %b\ndata: %b\n\n" % (
+            kind.encode(),
+            encode({"type": kind, **fields, "sequence_number": self._number - 1}),
+        )
 
 
-STATUS = {"stop": "completed", "tool_calls": "completed", "length": "incomplete", "cancelled": "cancelled", "error": "failed"}
+STATUS = {
+    "stop": "completed",
+    "tool_calls": "completed",
+    "length": "incomplete",
+    "cancelled": "cancelled",
+    "error": "failed",
+}
 
 THOUGHT = {False: ("reasoning", "content_index"), True: ("reasoning_summary", "summary_index")}
 """summarised? → (name of the events, place within the item)"""
@@ -293,7 +359,13 @@ def _tools(tools: Iterable[_Tool], namespace: str | None = None) -> Iterator[Map
         if tool.type not in ("function", "custom", "namespace"):
             wire.leave_out(tool.type)
         elif tool.name is None:
-            raise Refused(400, f"a tool of type `{tool.type}` has no `name`", code="invalid_request", param="tools", hint="give it one")
+            raise Refused(
+                400,
+                f"a tool of type `{tool.type}` has no `name`",
+                code="invalid_request",
+                param="tools",
+                hint="give it one",
+            )
         elif tool.type == "namespace":
             yield from _tools(tool.tools or (), tool.name)
         else:
@@ -301,7 +373,9 @@ def _tools(tools: Iterable[_Tool], namespace: str | None = None) -> Iterator[Map
             if tool.type == "custom":
                 yield wire.custom_tool(name, tool.description)
             else:
-                yield wire.function_tool(name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
+                yield wire.function_tool(
+                    name, description=tool.description, parameters=tool.parameters, strict=tool.strict
+                )
 
 
 def _json_schema(text: _Text | None) -> Mapping[str, Any] | None:
@@ -334,9 +408,15 @@ def _echo(request: ChatRequest, *, reply_id: str, created: int) -> dict[str, Any
         "service_tier": "default",
         "store": body.get("store") is not False,
         "temperature": 1.0 if request.temperature is None else request.temperature,
-        "text": {"format": {"type": "text"}, **{key: value for key, value in (body.get("text") or {}).items() if value is not None}},
+        "text": {
+            "format": {"type": "text"},
+            **{key: value for key, value in (body.get("text") or {}).items() if value is not None},
+        },
         "tool_choice": body.get("tool_choice") or "auto",
-        "tools": [{"parameters": None, "strict": None, **tool} if tool["type"] == "function" else tool for tool in body.get("tools") or ()],
+        "tools": [
+            {"parameters": None, "strict": None, **tool} if tool["type"] == "function" else tool
+            for tool in body.get("tools") or ()
+        ],
         "top_logprobs": request.top_logprobs,
         "top_p": 1.0 if request.top_p is None else request.top_p,
         "truncation": body.get("truncation") or "disabled",

@@ -1,4 +1,6 @@
-"""What do OpenAI's endpoints have in common? Azure's paths, refusals, the choice of tools, how logprobs and tool calls are shown."""
+"""What do OpenAI's endpoints have in common? Azure's paths, refusals, the choice of tools, how logprobs and tool calls
+are shown.
+"""
 
 import logging
 import re
@@ -71,7 +73,9 @@ class Asked(msgspec.Struct, kw_only=True):
 
 
 def matched(path: str, endpoint: str) -> Mapping[str, Any] | None:
-    """`/openai/deployments/<model>/chat/completions` is how Azure's clients write `/chat/completions`: they name the model in the path."""
+    """`/openai/deployments/<model>/chat/completions` is how Azure's clients write `/chat/completions`: they name the
+    model in the path.
+    """
     if path == endpoint:
         return NOTHING
     found = AZURE.fullmatch(path.removesuffix(endpoint)) if path.endswith(endpoint) else None
@@ -88,7 +92,13 @@ def convert(body: object, kind: type[T]) -> T:
 
 
 def error_body(refused: Refused) -> dict[str, Any]:
-    kind = "server_error" if refused.status >= 500 else "rate_limit_error" if refused.status == 429 else "invalid_request_error"
+    kind = (
+        "server_error"
+        if refused.status >= 500
+        else "rate_limit_error"
+        if refused.status == 429
+        else "invalid_request_error"
+    )
     return {"error": {"message": refused.message, "type": kind, "param": refused.param, "code": refused.code}}
 
 
@@ -137,8 +147,11 @@ def ended(messages: Sequence[Message]) -> tuple[Message, ...]:
     return (*messages[:-1], replace(messages[-1], ended=True))
 
 
-def choose_tools(choice: Any, tools: Sequence[Mapping[str, Any]]) -> tuple[tuple[Mapping[str, Any], ...], ToolChoice, str | None]:
-    """(tools, tool_choice, tool_name) of `tool_choice`, nested as in chat ({"type": "function", "function": {"name"}}) or flat as in responses.
+def choose_tools(
+    choice: Any, tools: Sequence[Mapping[str, Any]]
+) -> tuple[tuple[Mapping[str, Any], ...], ToolChoice, str | None]:
+    """(tools, tool_choice, tool_name) of `tool_choice`, nested as in chat ({"type": "function", "function": {"name"}})
+    or flat as in responses.
 
     `allowed_tools` leaves the others out: what is not in the prompt is not called.
     """
@@ -177,12 +190,20 @@ def usage(reply: Reply) -> dict[str, Any]:
 
 
 def shown(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    return [{**_shown(token.text, token.logprob), "top_logprobs": [_shown(text, logprob) for text, logprob in token.top]} for token in tokens]
+    return [
+        {**_shown(token.text, token.logprob), "top_logprobs": [_shown(text, logprob) for text, logprob in token.top]}
+        for token in tokens
+    ]
 
 
-def _required(tools: Sequence[Mapping[str, Any]], name: str | None) -> tuple[tuple[Mapping[str, Any], ...], ToolChoice, str | None]:
+def _required(
+    tools: Sequence[Mapping[str, Any]], name: str | None
+) -> tuple[tuple[Mapping[str, Any], ...], ToolChoice, str | None]:
     if not tools or (name is not None and all(tool["function"]["name"] != name for tool in tools)):
-        raise _bad_choice(f"`tool_choice` wants {f'`{name}`' if name else 'a tool'}, which is not among `tools`", "name a function of `tools`")
+        raise _bad_choice(
+            f"`tool_choice` wants {f'`{name}`' if name else 'a tool'}, which is not among `tools`",
+            "name a function of `tools`",
+        )
     return tuple(tools), "required", name
 
 
@@ -202,7 +223,13 @@ def _text(part: Part, param: str) -> str:
         return part.text or ""
     if part.type == "refusal":
         return part.refusal or ""
-    raise Refused(400, f"content of type `{part.type}` is not supported", code="unsupported_content", param=param, hint="send text")
+    raise Refused(
+        400,
+        f"content of type `{part.type}` is not supported",
+        code="unsupported_content",
+        param=param,
+        hint="send text",
+    )
 
 
 def _shown(text: str, logprob: float) -> dict[str, Any]:
