@@ -1,4 +1,1 @@
 """Recipes whose frameworks need a venv of their own, or Node: `make test-recipes`."""
-
-from tests.conftest import model_folder
-from tests.recipes.conftest import math, rag, server, shop

@@ -5,9 +5,9 @@ never edited. Derived, never stored: `Transition` and `Trajectory`, made from th
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -224,6 +224,17 @@ class Weights:
     uri: str
     """A Hugging Face folder; relative to the run's folder in the store, absolute where an engine is to load it."""
     kind: Literal["full", "lora"] = "full"
+
+
+OfAttempt = TypeVar("OfAttempt", Call, Span, Reward)
+
+
+def by_attempt(records: Iterable[OfAttempt]) -> dict[str, list[OfAttempt]]:
+    """Attempt id → its records, in the order given."""
+    found: dict[str, list[OfAttempt]] = {}
+    for record in records:
+        found.setdefault(record.attempt_id, []).append(record)
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

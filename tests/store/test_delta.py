@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightningrl.store.delta import NOTHING, Delta, Said, common, pack, read, unpack, write
+from lightningrl.prefix import common_prefix
+from lightningrl.store.delta import NOTHING, Delta, Said, pack, read, unpack, write
 from lightningrl.types import Floats, Ints
 
 JSON = st.recursive(
@@ -144,7 +145,7 @@ def test_any_blocks_come_back(alphabet: bytes, data: st.DataObject) -> None:
 
 def test_the_common_prefix_is_found() -> None:
     def length(one: list[int], other: list[int]) -> int:
-        return common(np.array(one, np.int32), np.array(other, np.int32))
+        return common_prefix(np.array(one, np.int32), np.array(other, np.int32))
 
     assert [length([], [1]), length([1], [1]), length([1, 2], [1, 3]), length([2], [1]), length([1, 2, 3], [1, 2])] == [
         0,

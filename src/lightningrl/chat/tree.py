@@ -32,6 +32,7 @@ from lightningrl.chat.raw import RawHistory
 from lightningrl.chat.served import Node, Served
 from lightningrl.chat.suffix import Doubt
 from lightningrl.chat.template import ChatTemplate, may_be_begun
+from lightningrl.prefix import common_prefix
 from lightningrl.types import Ints
 
 Tools: TypeAlias = Sequence[Mapping[str, Any]]
@@ -141,7 +142,7 @@ class ConversationTree:
         if base is None and key.node.answers:  # another answer to the same prompt
             base, shared = key.node.answers[0][1], None
         if shared is None:
-            shared = 0 if base is None else _shared(prompt_ids, base.ids())
+            shared = 0 if base is None else common_prefix(prompt_ids, base.ids())
         asked, whole = (key.node, answer) if key.begun is None else (key.begun[0], _joined(key.begun[1], answer))
         begun = "" if key.begun is None else key.begun[1].content
         served = Served(
@@ -180,7 +181,7 @@ class ConversationTree:
             return _raw_prompt(rest, "rendered")
         before, parent = self._raw.ids(found.raw), found.raw.call_id
         if found.reason is not None:
-            return _raw_prompt(rest, "forked", reason=found.reason, parent=parent, shared=_shared(rest, before))
+            return _raw_prompt(rest, "forked", reason=found.reason, parent=parent, shared=common_prefix(rest, before))
         return _raw_prompt(np.concatenate((before, rest)), "bridged", parent=parent, shared=len(before))
 
     def add_raw(self, call_id: str, *, prompt_ids: Ints, completion_ids: Ints) -> None:
@@ -354,7 +355,7 @@ class ConversationTree:
         ids = np.array(self._template.render(messages, tools=tools, begun=place.begun is not None), np.int32)
         if parent is None:
             return _prompt(ids, "rendered", None, place=place, parent=None, shared=0)
-        return _prompt(ids, "forked", reason, place=place, parent=parent, shared=_shared(ids, parent.ids()))
+        return _prompt(ids, "forked", reason, place=place, parent=parent, shared=common_prefix(ids, parent.ids()))
 
     def _as_deployed(
         self, messages: Sequence[Message], tools: Tools, *, place: Place, parent: Served, reason: str | None
@@ -363,7 +364,7 @@ class ConversationTree:
             np.array(self._template.render(messages, tools=tools, begun=place.begun is not None), np.int32),
             parent.ids(),
         )
-        shared = _shared(ids, before)
+        shared = common_prefix(ids, before)
         if shared == len(before):
             return _prompt(ids, _bridged(reason), reason, place=place, parent=parent, shared=shared)
         return _prompt(ids, "forked", reasons.TEMPLATE_POLICY, place=place, parent=parent, shared=shared)
@@ -441,10 +442,3 @@ def _difference(before: Sequence[Step], now: Sequence[Step]) -> str:
     if is_subsequence(now, before):
         return reasons.HISTORY_DROPPED
     return reasons.HISTORY_INSERTED if is_subsequence(before, now) else reasons.HISTORY_REWRITTEN
-
-
-def _shared(one: Ints, other: Ints) -> int:
-    """Length of the common beginning."""
-    length = min(len(one), len(other))
-    differs = np.flatnonzero(one[:length] != other[:length])
-    return int(differs[0]) if len(differs) else length

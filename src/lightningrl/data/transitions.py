@@ -8,14 +8,11 @@ its members, so selection is a mark on the transition (`left_out`), never a gap 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 
 from lightningrl.errors import GraderError
-from lightningrl.types import FINAL, Call, Reward, Rollout, Trajectory, Transition
-
-Record = TypeVar("Record", Call, Reward)
+from lightningrl.types import FINAL, Call, Reward, Rollout, Trajectory, Transition, by_attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +58,7 @@ def trajectories_of(
     as `stale`. Raises `GraderError` if a succeeded rollout has no such reward, or several and not exactly one from the
     grader.
     """
-    calls_of, rewards_of = _by_attempt(calls), _by_attempt(rewards)
+    calls_of, rewards_of = by_attempt(calls), by_attempt(rewards)
     made: list[Trajectory] = []
     for rollout in rollouts:
         attempt_id = rollout.accepted_attempt_id
@@ -124,13 +121,6 @@ def attempt_reward(rewards: Sequence[Reward], *, name: str = FINAL, rollout_id: 
             hint=f"let the reward function give `{name}`, once; rewards given: {given}",
         )
     return chosen[0].value
-
-
-def _by_attempt(records: Iterable[Record]) -> dict[str, list[Record]]:
-    found: dict[str, list[Record]] = {}
-    for record in records:
-        found.setdefault(record.attempt_id, []).append(record)
-    return found
 
 
 def step_rewards(rewards: Sequence[Reward]) -> dict[str, float]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from lightningrl.engine.cache import PrefixCache
 from lightningrl.engine.sequence import Sequence
+from lightningrl.prefix import common_prefix
 from lightningrl.types import Ints
 
 WORTH_WAITING = 16
@@ -137,7 +138,9 @@ class Scheduler:
         return _Choice(sequence=sequence, source=source, shared=min(int(shared[source]), len(sequence.prompt_ids) - 1))
 
     def _shared_with_chosen(self, sequence: Sequence, chosen: list[_Choice]) -> int:
-        return max((_common(sequence.prompt_ids, c.sequence.prompt_ids) for c in chosen if c.missing > 1), default=0)
+        return max(
+            (common_prefix(sequence.prompt_ids, c.sequence.prompt_ids) for c in chosen if c.missing > 1), default=0
+        )
 
     def _enter(self, choice: _Choice) -> None:
         sequence = choice.sequence
@@ -146,10 +149,3 @@ class Scheduler:
         self.running.append(sequence)
         self.prompt_tokens_reused += shared.shared
         self.prompt_tokens_computed += shared.missing
-
-
-def _common(a: Ints, b: Ints) -> int:
-    """Leading tokens that two prompts share."""
-    n = min(len(a), len(b))
-    differs = np.nonzero(a[:n] != b[:n])[0]
-    return int(differs[0]) if len(differs) else n

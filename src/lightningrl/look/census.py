@@ -14,6 +14,7 @@ from lightningrl import plugins
 from lightningrl.chat import Message
 from lightningrl.gateway.dialects.base import ChatRequest, Dialect, Past, Refused
 from lightningrl.gateway.routing import fingerprint
+from lightningrl.prefix import common_prefix
 from lightningrl.types import Call, Capture
 
 CAPTURES: tuple[Capture, ...] = get_args(Capture)
@@ -141,6 +142,4 @@ class Reader:
 def _reused(call: Call, parent: Call) -> int:
     """Leading ids of the prompt that the parent had read or said."""
     before = np.concatenate((parent.prompt_ids, parent.completion_ids))
-    length = min(len(before), len(call.prompt_ids))
-    different = np.flatnonzero(before[:length] != call.prompt_ids[:length])
-    return int(different[0]) if len(different) else length
+    return common_prefix(before, call.prompt_ids)

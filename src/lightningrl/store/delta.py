@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from lightningrl.prefix import common_prefix
 from lightningrl.types import Floats, Ints
 
 WINDOW = 32 * 1024
@@ -98,10 +98,10 @@ class Delta:
 
 def write(said: Said, logprobs: Floats, base: Said, *, prompt_length: int) -> Delta:
     """`said` as a difference to `base`."""
-    shared = min(common(base.ids, said.ids), prompt_length)
+    shared = min(common_prefix(base.ids, said.ids), prompt_length)
     old, new = np.frombuffer(base.request, np.uint8), np.frombuffer(said.request, np.uint8)
-    head = common(old, new)
-    tail = common(old[head:][::-1], new[head:][::-1])
+    head = common_prefix(old, new)
+    tail = common_prefix(old[head:][::-1], new[head:][::-1])
     earlier, between = base.request[head : len(old) - tail], said.request[head : len(new) - tail]
     blocks = _blocks(earlier, between) if len(earlier) > LONG < len(between) else ()
     numbers = logprobs.astype("<f4", copy=False).tobytes()
@@ -147,8 +147,8 @@ def _blocks(old: bytes, new: bytes) -> tuple[Block, ...]:
         if match < 0:
             place += step
             continue
-        before = common(old_array[old_end:place][::-1], new_array[new_end:match][::-1])
-        length = before + common(old_array[place:], new_array[match:])
+        before = common_prefix(old_array[old_end:place][::-1], new_array[new_end:match][::-1])
+        length = before + common_prefix(old_array[place:], new_array[match:])
         found.append((place - before, match - before, length))
         old_end, new_end = place - before + length, match - before + length
         place = old_end
@@ -174,16 +174,6 @@ def _inside(rest: bytes, earlier: bytes, blocks: tuple[Block, ...]) -> bytes:
         used += start - end
         end = start + length
     return b"".join((*pieces, rest[used:]))
-
-
-def common(one: npt.NDArray[np.generic], other: npt.NDArray[np.generic]) -> int:
-    """Length of the common prefix."""
-    length = min(len(one), len(other))
-    if not length:
-        return 0
-    same = one[:length] == other[:length]
-    first = int(same.argmin())
-    return length if same[first] else first
 
 
 def pack(ids: Ints) -> bytes:

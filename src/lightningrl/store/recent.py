@@ -15,8 +15,9 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from lightningrl.errors import StoreError
+from lightningrl.prefix import common_prefix
 from lightningrl.store.calls import add_kind, attempt_seq, kind_key, read_ids, read_said
-from lightningrl.store.delta import NOTHING, Said, common
+from lightningrl.store.delta import NOTHING, Said
 from lightningrl.types import Call
 
 SAID_LIMIT = 32 * 1024 * 1024
@@ -234,5 +235,5 @@ def _beginnings(call: Call, request: bytes) -> Iterator[tuple[str, int]]:
 
 def _repeats_most(call: Call, request: bytes, latest: Said) -> bool:
     if len(call.prompt_ids):
-        return 2 * common(latest.ids, call.prompt_ids) >= len(call.prompt_ids)
-    return 2 * common(np.frombuffer(latest.request, np.uint8), np.frombuffer(request, np.uint8)) >= len(request)
+        return 2 * common_prefix(latest.ids, call.prompt_ids) >= len(call.prompt_ids)
+    return 2 * common_prefix(np.frombuffer(latest.request, np.uint8), np.frombuffer(request, np.uint8)) >= len(request)

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from lightningrl.tracing.derived import TOOL_CALL_ID, arguments_key
-from lightningrl.types import Span
+from lightningrl.types import Span, by_attempt
 
 
 def united(recorded: Iterable[Span], derived: Iterable[Span]) -> list[Span]:
     """All spans of the attempts, each event once, in order of time within an attempt. LLM spans are those of the calls;
     telemetry's are kept only where no call is behind them.
     """
-    told, followed = _by_attempt(recorded), _by_attempt(derived)
+    told, followed = by_attempt(recorded), by_attempt(derived)
     return [
         span
         for attempt_id in dict.fromkeys([*followed, *told])
@@ -138,10 +138,3 @@ def _around(span: Span, by_id: Mapping[tuple[str, str], Span]) -> Iterator[Span]
         passed.add(parent.id)
         yield parent
         span = parent
-
-
-def _by_attempt(spans: Iterable[Span]) -> dict[str, list[Span]]:
-    found: dict[str, list[Span]] = {}
-    for span in spans:
-        found.setdefault(span.attempt_id, []).append(span)
-    return found
