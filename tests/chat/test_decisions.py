@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from lightningrl.chat import Message, ToolCall, reasons
+from lightningrl.chat import reasons
+from lightningrl.messages import Message, ToolCall
 from tests.chat.zookeeper import NAMES, Attempt, attempt
 
 DOCS = Path(__file__).parents[2] / "docs" / "token-exact.md"

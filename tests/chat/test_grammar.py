@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from lightningrl.chat import AnswerStream, ChatTemplate, Message
+from lightningrl.chat import AnswerStream, ChatTemplate
 from lightningrl.chat.grammar import check, grammar_of
 from lightningrl.errors import UserError
+from lightningrl.messages import Message
 from lightningrl.models.tiny import CHAT_TEMPLATE, MARKUP, build_tokenizer
 
 THINK = ("<think>", "</think>")

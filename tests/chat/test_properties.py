@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightningrl.chat import AnswerStream, Message, ToolCall
+from lightningrl.chat import AnswerStream
+from lightningrl.messages import Message, ToolCall
 from tests.chat.zookeeper import NAMES, PLAIN, Attempt, attempt, chat_template
 
 SPLICING = ["chatml", "counter", "gemma", "glm", "llama3", "mistral", "phi", "qwen3", "thinker"]

@@ -12,10 +12,11 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from lightningrl.chat import ChatTemplate, Message, ToolCall
+from lightningrl.chat import ChatTemplate
 from lightningrl.chat.messages import for_template
 from lightningrl.chat.template import BadConversation
 from lightningrl.errors import UserError
+from lightningrl.messages import Message, ToolCall
 from tests.chat.zookeeper import NAMES, chat_template, tokenizer
 
 TOOL = {

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from lightningrl.chat import ChatTemplate, ConversationTree, Message, ToolCall, reasons
+from lightningrl.chat import ChatTemplate, ConversationTree, reasons
 from lightningrl.chat.template import BadConversation
+from lightningrl.messages import Message, ToolCall
 from tests.chat.zookeeper import NAMES, Attempt, attempt, chat_template, tokenizer
 
 USER = Message(role="user", content="say a word")

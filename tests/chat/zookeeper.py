@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from lightningrl.chat import AnswerStream, ChatTemplate, ConversationTree, Message, Prompt
+from lightningrl.chat import AnswerStream, ChatTemplate, ConversationTree, Prompt
+from lightningrl.messages import Message
 
 ZOO = Path(__file__).parent / "zoo"
 ENDS = {

@@ -16,9 +16,10 @@ import httpx2
 import openai
 import pytest
 
-from lightningrl.chat import ChatTemplate, Message
+from lightningrl.chat import ChatTemplate
 from lightningrl.chat.encoder import LONG, LongText, TooManyTokens, beforehand
 from lightningrl.gateway import create_app
+from lightningrl.messages import Message
 from lightningrl.store.sqlite import SQLiteStore
 
 from .conftest import ScriptedEngine, Stage, serving

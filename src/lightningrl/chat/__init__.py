@@ -3,8 +3,7 @@ continues.
 """
 
 from lightningrl.chat.answer import Answer, AnswerStream, Piece
-from lightningrl.chat.messages import Message, ToolCall
 from lightningrl.chat.template import ChatTemplate
 from lightningrl.chat.tree import ConversationTree, Prompt
 
-__all__ = ["Answer", "AnswerStream", "ChatTemplate", "ConversationTree", "Message", "Piece", "Prompt", "ToolCall"]
+__all__ = ["Answer", "AnswerStream", "ChatTemplate", "ConversationTree", "Piece", "Prompt"]

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal, NamedTuple, TypeAlias
 
-from lightningrl.chat.messages import Message, ToolCall
 from lightningrl.chat.template import ChatTemplate
 from lightningrl.chat.tools import OPEN, Spelling, may_be_bare, overlap, parse
+from lightningrl.messages import Message, ToolCall
 
 Part: TypeAlias = Literal["start", "thought", "gap", "content", "text", "calls"]
 """What comes next: perhaps a thought; the thought; what separates it; content, perhaps tool calls; surely text; surely

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from lightningrl.chat.messages import Message, ToolCall
+from lightningrl.messages import Message, ToolCall
 
 Step: TypeAlias = Hashable
 """One move from a conversation to a longer one; equal for messages that mean the same."""

@@ -1,45 +1,12 @@
-"""What is said in a conversation, whatever wire format it came in: one shape for all dialects, all templates and the
-tree.
-"""
+"""How do messages look to a chat template?"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCall:
-    """The model asks for a function to be called."""
-
-    id: str
-    """"" where the wire format has no ids."""
-    name: str
-    arguments: str
-    """JSON text, byte for byte as the model wrote it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """One turn."""
-
-    role: str
-    """`system`, `user`, `assistant`, `tool`, or what the template knows."""
-    content: str
-    """"" where there is none."""
-    reasoning: str = ""
-    """What was thought before `content` was said; "" if nothing was, or the client has dropped it."""
-    tool_calls: tuple[ToolCall, ...] = ()
-    tool_call_id: str | None = None
-    """The call that a tool's message answers."""
-    name: str | None = None
-    reply_id: str | None = None
-    """The call of ours that said this, where the wire format tells; None: it does not."""
-    ended: bool = False
-    """This turn of the assistant is over although it is the last one: the answer is a turn of its own, and does not go
-    on with it.
-    """
+from lightningrl.messages import Message
 
 
 class Arguments(dict[str, Any]):

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from lightningrl.chat.matching import Step
-from lightningrl.chat.messages import Message
+from lightningrl.messages import Message
 from lightningrl.types import Ints
 
 

@@ -12,8 +12,8 @@ from enum import Enum
 from typing import Any, Protocol, TypeAlias
 
 from lightningrl.chat import reasons
-from lightningrl.chat.messages import Message, ToolCall
 from lightningrl.chat.rendering import MARK, BadConversation
+from lightningrl.messages import Message, ToolCall
 
 Tools: TypeAlias = Sequence[Mapping[str, Any]]
 Shape: TypeAlias = tuple[Any, ...]

@@ -18,11 +18,12 @@ from tokenizers import Tokenizer, decoders
 from lightningrl.chat.detokenizer import Detokenizer
 from lightningrl.chat.encoder import LONG, Encoder
 from lightningrl.chat.matching import ROLES, is_result
-from lightningrl.chat.messages import Message, folded, for_template, merged
+from lightningrl.chat.messages import folded, for_template, merged
 from lightningrl.chat.rendering import MARK, BadConversation, compiled
 from lightningrl.chat.suffix import Suffixes
 from lightningrl.chat.traits import SHORT_ID, Turn, study
 from lightningrl.errors import UserError
+from lightningrl.messages import Message
 
 __all__ = ["BadConversation", "ChatTemplate"]
 

@@ -27,11 +27,11 @@ from lightningrl.chat.matching import (
     step,
     tools_key,
 )
-from lightningrl.chat.messages import Message
 from lightningrl.chat.raw import RawHistory
 from lightningrl.chat.served import Node, Served
 from lightningrl.chat.suffix import Doubt
 from lightningrl.chat.template import ChatTemplate, may_be_begun
+from lightningrl.messages import Message
 from lightningrl.prefix import common_prefix
 from lightningrl.types import Ints
 

@@ -13,9 +13,9 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from lightningrl.chat import Message
 from lightningrl.look import RolloutView, look_at, opened
 from lightningrl.look.rollout import CallView
+from lightningrl.messages import Message
 from lightningrl.types import Capture, Floats, Reward
 
 Tokens: TypeAlias = Literal["none", "logprob", "advantage"]

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from lightningrl import plugins
-from lightningrl.chat import ChatTemplate, Message, ToolCall
+from lightningrl.chat import ChatTemplate
 from lightningrl.chat.encoder import LONG
 from lightningrl.engine.base import Delta, Engine, EngineSetup
 from lightningrl.engine.stop import StopFinder
 from lightningrl.errors import EngineError, LightningError, UserError
 from lightningrl.gateway.dialects.base import ChatRequest
 from lightningrl.gateway.threads import in_thread
+from lightningrl.messages import Message, ToolCall
 from lightningrl.types import FinishReason, Sampling, Weights
 
 Script: TypeAlias = Callable[..., Any]

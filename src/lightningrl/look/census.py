@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 
 from lightningrl import plugins
-from lightningrl.chat import Message
 from lightningrl.gateway.dialects.base import ChatRequest, Dialect, Past, Refused
 from lightningrl.gateway.routing import fingerprint
+from lightningrl.messages import Message
 from lightningrl.prefix import common_prefix
 from lightningrl.types import Call, Capture
 

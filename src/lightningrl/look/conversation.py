@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lightningrl.chat import Message
 from lightningrl.gateway.dialects.base import Past
 from lightningrl.look.census import Reader
+from lightningrl.messages import Message
 from lightningrl.types import Call
 
 

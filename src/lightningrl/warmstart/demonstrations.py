@@ -12,12 +12,12 @@ from typing import Any, TypeAlias
 import msgspec
 
 from lightningrl import plugins
-from lightningrl.chat import Message
 from lightningrl.config import Config
 from lightningrl.errors import LightningError, UserError
 from lightningrl.gateway.dialects.base import Dialect, Past, Refused
 from lightningrl.gateway.dialects.openai_chat import OpenAIChat
 from lightningrl.gateway.scripted import shown
+from lightningrl.messages import Message
 from lightningrl.store import Records, open_records
 from lightningrl.types import FINAL, Call
 

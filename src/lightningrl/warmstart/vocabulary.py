@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from lightningrl.chat import Message, ToolCall
 from lightningrl.gateway.scripted import shown
+from lightningrl.messages import Message, ToolCall
 from lightningrl.models.tiny import BEGIN, WORD, add_phrases, build_tokenizer
 from lightningrl.warmstart.demonstrations import Answer
 

@@ -9,8 +9,8 @@ from typing import Any
 import httpx2
 from openai import AsyncOpenAI, OpenAI
 
-from lightningrl.chat import Message, ToolCall
 from lightningrl.gateway.dialects.base import ChatRequest, Choice, Dialect, Past, Refused, Reply, TokenLogprob
+from lightningrl.messages import Message, ToolCall
 from lightningrl.types import FinishReason
 
 from .begun import begun

@@ -10,9 +10,9 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
-from lightningrl.chat import Message, ToolCall
 from lightningrl.gateway.dialects.base import Choice, Past, Refused
 from lightningrl.gateway.dialects.openai_chat import OpenAIChat
+from lightningrl.messages import Message, ToolCall
 
 from .openai_stand import CALL, TOKENS, USER, Stand, events_of, refused, says
 

@@ -12,9 +12,9 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from lightningrl.chat import Message, ToolCall
 from lightningrl.gateway.dialects.base import Choice, Past, Refused
 from lightningrl.gateway.dialects.openai_responses import OpenAIResponses
+from lightningrl.messages import Message, ToolCall
 
 from .begun import begun
 from .openai_stand import CALL, TOKENS, Stand, events_of, refused, says

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from lightningrl.chat import Message, ToolCall
 from lightningrl.gateway.dialects.base import (
     ChatRequest,
     Choice,
@@ -27,6 +26,7 @@ from lightningrl.gateway.dialects.base import (
     TokenLogprob,
     ToolChoice,
 )
+from lightningrl.messages import Message, ToolCall
 
 COUNT_ONLY = "count_only"
 """The field that `match` adds to a body whose prompt is only to be counted."""

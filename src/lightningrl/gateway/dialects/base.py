@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from lightningrl.chat import Message
+from lightningrl.messages import Message
 from lightningrl.types import FinishReason
 
 ToolChoice: TypeAlias = Literal["auto", "none", "required"]

@@ -14,7 +14,6 @@ from typing import Annotated, Any
 
 import msgspec
 
-from lightningrl.chat import Message, ToolCall
 from lightningrl.gateway.dialects.base import (
     ChatRequest,
     Choice,
@@ -29,6 +28,7 @@ from lightningrl.gateway.dialects.base import (
     ToolChoice,
 )
 from lightningrl.gateway.dialects.gemini_schema import camel, json_schema, lower_types
+from lightningrl.messages import Message, ToolCall
 
 PATH = re.compile(
     r"^(?:/.+)?/(?:models|tunedModels|endpoints)/(?P<model>.+):(?P<verb>generateContent|streamGenerateContent|countTokens)$"

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from lightningrl.chat import Message, ToolCall
 from lightningrl.gateway.dialects import openai_wire as wire
 from lightningrl.gateway.dialects.base import (
     ChatRequest,
@@ -22,6 +21,7 @@ from lightningrl.gateway.dialects.base import (
     TokenLogprob,
 )
 from lightningrl.gateway.dialects.openai_wire import encode
+from lightningrl.messages import Message, ToolCall
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 

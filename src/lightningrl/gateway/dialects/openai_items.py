@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from lightningrl.chat import Message, ToolCall
 from lightningrl.gateway.dialects import openai_wire as wire
 from lightningrl.gateway.dialects.base import ChatRequest, Choice, Past, Refused, TokenLogprob
+from lightningrl.messages import Message, ToolCall
 
 Item: TypeAlias = Mapping[str, Any]
 

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from lightningrl.chat import Message
 from lightningrl.gateway.dialects import openai_items as items
 from lightningrl.gateway.dialects import openai_wire as wire
 from lightningrl.gateway.dialects.base import (
@@ -25,6 +24,7 @@ from lightningrl.gateway.dialects.base import (
 )
 from lightningrl.gateway.dialects.openai_items import Item
 from lightningrl.gateway.dialects.openai_wire import encode
+from lightningrl.messages import Message
 
 COUNT_ONLY = "count_only"
 """What a POST to `/responses/input_tokens` adds to its body."""

@@ -11,8 +11,8 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from lightningrl.chat import Message
 from lightningrl.gateway.dialects.base import Refused, Reply, Stop, Stops, Temperature, TokenLogprob, ToolChoice
+from lightningrl.messages import Message
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,34 @@
+"""One message of a conversation, in a shape that all dialects, templates and readers share."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """The model asks for a function to be called."""
+
+    id: str
+    """"" where the wire format has no ids."""
+    name: str
+    arguments: str
+    """JSON text, byte for byte as the model wrote it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One turn of a conversation."""
+
+    role: str
+    """`system`, `user`, `assistant`, `tool`, or another role that the template knows."""
+    content: str
+    """"" for a message without text."""
+    reasoning: str = ""
+    """The reasoning that precedes `content`; "" without any, or if the client has dropped it."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    """The tool call that a tool's message answers."""
+    name: str | None = None
+    reply_id: str | None = None
+    """The recorded call that this message is the answer of; None: the wire format does not tell."""
+    ended: bool = False
+    """True for a final assistant message that is complete: the answer is a new turn and does not continue it."""
