@@ -28,8 +28,9 @@ from lightningrl.data.packing import pack, with_weight
 from lightningrl.engine.base import Delta, EngineSetup
 from lightningrl.engine.embedded import embedded
 from lightningrl.learner import Learner
-from lightningrl.loop import Exam, Loop
+from lightningrl.loop import Loop
 from lightningrl.models.plain import plain_logprobs
+from lightningrl.progress import Exam
 from lightningrl.serve import lightning
 from lightningrl.types import Call, Doubles, Floats, Ints, Rollout, Sampling, Weights
 

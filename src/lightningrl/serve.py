@@ -19,10 +19,11 @@ from lightningrl.engine.base import Engine
 from lightningrl.gateway.scripted import PLAIN
 from lightningrl.gateway.server import FROZEN, bound, frozen, make_engine_for, serving
 from lightningrl.learner import Learner, needs_critic
-from lightningrl.loop import Loop, Watcher
+from lightningrl.loop import Loop
 from lightningrl.models.dense import DenseModel
 from lightningrl.models.load import export_folder, load_model, load_tokenizer, local_folder
 from lightningrl.models.memory import keep_freed_memory
+from lightningrl.progress import Watcher
 from lightningrl.runner.dispatch import Dispatcher
 from lightningrl.runner.pool import WorkerPool
 from lightningrl.store import Store, open_store

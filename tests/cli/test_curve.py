@@ -10,7 +10,7 @@ import numpy as np
 from lightningrl.cli.curve import SHARE, CurveWatcher
 from lightningrl.cli.folder import Journal, RunFolder
 from lightningrl.cpu import DRAWING
-from lightningrl.loop import Exam
+from lightningrl.progress import Exam
 
 PNG = b"\x89PNG\r\n"
 METRICS = {"reward/mean": 0.4}

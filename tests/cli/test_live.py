@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from lightningrl.cli.live import Progress, exams_chart, training_chart
-from lightningrl.loop import Exam
+from lightningrl.progress import Exam
 
 STEP = {"reward/mean": 0.25, "tokens/sampled": 900.0, "time/collect_s": 2.0, "time/learn_s": 1.0}
 

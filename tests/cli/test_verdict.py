@@ -9,7 +9,7 @@ from rich.console import Console
 from lightningrl.cli.verdict import Verdict, judge, show
 from lightningrl.config import Config
 from lightningrl.health import Row
-from lightningrl.loop import Exam, Mode, Summary
+from lightningrl.progress import Exam, Mode, Summary
 from tests.test_health import HEALTHY
 
 TASKS = 60

@@ -9,7 +9,7 @@ from typing import Any
 
 from lightningrl.cli.folder import RunFolder
 from lightningrl.cpu import DRAWING
-from lightningrl.loop import Exam
+from lightningrl.progress import Exam
 
 INK, TRAIN, HELDOUT = "#1b1f24", "#9db8d9", "#0a7d4b"
 SHARE = 0.02

@@ -21,7 +21,7 @@ from lightningrl.cli.stop import Interrupted, run
 from lightningrl.config import Config, RouteConfig, UpstreamConfig
 from lightningrl.data.intervals import RESAMPLES, Difference, paired_difference
 from lightningrl.errors import Stopped, UserError
-from lightningrl.loop import MODES, Exam, Mode
+from lightningrl.progress import MODES, Exam, Mode
 
 SERVER = "evaluated"
 """The name of the upstream that all calls go to."""
@@ -132,7 +132,7 @@ async def _examine(one: Contestant, *, console: Console) -> dict[Mode, Exam]:
             loop = server.loop(progress)
             if not one.server:
                 await loop.restore()
-            return {mode: await loop.examine(0, mode, config.tasks.heldout) for mode in one.modes}
+            return {mode: await loop.examine(0, mode) for mode in one.modes}
 
 
 def _score(one: Contestant, exams: Mapping[Mode, Exam], *, seconds: float) -> Score:

@@ -9,7 +9,7 @@ from typing import Any
 
 from lightningrl.config import Config, dump_config, load_config
 from lightningrl.errors import UserError
-from lightningrl.loop import Exam
+from lightningrl.progress import Exam
 
 RUNS = Path("runs")
 

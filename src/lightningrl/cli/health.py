@@ -28,7 +28,7 @@ from lightningrl.health import (
     view,
     warnings_of,
 )
-from lightningrl.loop import Exam
+from lightningrl.progress import Exam
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

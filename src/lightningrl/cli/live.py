@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lightningrl.cli.console import say
-from lightningrl.loop import Exam
+from lightningrl.progress import Exam
 
 BARS = "▁▂▃▄▅▆▇█"
 BESIDES = 2 * (1 + 2) + len("held-out") + 2 + 2 + len("1000/1000")

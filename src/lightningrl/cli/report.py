@@ -17,7 +17,7 @@ from lightningrl.cli.console import say
 from lightningrl.cli.verdict import Answer, Verdict
 from lightningrl.config import Config
 from lightningrl.data.intervals import Difference, bootstrap_mean, paired_difference
-from lightningrl.loop import MODES, Exam, Summary
+from lightningrl.progress import MODES, Exam, Summary
 from lightningrl.store import Store
 from lightningrl.types import Rollout
 

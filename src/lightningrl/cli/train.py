@@ -18,7 +18,7 @@ from lightningrl.cli.report import Result, before_after, cpu_spent, next_steps, 
 from lightningrl.cli.stop import Interrupted, run
 from lightningrl.config import Config
 from lightningrl.errors import Stopped
-from lightningrl.loop import Exam, Watcher
+from lightningrl.progress import Exam, Watcher
 
 
 class Watchers:

@@ -11,7 +11,7 @@ from lightningrl.cli.console import say
 from lightningrl.config import Config
 from lightningrl.data.intervals import Difference, paired_difference
 from lightningrl.health import SILENT_GROUPS, SOLVED, TREND_Z, Row, mean_of, trend, view, warnings_of
-from lightningrl.loop import Mode, Summary
+from lightningrl.progress import Mode, Summary
 
 Answer: TypeAlias = Literal["yes", "no", "worse"]
 

@@ -17,8 +17,8 @@ from lightningrl.cli.report import near
 from lightningrl.cli.stop import Interrupted, run
 from lightningrl.config import Config
 from lightningrl.errors import Stopped, UserError
-from lightningrl.loop import Exam
 from lightningrl.models.memory import keep_freed_memory
+from lightningrl.progress import Exam
 from lightningrl.types import Task
 from lightningrl.warmstart.demonstrations import Demonstrations, load_demonstrations, read_run
 from lightningrl.warmstart.making import Made, Pace, is_replaceable, make

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 from lightningrl import plugins
 from lightningrl.config import Config
-from lightningrl.loop import Watcher
 from lightningrl.models.dense import DenseModel
 from lightningrl.models.load import export_folder, load_model, load_tokenizer, local_folder
 from lightningrl.models.tiny import build_model
+from lightningrl.progress import Watcher
 from lightningrl.trainer.imitation import Example, Imitation, imitator, mean_loss, whole
 from lightningrl.trainer.local import LocalTrainer
 from lightningrl.types import Task

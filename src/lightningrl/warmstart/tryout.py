@@ -17,7 +17,8 @@ from lightningrl.data.intervals import bootstrap_mean
 from lightningrl.data.tasks import derived_seed, load_tasks
 from lightningrl.errors import AgentError
 from lightningrl.gateway.server import FROZEN
-from lightningrl.loop import Exam, Loop, Watcher
+from lightningrl.loop import Loop
+from lightningrl.progress import Exam, Watcher
 from lightningrl.serve import LightningServer, lightning, relaying
 from lightningrl.trainer.local import LocalTrainer
 from lightningrl.types import Doubles, Task, Weights
@@ -89,7 +90,7 @@ async def play(config: Config, folder: Path, tasks: Sequence[Task], watcher: Wat
     played = one_policy(config, engine=engine, policy=teacher if is_server else "policy")
     folder.mkdir(parents=True, exist_ok=True)
     async with relaying(played, folder) as server:
-        await server.loop(watcher).examine_on(_numbered(tasks), version=0, mode="sampled")
+        await server.loop(watcher).rollouts.examine(_numbered(tasks), version=0, mode="sampled")
 
 
 class Tryout:
@@ -118,7 +119,7 @@ class Tryout:
         )  # forgets what it knows of the old weights
         await engine.resume()
         try:
-            exam = await self._loop.examine_on(self._tasks, version=self._trials, mode="sampled")
+            exam = await self._loop.rollouts.examine(self._tasks, version=self._trials, mode="sampled")
         except AgentError as error:  # all have failed, as an agent may that is answered with nonsense
             return Trial(
                 success=np.zeros(len(self._tasks)),

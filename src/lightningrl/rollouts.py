@@ -1,0 +1,194 @@
+"""Which rollouts does a run need, and how did they end? Batches to learn from, held-out exams, and one first try.
+
+The id of a rollout says what it is for, and its sampling seed follows from the id and the seed of the run. A resumed
+run therefore requests the same rollouts again, and the store repeats none that has ended.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from lightningrl.algorithms.selection import silent_groups
+from lightningrl.checkpoints import Checkpoints
+from lightningrl.config import Config
+from lightningrl.data.tasks import derived_seed, load_tasks
+from lightningrl.errors import AgentError, GraderError
+from lightningrl.progress import MODES, TEMPERATURE, Exam, Mode, Watcher
+from lightningrl.store import Store, wait
+from lightningrl.types import FINAL, Attempt, Rollout, Task
+
+MORE_TRIES = 3
+"""Tasks tried after a first one without a call. One task may be special; several without a call are a wrong URL."""
+UNREACHED = re.compile(r"connect|timed out|time-?out|resolv|unauthor|authenti|api.?key|\b40[134]\b", re.IGNORECASE)
+"""Matches the error of an agent that sent its requests to another server."""
+
+
+class Rollouts:
+    """Requests rollouts from the store and waits until agents have run them."""
+
+    def __init__(
+        self, config: Config, *, store: Store, checkpoints: Checkpoints, folder: Path, watcher: Watcher
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._checkpoints = checkpoints
+        self._folder = folder
+        self._watcher = watcher
+
+    async def collect(self, step: int) -> list[Rollout]:
+        """Run each task of this step `group_size` times. With dynamic sampling (DAPO, arXiv 2503.14476), groups in
+        which all rewards are equal are replaced by groups of new tasks.
+        """
+        batch = await self._groups(step, self._config.loop.tasks_per_step)
+        algorithms = [learner.algorithm for learner in self._config.learners().values()]
+        names = {algorithm.reward for algorithm in algorithms}
+        for retry in range(1, max(algorithm.dynamic_sampling for algorithm in algorithms) + 1):
+            rewards = await self._store.rewards(accepted_attempts(batch))
+            silent = silent_groups(batch, rewards, names=names)
+            if not silent:
+                break
+            kept = [rollout for rollout in batch if rollout.group_id not in silent]
+            batch = kept + await self._groups(step, len(silent), retry=retry)
+        return batch
+
+    async def examine(
+        self, tasks: Sequence[Task], *, version: int, mode: Mode, when: str = "", recall: bool = False
+    ) -> Exam:
+        """Run each task once with the weights `version`. `when` names the exam in messages. `recall`: run nothing, and
+        read the exam that an earlier process took.
+        """
+        rollouts = self._exam(tasks, version=version, mode=mode)
+        if recall:
+            rollouts = await self._store.rollouts(ids=[rollout.id for rollout in rollouts])
+        else:
+            rollouts = await self._finish(rollouts, version=version, what=f"{mode} exam {when}".rstrip())
+        rewards = await self._store.rewards(accepted_attempts(rollouts))
+        final = {reward.attempt_id: reward.value for reward in rewards if reward.name == FINAL}
+        exam = Exam(
+            version=version,
+            mode=mode,
+            rollouts=tuple(rollouts),
+            rewards=np.array([final.get(rollout.accepted_attempt_id or "", np.nan) for rollout in rollouts]),
+        )
+        self._watcher.examined(exam)
+        return exam
+
+    async def try_out(self) -> None:
+        """Run the first held-out task, to find out early whether the agent reaches the model. The exam that follows
+        does not run it again. Raises `AgentError` if neither this task nor a few more lead to a call.
+        """
+        attempts = await self._try(1, "one task")
+        if not attempts or await self._has_calls(attempts):
+            return
+        attempts = await self._try(MORE_TRIES, "a few more tasks")
+        if await self._has_calls(attempts):
+            return
+        errors = [attempt.error.splitlines()[0] for attempt in attempts if attempt.error]
+        if len(errors) == len(attempts) and not any(map(UNREACHED.search, errors)):
+            failed = list(dict.fromkeys(attempt.rollout_id for attempt in attempts))
+            raise await self._all_failed(failed, what="the first tasks")
+        raise never_called(
+            errors[0] if errors else f"it answered `{attempts[-1].output!r:.80}`", log=self._folder / "agents.log"
+        )
+
+    def heldout(self, count: int) -> list[Task]:
+        """The first `count` held-out tasks, the same ones every time."""
+        tasks, root = self._config.tasks, self._config.root
+        return load_tasks(tasks, "heldout", seed=tasks.seed, count=count, root=root)
+
+    async def _groups(self, step: int, count: int, *, retry: int = 0) -> list[Rollout]:
+        """Run `count` new tasks, a group of rollouts each."""
+        config = self._config
+        name = f"train-{step:05d}" + (f"-retry{retry}" if retry else "")
+        seed = derived_seed(config.seed, "train", step, *([retry] if retry else []))
+        tasks = load_tasks(config.tasks, "train", seed=seed, count=count, root=config.root)
+        rollouts = [
+            self._rollout(f"{name}-{index:03d}-{member:02d}", task, group_id=f"{name}-{index:03d}", temperature=1.0)
+            for index, task in enumerate(tasks)
+            for member in range(config.loop.group_size)
+        ]
+        what = f"step {step + 1}" + (f", other tasks {retry}" if retry else "")
+        return await self._finish(rollouts, version=step, what=what)
+
+    def _exam(self, tasks: Sequence[Task], *, version: int, mode: Mode) -> list[Rollout]:
+        """Seeds do not depend on the version, so that two versions meet the same randomness."""
+        return [
+            self._rollout(
+                f"exam-{version:05d}-{mode}-{index:04d}",
+                task,
+                seed_of=f"exam-{mode}-{index}",
+                temperature=TEMPERATURE[mode],
+            )
+            for index, task in enumerate(tasks)
+        ]
+
+    def _rollout(
+        self, rollout_id: str, task: Task, *, temperature: float, group_id: str = "", seed_of: str = ""
+    ) -> Rollout:
+        """Group and seed follow from the id, unless they are given."""
+        seed = derived_seed(self._config.seed, seed_of or rollout_id)
+        return Rollout(
+            id=rollout_id,
+            group_id=group_id or rollout_id,
+            task=task,
+            max_attempts=self._config.agent.max_attempts,
+            timeout_s=self._config.agent.timeout_s,
+            sampling={"temperature": temperature, "top_p": 1.0, "top_k": 0, "seed": seed},
+        )
+
+    async def _finish(self, rollouts: Sequence[Rollout], *, version: int, what: str) -> list[Rollout]:
+        """Enqueue the rollouts and wait until all have ended. Failed rollouts are returned too; it is an error only if
+        all failed. If the weights `version` have been trained further already, nothing is enqueued: their records
+        stay as they are, and failed rollouts are not repeated.
+        """
+        ids = [rollout.id for rollout in rollouts]
+        if version >= self._checkpoints.published:
+            await self._store.enqueue(rollouts)
+        ended = await wait(
+            self._store, ids, progress=lambda done: self._watcher.doing(f"{what}: running the agent", done, len(ids))
+        )
+        if all(rollout.status == "failed" for rollout in ended):
+            raise await self._all_failed(ids, what=what)
+        return ended
+
+    async def _try(self, count: int, what: str) -> list[Attempt]:
+        tasks = self.heldout(min(count, self._config.tasks.heldout))
+        rollouts = [replace(rollout, max_attempts=1) for rollout in self._exam(tasks, version=0, mode=MODES[0])]
+        ids = [rollout.id for rollout in rollouts]
+        await self._store.enqueue(rollouts)
+        self._watcher.doing(f"trying {what}: does the agent call the model?")
+        await wait(self._store, ids)
+        return await self._store.attempts(ids)
+
+    async def _has_calls(self, attempts: Sequence[Attempt]) -> bool:
+        return bool(await self._store.calls([attempt.id for attempt in attempts]))
+
+    async def _all_failed(self, rollout_ids: Sequence[str], *, what: str) -> AgentError | GraderError:
+        """The error to raise when all rollouts failed: the most frequent first line, with an example's traceback."""
+        errors = [attempt.error or "no error was given" for attempt in await self._store.attempts(rollout_ids)]
+        line, count = Counter(error.splitlines()[0] for error in errors).most_common(1)[0]
+        example = next(error for error in errors if error.startswith(line))
+        kind = GraderError if line.startswith("GraderError") else AgentError
+        hint = f"the agents' own output is in {self._folder / 'agents.log'}"
+        if (self._folder / "config.toml").exists():
+            resume = f"lightningrl train {self._folder}/config.toml --run-dir {self._folder} --resume"
+            hint = f"nothing was lost: mend it, then `{resume}`; {hint}"
+        return kind(f"all {len(rollout_ids)} rollouts of {what} failed; {count} times: {example}", hint=hint)
+
+
+def accepted_attempts(rollouts: Sequence[Rollout]) -> list[str]:
+    """Ids of the attempts that teach: one for each rollout that succeeded."""
+    return [rollout.accepted_attempt_id for rollout in rollouts if rollout.accepted_attempt_id]
+
+
+def never_called(detail: str, *, log: Path) -> AgentError:
+    """The error to raise when agents have ended without a call. `detail`: what they did instead."""
+    source = "it must take its base URL from OPENAI_BASE_URL and its key from OPENAI_API_KEY, as OpenAI's SDKs do"
+    return AgentError(
+        f"the agent never called the model: {detail}",
+        hint=f"{source} (docs/gateway.md); what it printed is in {log}",
+    )
