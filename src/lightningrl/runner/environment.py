@@ -1,187 +1,152 @@
-"""Which environment does an agent get? What it needs of ours, no secrets; where its model is; and no telemetry to
-vendors.
+"""The environment of an agent: its model's address, variables of ours that hold no secret, no telemetry to vendors.
 
-All attempts share the addresses; the keys are the attempt's token, or a placeholder where many attempts share a process
-(see `attach`).
+All attempts share the addresses. The keys are the attempt's token, or a placeholder where attempts share a process (see
+`attach`).
 """
 
 import fnmatch
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
 import tomli_w
 
 PLACEHOLDER_KEY = "lightningrl"
-"""SDKs want a key at construction, also where many attempts share a client; who calls is then in the header."""
+"""SDKs want a key at construction, even for a client that many attempts share. A header then carries the token."""
 
+Variables: TypeAlias = dict[str, tuple[str, str]]
+"""Name → (value, its readers): rows of a table in docs/gateway.md.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variable:
-    """One line of the table in docs/gateway.md."""
-
-    name: str
-    value: str
-    """`{gateway}` stands for the gateway's URL, `{key}` for the attempt's token, `{codex}` for a folder that is made
-    for the run.
-    """
-    readers: str
-    """Who looks at it, or what it is for."""
-
+In a value, `{gateway}` stands for the gateway's URL and `{key}` for the attempt's token.
+"""
 
 INHERITED = {
     "person and place": "HOME USER LOGNAME HOSTNAME TMPDIR TMP TEMP LANG LANGUAGE LC_* TZ CI",
     "programs": "PATH SHELL EDITOR PAGER LD_LIBRARY_PATH LD_PRELOAD DYLD_* DOCKER_HOST",
-    "terminal and screen": "TERM COLORTERM NO_COLOR FORCE_COLOR COLUMNS LINES DISPLAY WAYLAND_DISPLAY XAUTHORITY XDG_* DBUS_SESSION_BUS_ADDRESS",
-    "Python": "PYTHON* VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV CONDA_EXE PYENV_ROOT PIP_CACHE_DIR UV_CACHE_DIR UV_PYTHON",
-    "Node": "NODE_PATH NODE_OPTIONS NODE_ENV NODE_EXTRA_CA_CERTS NODE_NO_WARNINGS NVM_DIR NVM_BIN VOLTA_HOME PNPM_HOME BUN_INSTALL DENO_DIR"
-    " NPM_CONFIG_PREFIX NPM_CONFIG_CACHE npm_config_prefix npm_config_cache",
-    "other languages": "JAVA_HOME GOPATH GOROOT GOCACHE GOMODCACHE CARGO_HOME RUSTUP_HOME DOTNET_ROOT GEM_HOME GEM_PATH PERL5LIB JULIA_DEPOT_PATH",
+    "terminal and screen": "TERM COLORTERM NO_COLOR FORCE_COLOR COLUMNS LINES DISPLAY WAYLAND_DISPLAY XAUTHORITY XDG_*"
+    " DBUS_SESSION_BUS_ADDRESS",
+    "Python": "PYTHON* VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV CONDA_EXE PYENV_ROOT PIP_CACHE_DIR UV_CACHE_DIR"
+    " UV_PYTHON",
+    "Node": "NODE_PATH NODE_OPTIONS NODE_ENV NODE_EXTRA_CA_CERTS NODE_NO_WARNINGS NVM_DIR NVM_BIN VOLTA_HOME PNPM_HOME"
+    " BUN_INSTALL DENO_DIR NPM_CONFIG_PREFIX NPM_CONFIG_CACHE npm_config_prefix npm_config_cache",
+    "other languages": "JAVA_HOME GOPATH GOROOT GOCACHE GOMODCACHE CARGO_HOME RUSTUP_HOME DOTNET_ROOT GEM_HOME GEM_PATH"
+    " PERL5LIB JULIA_DEPOT_PATH",
     "network": "HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY http_proxy https_proxy all_proxy no_proxy"
     " SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE",
     "processors": "CUDA_* NVIDIA_* ROCR_* HIP_* OMP_* KMP_* MKL_* OPENBLAS_* NUMEXPR_* MALLOC_* TOKENIZERS_PARALLELISM",
-    "models and data": "HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE HF_ENDPOINT HF_DATASETS_CACHE HF_DATASETS_OFFLINE TRANSFORMERS_CACHE TRANSFORMERS_OFFLINE"
-    " TORCH_HOME SENTENCE_TRANSFORMERS_HOME NLTK_DATA TIKTOKEN_CACHE_DIR",
+    "models and data": "HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE HF_ENDPOINT HF_DATASETS_CACHE HF_DATASETS_OFFLINE"
+    " TRANSFORMERS_CACHE TRANSFORMERS_OFFLINE TORCH_HOME SENTENCE_TRANSFORMERS_HOME NLTK_DATA TIKTOKEN_CACHE_DIR",
     "browsers": "PLAYWRIGHT_* PUPPETEER_* CHROME_BIN CHROME_PATH",
     "names of models": "OPENAI_MODEL ANTHROPIC_MODEL ANTHROPIC_SMALL_FAST_MODEL GEMINI_MODEL"
     " AZURE_OPENAI_ENDPOINT AZURE_OPENAI_API_VERSION OPENAI_API_VERSION OPENAI_API_TYPE",
-    "OpenTelemetry": "OTEL_SDK_DISABLED OTEL_SERVICE_NAME OTEL_RESOURCE_ATTRIBUTES OTEL_PROPAGATORS OTEL_TRACES_* OTEL_METRICS_* OTEL_LOGS_*"
-    " OTEL_BSP_* OTEL_PYTHON_* OTEL_EXPORTER_OTLP_ENDPOINT OTEL_EXPORTER_OTLP_PROTOCOL"
+    "OpenTelemetry": "OTEL_SDK_DISABLED OTEL_SERVICE_NAME OTEL_RESOURCE_ATTRIBUTES OTEL_PROPAGATORS OTEL_TRACES_*"
+    " OTEL_METRICS_* OTEL_LOGS_* OTEL_BSP_* OTEL_PYTHON_* OTEL_EXPORTER_OTLP_ENDPOINT OTEL_EXPORTER_OTLP_PROTOCOL"
     " OTEL_EXPORTER_OTLP_TRACES_ENDPOINT OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
 }
-"""What it is for → the variables of ours that agents get; `*` stands for any characters. None of them is meant for a
-secret.
-"""
+"""Purpose → the variables that agents inherit; `*` stands for any characters. None of them is meant for a secret."""
 EVERYTHING = ("*",)
 
-ADDRESSES = (
-    Variable(name="OPENAI_BASE_URL", value="{gateway}/v1", readers="OpenAI SDKs and what is built on them"),
-    Variable(name="OPENAI_API_BASE", value="{gateway}/v1", readers="LangChain, LiteLLM: the older name"),
-    Variable(
-        name="ANTHROPIC_BASE_URL", value="{gateway}", readers="Anthropic SDKs, Claude Code; they add `/v1` themselves"
+ADDRESSES: Variables = {
+    "OPENAI_BASE_URL": ("{gateway}/v1", "OpenAI SDKs and libraries built on them"),
+    "OPENAI_API_BASE": ("{gateway}/v1", "LangChain, LiteLLM: the older name"),
+    "ANTHROPIC_BASE_URL": ("{gateway}", "Anthropic SDKs, Claude Code; they add `/v1` themselves"),
+    "ANTHROPIC_API_BASE": ("{gateway}", "LiteLLM"),
+    "GEMINI_API_BASE": ("{gateway}", "LiteLLM"),
+    "GOOGLE_GEMINI_BASE_URL": ("{gateway}", "Google GenAI SDKs, Gemini CLI"),
+    "LLM_BASE_URL": ("{gateway}/v1", "OpenHands"),
+}
+KEYS: Variables = {
+    "OPENAI_API_KEY": ("{key}", "OpenAI SDKs, Codex through its config.toml"),
+    "ANTHROPIC_API_KEY": ("{key}", "Anthropic SDKs, Claude Code"),
+    "GEMINI_API_KEY": ("{key}", "Google GenAI SDKs, Gemini CLI, LiteLLM"),
+    "GOOGLE_GENERATIVE_AI_API_KEY": ("{key}", "AI SDK of Vercel"),
+    "LLM_API_KEY": ("{key}", "OpenHands"),
+}
+MODELS: Variables = {
+    "LLM_MODEL": (
+        "openai/policy",
+        "OpenHands: LiteLLM's name for `policy` behind the URL; `agent.env` may name another",
     ),
-    Variable(name="ANTHROPIC_API_BASE", value="{gateway}", readers="LiteLLM"),
-    Variable(name="GEMINI_API_BASE", value="{gateway}", readers="LiteLLM"),
-    Variable(name="GOOGLE_GEMINI_BASE_URL", value="{gateway}", readers="Google GenAI SDKs, Gemini CLI"),
-    Variable(name="LLM_BASE_URL", value="{gateway}/v1", readers="OpenHands"),
-)
-KEYS = (
-    Variable(name="OPENAI_API_KEY", value="{key}", readers="OpenAI SDKs, Codex through its config.toml"),
-    Variable(name="ANTHROPIC_API_KEY", value="{key}", readers="Anthropic SDKs, Claude Code"),
-    Variable(name="GEMINI_API_KEY", value="{key}", readers="Google GenAI SDKs, Gemini CLI, LiteLLM"),
-    Variable(name="GOOGLE_GENERATIVE_AI_API_KEY", value="{key}", readers="AI SDK of Vercel"),
-    Variable(name="LLM_API_KEY", value="{key}", readers="OpenHands"),
-)
-MODELS = (
-    Variable(
-        name="LLM_MODEL",
-        value="openai/policy",
-        readers="OpenHands: LiteLLM's name for `policy` behind the URL; `agent.env` may name another",
+}
+PLACES: Variables = {
+    "CODEX_HOME": ("<codex>", "Codex; holds a config.toml that names the gateway, as Codex ignores `OPENAI_BASE_URL`"),
+    "NO_PROXY": (
+        "127.0.0.1,localhost,…",
+        "every client; added to the existing value, so that a proxy does not swallow the calls",
     ),
-)
-PLACES = (
-    Variable(
-        name="CODEX_HOME",
-        value="{codex}",
-        readers="Codex; holds a config.toml that names the gateway, as Codex ignores `OPENAI_BASE_URL`",
+    "no_proxy": ("127.0.0.1,localhost,…", "clients that read only the lower case"),
+}
+AZURE: Variables = {
+    "AZURE_OPENAI_ENDPOINT": ("{gateway}", "OpenAI SDK with Azure; only where it was set before"),
+    "AZURE_OPENAI_API_KEY": ("{key}", "OpenAI SDK with Azure; only where the endpoint was set before"),
+}
+"""Only set where the endpoint is set already: else OpenAI's module-level client refuses to choose a vendor."""
+TELEMETRY: Variables = {
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": (
+        "{gateway}/v1/traces",
+        "OpenTelemetry SDKs, unless another collector is named",
     ),
-    Variable(
-        name="NO_PROXY",
-        value="127.0.0.1,localhost,…",
-        readers="everybody; added to what is there, so that a proxy does not swallow the calls",
-    ),
-    Variable(name="no_proxy", value="127.0.0.1,localhost,…", readers="those who read only the lower case"),
-)
-AZURE = (
-    Variable(
-        name="AZURE_OPENAI_ENDPOINT", value="{gateway}", readers="OpenAI SDK with Azure; only where it was set before"
-    ),
-    Variable(
-        name="AZURE_OPENAI_API_KEY",
-        value="{key}",
-        readers="OpenAI SDK with Azure; only where the endpoint was set before",
-    ),
-)
-"""Unasked, they would do harm: with them, the client that OpenAI's module makes by itself cannot tell whose it is."""
-TELEMETRY = (
-    Variable(
-        name="OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
-        value="{gateway}/v1/traces",
-        readers="OpenTelemetry SDKs, unless another collector is named",
-    ),
-    Variable(
-        name="OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
-        value="http/protobuf",
-        readers="OpenTelemetry SDKs, with the endpoint",
-    ),
-    Variable(
-        name="OTEL_EXPORTER_OTLP_TRACES_HEADERS",
-        value="x-api-key={key}",
-        readers="OpenTelemetry SDKs of programs, with the endpoint",
-    ),
-)
-"""Where spans go (see docs/air.md). Whoever has a collector of their own keeps it."""
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": ("http/protobuf", "OpenTelemetry SDKs, with the endpoint"),
+    "OTEL_EXPORTER_OTLP_TRACES_HEADERS": ("x-api-key={key}", "OpenTelemetry SDKs of programs, with the endpoint"),
+}
+"""Where spans go (see docs/air.md). A collector that the environment already names stays in use."""
 COLLECTORS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-"""What names one."""
-QUIET = (
-    Variable(name="DO_NOT_TRACK", value="1", readers="many tools"),
-    Variable(name="ANONYMIZED_TELEMETRY", value="false", readers="Chroma, browser-use"),
-    Variable(name="DISABLE_TELEMETRY", value="1", readers="Claude Code, Open Interpreter"),
-    Variable(name="NO_UPDATE_NOTIFIER", value="1", readers="npm tools"),
-    Variable(name="LANGSMITH_TRACING", value="false", readers="LangChain, LangGraph"),
-    Variable(name="LANGSMITH_TRACING_V2", value="false", readers="LangChain, LangGraph"),
-    Variable(name="LANGCHAIN_TRACING_V2", value="false", readers="LangChain, LangGraph"),
-    Variable(name="OPENAI_AGENTS_DISABLE_TRACING", value="1", readers="OpenAI Agents SDK"),
-    Variable(name="LITELLM_LOCAL_MODEL_COST_MAP", value="True", readers="LiteLLM: does not fetch its price list"),
-    Variable(name="CREWAI_DISABLE_TELEMETRY", value="true", readers="CrewAI"),
-    Variable(name="CREWAI_DISABLE_TRACKING", value="true", readers="CrewAI"),
-    Variable(name="CREWAI_TRACING_ENABLED", value="false", readers="CrewAI"),
-    Variable(
-        name="CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", value="1", readers="Claude Code: updates, surveys, reports"
-    ),
-    Variable(name="DISABLE_AUTOUPDATER", value="1", readers="Claude Code"),
-    Variable(name="DISABLE_ERROR_REPORTING", value="1", readers="Claude Code"),
-    Variable(name="GEMINI_TELEMETRY_ENABLED", value="false", readers="Gemini CLI"),
-    Variable(name="OPENCODE_DISABLE_AUTOUPDATE", value="1", readers="OpenCode"),
-    Variable(name="AGNO_TELEMETRY", value="false", readers="Agno"),
-    Variable(name="HAYSTACK_TELEMETRY_ENABLED", value="False", readers="Haystack"),
-    Variable(name="MASTRA_TELEMETRY_DISABLED", value="1", readers="Mastra"),
-    Variable(name="MEM0_TELEMETRY", value="false", readers="Mem0"),
-    Variable(name="HF_HUB_DISABLE_TELEMETRY", value="1", readers="Hugging Face libraries"),
-    Variable(name="GRADIO_ANALYTICS_ENABLED", value="False", readers="Gradio"),
-)
-"""Thousands of rollouts are not to be reported to anybody. OTEL_SDK_DISABLED is not among them: an agent's own spans
-are welcome.
-"""
-
-TAKEN_AWAY = (
-    Variable(name="ANTHROPIC_AUTH_TOKEN", value="", readers="Anthropic SDKs, Claude Code: goes before the key"),
-    Variable(name="CLAUDE_CODE_OAUTH_TOKEN", value="", readers="Claude Code: a subscription"),
-    Variable(name="CLAUDE_CODE_USE_BEDROCK", value="", readers="Claude Code: another provider"),
-    Variable(name="CLAUDE_CODE_USE_VERTEX", value="", readers="Claude Code: another provider"),
-    Variable(name="CLAUDE_CODE_USE_FOUNDRY", value="", readers="Claude Code: another provider"),
-    Variable(name="GOOGLE_GENAI_USE_VERTEXAI", value="", readers="Google GenAI SDKs, Gemini CLI: another provider"),
-    Variable(name="GOOGLE_API_KEY", value="", readers="Google GenAI SDKs: goes before GEMINI_API_KEY, with a warning"),
-    Variable(name="AZURE_OPENAI_AD_TOKEN", value="", readers="OpenAI SDK with Azure: goes before the key"),
-)
-"""Variables of a person's shell that would lead an agent past the gateway, to a model that costs money. Not inherited,
-even if the recipe asks.
-"""
+"""The variables that name a collector."""
+QUIET: Variables = {
+    "DO_NOT_TRACK": ("1", "many tools"),
+    "ANONYMIZED_TELEMETRY": ("false", "Chroma, browser-use"),
+    "DISABLE_TELEMETRY": ("1", "Claude Code, Open Interpreter"),
+    "NO_UPDATE_NOTIFIER": ("1", "npm tools"),
+    "LANGSMITH_TRACING": ("false", "LangChain, LangGraph"),
+    "LANGSMITH_TRACING_V2": ("false", "LangChain, LangGraph"),
+    "LANGCHAIN_TRACING_V2": ("false", "LangChain, LangGraph"),
+    "OPENAI_AGENTS_DISABLE_TRACING": ("1", "OpenAI Agents SDK"),
+    "LITELLM_LOCAL_MODEL_COST_MAP": ("True", "LiteLLM: does not fetch its price list"),
+    "CREWAI_DISABLE_TELEMETRY": ("true", "CrewAI"),
+    "CREWAI_DISABLE_TRACKING": ("true", "CrewAI"),
+    "CREWAI_TRACING_ENABLED": ("false", "CrewAI"),
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": ("1", "Claude Code: updates, surveys, reports"),
+    "DISABLE_AUTOUPDATER": ("1", "Claude Code"),
+    "DISABLE_ERROR_REPORTING": ("1", "Claude Code"),
+    "GEMINI_TELEMETRY_ENABLED": ("false", "Gemini CLI"),
+    "OPENCODE_DISABLE_AUTOUPDATE": ("1", "OpenCode"),
+    "AGNO_TELEMETRY": ("false", "Agno"),
+    "HAYSTACK_TELEMETRY_ENABLED": ("False", "Haystack"),
+    "MASTRA_TELEMETRY_DISABLED": ("1", "Mastra"),
+    "MEM0_TELEMETRY": ("false", "Mem0"),
+    "HF_HUB_DISABLE_TELEMETRY": ("1", "Hugging Face libraries"),
+    "GRADIO_ANALYTICS_ENABLED": ("False", "Gradio"),
+}
+"""Telemetry to vendors, switched off. OTEL_SDK_DISABLED is not among them: an agent's own spans are welcome."""
+TAKEN_AWAY = {
+    "ANTHROPIC_AUTH_TOKEN": "Anthropic SDKs, Claude Code: takes precedence over the key",
+    "CLAUDE_CODE_OAUTH_TOKEN": "Claude Code: a subscription",
+    "CLAUDE_CODE_USE_BEDROCK": "Claude Code: another provider",
+    "CLAUDE_CODE_USE_VERTEX": "Claude Code: another provider",
+    "CLAUDE_CODE_USE_FOUNDRY": "Claude Code: another provider",
+    "GOOGLE_GENAI_USE_VERTEXAI": "Google GenAI SDKs, Gemini CLI: another provider",
+    "GOOGLE_API_KEY": "Google GenAI SDKs: takes precedence over GEMINI_API_KEY, with a warning",
+    "AZURE_OPENAI_AD_TOKEN": "OpenAI SDK with Azure: takes precedence over the key",
+}
+"""Variables that would lead an agent past the gateway, to a model that costs money. No recipe can inherit them."""
 
 
 def addresses(gateway: str, *, key: str) -> dict[str, str]:
-    """Where the model is, and the key to it: what an attempt gets. `gateway` has no `/v1`."""
-    return _filled((*ADDRESSES, *KEYS), gateway, key)
+    """The model's address and key, in the variables of every SDK. `gateway` has no `/v1`."""
+    return _filled({**ADDRESSES, **KEYS}, gateway, key)
 
 
 def telemetry(gateway: str, *, key: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Where spans go, in an `environment` that names no other collector. Attempts that share a process share its
-    exporter, which has no key then.
+    """Where spans go; empty if `environment` names another collector.
+
+    Attempts that share a process share its exporter, so there is no key in its headers.
     """
-    found = _filled(TELEMETRY if key != PLACEHOLDER_KEY else TELEMETRY[:2], gateway, key)
+    found = _filled(TELEMETRY, gateway, key)
+    if key == PLACEHOLDER_KEY:
+        del found["OTEL_EXPORTER_OTLP_TRACES_HEADERS"]
     ours = found["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"]
     return found if all(environment.get(name, ours) in (ours, "") for name in COLLECTORS) else {}
 
@@ -195,36 +160,31 @@ def process_environment(
     wishes: Mapping[str, str] | None = None,
     codex_home: Path | None = None,
 ) -> dict[str, str]:
-    """The whole environment of a process that runs agents: what it inherits, quietened; then `wishes`; then where the
-    model is.
+    """The whole environment of a process that runs agents.
 
-    `inherit`, a recipe's `agent.inherit_env`, names variables beside the usual ones. `secrets` are the variables with
-    the keys of upstreams: they are never inherited, nor is any other variable with the same value. `wishes`, a recipe's
-    `agent.env`, have the last word on everything but the model's address. `gateway` is None where it is not known yet.
+    In rising precedence: inherited variables, telemetry switched off, `wishes`, the model's address.
+
+    `gateway`: None if it is not known yet.
+    `inherit`: the recipe's `agent.inherit_env`, more variables to inherit.
+    `secrets`: variables with the keys of upstreams. Neither they nor other variables of the same value are inherited.
+    `wishes`: the recipe's `agent.env`.
     """
     environment = _inherited(os.environ, patterns=[*" ".join(INHERITED.values()).split(), *inherit], secrets=secrets)
-    environment |= {variable.name: variable.value for variable in (*MODELS, *QUIET)}
+    environment |= _filled({**MODELS, **QUIET}, "", key)
     if codex_home is not None:
         environment["CODEX_HOME"] = str(codex_home.resolve())
     environment |= wishes or {}
     if gateway is None:
-        return environment | {variable.name: key for variable in KEYS}
+        return environment | dict.fromkeys(KEYS, key)
     proxied = _without_proxy(environment, host=urlsplit(gateway).hostname or "")
-    azure = AZURE if "AZURE_OPENAI_ENDPOINT" in environment else ()
+    azure = AZURE if "AZURE_OPENAI_ENDPOINT" in environment else {}
     spans = telemetry(gateway, key=key, environment=environment)
-    return (
-        environment
-        | {"NO_PROXY": proxied, "no_proxy": proxied}
-        | _filled(azure, gateway, key)
-        | spans
-        | addresses(gateway, key=key)
-    )
+    environment |= {"NO_PROXY": proxied, "no_proxy": proxied}
+    return environment | _filled(azure, gateway, key) | spans | addresses(gateway, key=key)
 
 
 def make_codex_home(folder: Path, *, gateway: str) -> Path:
-    """Write the config.toml that leads Codex to the gateway; `folder` is made if it is not there. Keys as Codex 0.169
-    knows them.
-    """
+    """Write a config.toml that points Codex at the gateway. Creates `folder`. The keys are those of Codex 0.169."""
     folder.mkdir(parents=True, exist_ok=True)
     provider = {
         "name": "LightningRL",
@@ -239,7 +199,7 @@ def make_codex_home(folder: Path, *, gateway: str) -> Path:
         "check_for_update_on_startup": False,
         "analytics": {"enabled": False},
         "feedback": {"enabled": False},
-        "features": {"plugins": False},  # their catalogue is fetched in every run
+        "features": {"plugins": False},  # or every run fetches their catalogue
         "model_providers": {"lightningrl": provider},
     }
     (folder / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
@@ -248,17 +208,28 @@ def make_codex_home(folder: Path, *, gateway: str) -> Path:
 
 def environment_page() -> str:
     """The tables of docs/gateway.md."""
-    inherited = [
-        f"| {purpose} | {' '.join(f'`{name}`' for name in names.split())} |" for purpose, names in INHERITED.items()
+    inherited = {purpose: " ".join(f"`{name}`" for name in names.split()) for purpose, names in INHERITED.items()}
+    given = {
+        f"`{name}`": f"`{value.translate(str.maketrans('{}', '<>'))}` | {readers}"
+        for name, (value, readers) in (ADDRESSES | KEYS | MODELS | TELEMETRY | AZURE | PLACES | QUIET).items()
+    }
+    withheld = {f"`{name}`": readers for name, readers in TAKEN_AWAY.items()}
+    tables = [
+        _table("inherited for | variables", inherited),
+        _table("variable | value | who reads it", given),
+        _table("taken away | who reads it", withheld),
     ]
-    sets = [*ADDRESSES, *KEYS, *MODELS, *TELEMETRY, *AZURE, *PLACES, *QUIET]
-    first = "\n".join(["| inherited for | variables |", "|---|---|", *inherited])
-    return f"{first}\n\n{_table(sets, head='value')}\n\n{_table(TAKEN_AWAY, head=None)}\n"
+    return "\n\n".join(tables) + "\n"
+
+
+def _table(head: str, rows: Mapping[str, str]) -> str:
+    rule = "|---" * (head.count("|") + 1) + "|"
+    return "\n".join([f"| {head} |", rule, *(f"| {first} | {rest} |" for first, rest in rows.items())])
 
 
 def _inherited(environment: Mapping[str, str], *, patterns: Iterable[str], secrets: Collection[str]) -> dict[str, str]:
     wanted = re.compile("|".join(map(fnmatch.translate, patterns)))
-    withheld = {*secrets, *(variable.name for variable in TAKEN_AWAY)}
+    withheld = {*secrets, *TAKEN_AWAY}
     keys = {environment[name] for name in secrets if environment.get(name)}
     return {
         name: value
@@ -267,22 +238,11 @@ def _inherited(environment: Mapping[str, str], *, patterns: Iterable[str], secre
     }
 
 
-def _filled(variables: Iterable[Variable], gateway: str, key: str) -> dict[str, str]:
-    return {variable.name: variable.value.format(gateway=gateway.rstrip("/"), key=key) for variable in variables}
-
-
-def _table(variables: Iterable[Variable], *, head: str | None) -> str:
-    rows = [
-        "| variable | value | who reads it |" if head else "| taken away | who reads it |",
-        "|---|---|---|" if head else "|---|---|",
-    ]
-    for variable in variables:
-        value = f" `{variable.value.translate(str.maketrans('{}', '<>'))}` |" if head else ""
-        rows.append(f"| `{variable.name}` |{value} {variable.readers} |")
-    return "\n".join(rows)
+def _filled(variables: Variables, gateway: str, key: str) -> dict[str, str]:
+    return {name: value.format(gateway=gateway.rstrip("/"), key=key) for name, (value, _) in variables.items()}
 
 
 def _without_proxy(environment: Mapping[str, str], *, host: str) -> str:
-    """The hosts that are reached directly, the gateway's among them."""
+    """The hosts that are reached without a proxy, including the gateway's."""
     known = [name.strip() for key in ("NO_PROXY", "no_proxy") for name in environment.get(key, "").split(",")]
     return ",".join(dict.fromkeys(name for name in [*known, "127.0.0.1", "localhost", "::1", host] if name))
