@@ -12,7 +12,8 @@ from ipaddress import IPv6Address, ip_address
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-BAGGAGE = "lightningrl.token"
+from lightningrl.tracing.mark import BAGGAGE_KEY
+
 AGENT = "gen_ai.agent.name"
 """As OpenTelemetry's semantic conventions name it."""
 KEYS = (b"authorization", b"x-api-key", b"x-goog-api-key", b"api-key")
@@ -65,7 +66,7 @@ def caller_of(scope: Mapping[str, Any], *, path_token: str | None) -> Caller:
     baggage = _members(found.get(b"baggage", ""))
     retries = found.get(b"x-stainless-retry-count", "0")
     return Caller(
-        token=baggage.get(BAGGAGE) or path_token or _key(found, scope["query_string"].decode("latin-1")),
+        token=baggage.get(BAGGAGE_KEY) or path_token or _key(found, scope["query_string"].decode("latin-1")),
         session=next((found[name] for name in SESSIONS if found.get(name)), None),
         agent=baggage.get(AGENT) or found.get(b"x-agent-name", ""),
         retries=int(retries) if retries.isascii() and retries.isdigit() and len(retries) < 9 else 0,

@@ -23,10 +23,9 @@ from typing import Any
 from urllib.parse import SplitResult, quote, urlsplit
 
 from lightningrl.errors import UserError
-from lightningrl.tracing.mark import MARK, mark_of
+from lightningrl.tracing.mark import BAGGAGE_KEY, MARK, mark_of
 from lightningrl.types import hash_token
 
-BAGGAGE_KEY = "lightningrl.token"
 PORTS = {"http": 80, "https": 443}
 
 

@@ -5,7 +5,9 @@ that gives neither the token nor its hash away to another collector.
 import hashlib
 
 MARK = "lightningrl.mark"
-"""The attribute."""
+"""The attribute of a span."""
+BAGGAGE_KEY = "lightningrl.token"
+"""The key in a request's `baggage` header whose value is the attempt's token."""
 
 
 def mark_of(token_hash: str, *, attempt_id: str = "") -> str:
