@@ -14,12 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
+
 from lightningrl.errors import AgentError
-from lightningrl.runner.answer import OUTPUT, answer_of
 from lightningrl.runner.keeper import end_group
 from lightningrl.runner.leftovers import ATTEMPT, end_leftovers
 from lightningrl.runner.wire import MAX_OUTPUT
 
+OUTPUT = "LIGHTNINGRL_OUTPUT"
+"""The environment variable that names the file a program may write its answer to."""
 MAX_ENV = 120_000
 """Linux refuses a program any single variable of 128 KiB or more (MAX_ARG_STRLEN); a larger task is on stdin alone."""
 MAX_STDERR = 4000
@@ -113,3 +116,38 @@ def _failure(name: str, code: int, stderr: str) -> str:
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
     why = [*stderr.splitlines()[-1:], *REASON.findall(stderr)] or ["it wrote nothing to stderr"]
     return f"`{name}` {how}: {why[-1]}\n{stderr[-MAX_STDERR:]}"
+
+
+def answer_of(printed: bytes, file: Path) -> Any:
+    """Raises `AgentError` for one that is too long."""
+    if len(printed) > MAX_OUTPUT:
+        raise AgentError(
+            f"the agent printed more than `{MAX_OUTPUT}` bytes",
+            hint=f"log to stderr; the answer may go to the file `{OUTPUT}`",
+        )
+    if file.exists() and file.stat().st_size:
+        with file.open("rb") as stream:
+            written = stream.read(MAX_OUTPUT + 1)
+        if len(written) > MAX_OUTPUT:
+            raise AgentError(
+                f"the agent wrote more than `{MAX_OUTPUT}` bytes to `{OUTPUT}`",
+                hint="write it elsewhere and return its path",
+            )
+        return _parsed(written)
+    last = printed.rstrip().rpartition(b"\n")[2].strip()
+    return _parsed(last if last[:1] in (b"{", b"[") and _is_json(last) and not _is_json(printed) else printed)
+
+
+def _parsed(text: bytes) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text.decode(errors="replace").strip()
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return False
+    return True

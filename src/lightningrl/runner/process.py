@@ -61,8 +61,7 @@ class WorkerProcess:
     @property
     def blocked_by(self) -> str | None:
         """The job that blocks the event loop right now; "" if it is not known which, None if none does."""
-        note = None if self._notes.closed else read_note(self._notes.fileno())
-        return None if note is None else note.job_id
+        return None if self._notes.closed else read_note(self._notes.fileno())
 
     @classmethod
     async def spawn(

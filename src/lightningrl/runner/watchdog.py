@@ -28,13 +28,6 @@ running: ContextVar[str] = ContextVar("lightningrl_running", default="")
 _owners: WeakKeyDictionary[asyncio.Task[Any], str] = WeakKeyDictionary()
 
 
-class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """The loop is blocked."""
-
-    job_id: str
-    """By whom; "" if that is not known."""
-
-
 class Watchdog:
     """Watches one loop from a thread of its own. `held_up` is called in the loop after each block, with (job id or "",
     seconds).
@@ -57,7 +50,7 @@ class Watchdog:
             if not sign.wait(BLOCKED_S):
                 task = asyncio.current_task(self._loop)
                 self._blocker = "" if task is None else _owners.get(task, "")
-                _write(self._descriptor, Note(job_id=self._blocker))
+                _write(self._descriptor, self._blocker)
                 sign.wait()
                 _write(self._descriptor, None)
                 self._blocker = ""
@@ -71,12 +64,12 @@ class Watchdog:
         sign.set()
 
 
-def read_note(descriptor: int) -> Note | None:
-    """What a watchdog has noted last; None if its loop is not blocked."""
-    return msgspec.json.decode(os.pread(descriptor, LENGTH, 0) or b"null", type=Note | None)
+def read_note(descriptor: int) -> str | None:
+    """The job that blocks the loop; "" if it is not known which, None if the loop is not blocked."""
+    return msgspec.json.decode(os.pread(descriptor, LENGTH, 0) or b"null", type=str | None)
 
 
-def _write(descriptor: int, note: Note | None) -> None:
+def _write(descriptor: int, note: str | None) -> None:
     os.pwrite(descriptor, msgspec.json.encode(note).ljust(LENGTH), 0)
 
 

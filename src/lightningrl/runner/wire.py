@@ -15,8 +15,6 @@ MAX_OUTPUT = 16 * 2**20
 MAX_LINE = 4 * MAX_OUTPUT
 """Bytes of one message; above any line that can come up, so that a reader never chokes on one."""
 
-Owner: TypeAlias = Literal["agent", "grader"]
-
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What a worker is for."""
@@ -54,7 +52,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Agent or reward function cannot be loaded."""
 
-    owner: Owner
+    owner: Literal["agent", "grader"]
     message: str
     hint: str | None
 
@@ -85,7 +83,6 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 ToWorker: TypeAlias = Setup | Job | Cancel
 FromWorker: TypeAlias = Ready | Refused | Started | Done
 
-_encoder = msgspec.json.Encoder()
 to_worker = msgspec.json.Decoder(ToWorker)
 from_worker = msgspec.json.Decoder(FromWorker)
 
@@ -96,4 +93,4 @@ def speakable(text: str) -> str:
 
 
 def line(message: ToWorker | FromWorker) -> bytes:
-    return _encoder.encode(message) + b"\n"
+    return msgspec.json.encode(message) + b"\n"

@@ -24,7 +24,7 @@ import msgspec
 from lightningrl import plugins
 from lightningrl.errors import AgentError, GraderError, UserError
 from lightningrl.runner import attach, watchdog, wire
-from lightningrl.runner.boundary import as_json, as_rewards, attributed, call, describe
+from lightningrl.runner.boundary import Blame, as_json, as_rewards, attributed, call, describe
 from lightningrl.runner.command import run_command
 from lightningrl.runner.environment import telemetry
 from lightningrl.runner.exhaustion import files_are_short, is_exhaustion
@@ -163,7 +163,7 @@ def _late(progress: Progress) -> wire.Done:
     return wire.Done(id=job.id, status="timeout", error=f"{blame}: timed out, no {what} within {job.timeout_s:g} s")
 
 
-def _load(name: str, *, kind: str, root: Path, blame: type[AgentError] | type[GraderError]) -> Callable[..., Any]:
+def _load(name: str, *, kind: str, root: Path, blame: Blame) -> Callable[..., Any]:
     try:
         function = plugins.load(name, kind=kind, root=root)
     except UserError as error:
