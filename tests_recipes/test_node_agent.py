@@ -104,8 +104,8 @@ def test_the_gateway_renders_a_conversation_as_the_warm_start_has_shown_it(
     shop: Any, server: Any, tmp_path: Path
 ) -> None:
     from lightningrl.chat import ChatTemplate
-    from lightningrl.gateway.dialects.base import Past
-    from lightningrl.gateway.dialects.openai_chat import OpenAIChat
+    from lightningrl.dialects.base import Past
+    from lightningrl.dialects.openai_chat import OpenAIChat
     from lightningrl.warmstart.demonstrations import answers_of
     from lightningrl.warmstart.examples import examples_of
 

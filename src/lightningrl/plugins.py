@@ -21,11 +21,11 @@ BUILTIN: Mapping[str, Mapping[str, str]] = {
     },
     "trainer": {"local": "lightningrl.trainer.local:LocalTrainer"},
     "dialect": {
-        "openai.chat": "lightningrl.gateway.dialects.openai_chat:OpenAIChat",
-        "openai.responses": "lightningrl.gateway.dialects.openai_responses:OpenAIResponses",
-        "openai.completions": "lightningrl.gateway.dialects.openai_completions:OpenAICompletions",
-        "anthropic.messages": "lightningrl.gateway.dialects.anthropic_messages:AnthropicMessages",
-        "google.gemini": "lightningrl.gateway.dialects.gemini:Gemini",
+        "openai.chat": "lightningrl.dialects.openai_chat:OpenAIChat",
+        "openai.responses": "lightningrl.dialects.openai_responses:OpenAIResponses",
+        "openai.completions": "lightningrl.dialects.openai_completions:OpenAICompletions",
+        "anthropic.messages": "lightningrl.dialects.anthropic_messages:AnthropicMessages",
+        "google.gemini": "lightningrl.dialects.gemini:Gemini",
     },
     "credit": {
         "uniform": "lightningrl.algorithms.credit:uniform",

@@ -9,8 +9,8 @@ import httpx2
 import openai
 import pytest
 
+from lightningrl.dialects.base import ChatRequest, Refused
 from lightningrl.gateway import Route, create_app
-from lightningrl.gateway.dialects.base import ChatRequest, Refused
 from lightningrl.gateway.relay import Upstream
 from lightningrl.gateway.routing import choose, fingerprint, model, role
 from lightningrl.gateway.visitors import Guests

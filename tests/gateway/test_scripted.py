@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from lightningrl.chat import AnswerStream, ChatTemplate
 from lightningrl.config import EngineConfig
+from lightningrl.dialects.base import ChatRequest
 from lightningrl.engine.base import Delta, EngineSetup
 from lightningrl.engine.conformance import CHECKS, Conformance, different_seeds_differ
 from lightningrl.errors import EngineError, LightningError, UserError
-from lightningrl.gateway.dialects.base import ChatRequest
 from lightningrl.gateway.scripted import PLAIN, Script, ScriptedEngine, asked, make_engine
 from lightningrl.messages import Message, ToolCall
 from lightningrl.types import Sampling

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from lightningrl.chat import ChatTemplate, reasons
-from lightningrl.gateway.dialects.gemini import VERB
+from lightningrl.dialects.gemini import VERB
 from lightningrl.types import Call, Capture
 
 from .conftest import HERE, ROOT, Program, Ran

@@ -23,7 +23,7 @@ from lightningrl.errors import Stopped, UserError
 from lightningrl.gateway.scripted import PLAIN
 from lightningrl.gateway.server import FROZEN, bound, frozen, make_engine_for, make_gateway, opened
 from lightningrl.gateway.visitors import Guests
-from lightningrl.look.census import CAPTURES, Census, Reader
+from lightningrl.look.census import CAPTURES, Census
 from lightningrl.plugins import names
 from lightningrl.runner.environment import EVERYTHING, make_codex_home, process_environment
 from lightningrl.runner.foreground import run_foreground
@@ -179,9 +179,9 @@ async def _run(command: Sequence[str], config: Config, folder: Path) -> Captured
 
 
 async def _count(store: Store, attempt_ids: Sequence[str]) -> Census:
-    census, reader = Census(), Reader()
+    census = Census()
     for attempt_id in attempt_ids:
-        census.add(await store.calls([attempt_id]), reader)
+        census.add(await store.calls([attempt_id]))
     return census
 
 

@@ -17,13 +17,13 @@ import msgspec
 from lightningrl import plugins
 from lightningrl.chat import ChatTemplate
 from lightningrl.chat.template import BadConversation
+from lightningrl.dialects import openai_wire as wire
+from lightningrl.dialects.base import ChatRequest, Dialect, Refused, Reply
 from lightningrl.engine.base import Engine
 from lightningrl.errors import LightningError, StoreFailed
 from lightningrl.gateway import http, routing
 from lightningrl.gateway.capture import Backstage, Exchange
 from lightningrl.gateway.delivery import Delivery, Streamed, Whole
-from lightningrl.gateway.dialects import openai_wire as wire
-from lightningrl.gateway.dialects.base import ChatRequest, Dialect, Refused, Reply
 from lightningrl.gateway.generation import ENDED
 from lightningrl.gateway.http import Gone, Receive, Scope, Send, respond
 from lightningrl.gateway.identity import Caller, caller_of, split_path

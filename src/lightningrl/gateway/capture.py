@@ -17,10 +17,10 @@ import numpy as np
 
 from lightningrl.chat import AnswerStream, ChatTemplate, Prompt
 from lightningrl.chat.grammar import grammar_of
+from lightningrl.dialects.base import ChatRequest, Dialect, Refused, Reply, TokenLogprob
 from lightningrl.engine.base import Delta, Engine, EngineBusy, Unanswerable, affinity
 from lightningrl.errors import LightningError, StoreError, StoreFailed, UserError
 from lightningrl.gateway.delivery import Answered, Delivery, Show
-from lightningrl.gateway.dialects.base import ChatRequest, Dialect, Refused, Reply, TokenLogprob
 from lightningrl.gateway.generation import ENDED, GONE, Generation, sampling_of
 from lightningrl.gateway.prompts import too_long
 from lightningrl.gateway.scripted import ScriptError, asked

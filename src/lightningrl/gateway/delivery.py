@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from lightningrl.chat import Piece
-from lightningrl.gateway.dialects.base import Dialect, Refused, Reply, TokenLogprob
+from lightningrl.dialects.base import Dialect, Refused, Reply, TokenLogprob
 from lightningrl.gateway.http import EventSender, Send, respond
 
 Show: TypeAlias = Callable[[int, Piece, Sequence[TokenLogprob] | None], Awaitable[None]]

@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass, field, replace
 
 from lightningrl.chat import Answer, AnswerStream, ChatTemplate, Piece, Prompt
+from lightningrl.dialects.base import ChatRequest, Choice, TokenLogprob
 from lightningrl.engine.base import Delta, Top
 from lightningrl.errors import EngineError, LightningError
-from lightningrl.gateway.dialects.base import ChatRequest, Choice, TokenLogprob
 from lightningrl.gateway.sessions import Draw, Session
 from lightningrl.types import FinishReason, Sampling
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from lightningrl.gateway.dialects.base import MediaType, Refused
+from lightningrl.dialects.base import MediaType, Refused
 from lightningrl.gateway.threads import in_thread
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from lightningrl.chat import ChatTemplate, Prompt
 from lightningrl.chat.encoder import LongText, TooManyTokens, beforehand
-from lightningrl.gateway.dialects.base import ChatRequest, Refused
+from lightningrl.dialects.base import ChatRequest, Refused
 from lightningrl.gateway.http import Receive, while_there
 from lightningrl.gateway.sessions import Session
 from lightningrl.gateway.threads import in_thread

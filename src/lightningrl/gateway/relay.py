@@ -14,8 +14,8 @@ import aiohttp
 import msgspec
 import numpy as np
 
+from lightningrl.dialects.base import Dialect, Refused, Reply
 from lightningrl.errors import UserError
-from lightningrl.gateway.dialects.base import Dialect, Refused, Reply
 from lightningrl.gateway.generation import ENDED, GONE, NO_VERSION
 from lightningrl.gateway.http import Send
 from lightningrl.gateway.identity import KEYS

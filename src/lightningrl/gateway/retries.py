@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightningrl.gateway.dialects.base import Reply
+from lightningrl.dialects.base import Reply
 
 KEPT = 64
 """Bodies of one attempt whose answers nobody has fetched, or that got none; a repetition comes within seconds."""

@@ -5,9 +5,9 @@
 import sys
 from typing import Any
 
+from lightningrl.dialects.base import Refused
 from lightningrl.errors import StoreError, StoreFailed
 from lightningrl.gateway import http
-from lightningrl.gateway.dialects.base import Refused
 from lightningrl.gateway.http import Receive, Scope, Send
 from lightningrl.gateway.identity import caller_of
 from lightningrl.gateway.sessions import Sessions

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from lightningrl.gateway.dialects.base import ChatRequest, Refused
+from lightningrl.dialects.base import ChatRequest, Refused
 
 TURNS = ("messages", "input", "contents")
 """Where the dialects' bodies have a conversation."""

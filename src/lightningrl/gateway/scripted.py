@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 from lightningrl import plugins
 from lightningrl.chat import ChatTemplate
 from lightningrl.chat.encoder import LONG
+from lightningrl.dialects.base import ChatRequest
 from lightningrl.engine.base import Delta, Engine, EngineSetup
 from lightningrl.engine.stop import StopFinder
 from lightningrl.errors import EngineError, LightningError, UserError
-from lightningrl.gateway.dialects.base import ChatRequest
 from lightningrl.gateway.threads import in_thread
 from lightningrl.messages import Message, ToolCall
 from lightningrl.types import FinishReason, Sampling, Weights

@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, Protocol
 
 from lightningrl.chat import ChatTemplate, ConversationTree
+from lightningrl.dialects.base import Dialect, Past, Refused
 from lightningrl.errors import UserError
-from lightningrl.gateway.dialects.base import Dialect, Past, Refused
 from lightningrl.gateway.identity import Caller, is_local
 from lightningrl.gateway.retries import Unread
 from lightningrl.store import Store

@@ -12,9 +12,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from lightningrl.dialects.base import Refused
 from lightningrl.errors import StoreError, StoreFailed
 from lightningrl.gateway import http
-from lightningrl.gateway.dialects.base import Refused
 from lightningrl.gateway.http import Receive, Scope, Send
 from lightningrl.gateway.identity import caller_of
 from lightningrl.gateway.sessions import Sessions

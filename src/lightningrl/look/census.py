@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
-import msgspec
 import numpy as np
 
-from lightningrl import plugins
-from lightningrl.gateway.dialects.base import ChatRequest, Dialect, Past, Refused
+from lightningrl.dialects.base import ChatRequest
+from lightningrl.dialects.recorded import Reader
 from lightningrl.gateway.routing import fingerprint
-from lightningrl.messages import Message
 from lightningrl.prefix import common_prefix
 from lightningrl.types import Call, Capture
 
@@ -61,13 +59,13 @@ class Census:
     reused_tokens: int = 0
     """Of `prompt_tokens`: those that an earlier call of the conversation has read or said."""
 
-    def add(self, calls: Sequence[Call], reader: "Reader") -> None:
+    def add(self, calls: Sequence[Call]) -> None:
         """Count the calls of one attempt, given in their order."""
         known: dict[str, Call] = {}
-        past = Past()
+        reader = Reader()
         for call in calls:
             self._add(call, known.get(call.parent_call_id or ""))
-            self._add_role(call, reader.request(call, past))
+            self._add_role(call, reader.request(call))
             known[call.id] = call
 
     def reasons(self) -> dict[str, dict[str, Reason]]:
@@ -99,44 +97,6 @@ class Census:
         role.calls += 1
         role.sampled_tokens += len(call.completion_ids)
         role.agents[call.agent] += 1
-
-
-class Reader:
-    """Reads recorded requests, each in its own dialect."""
-
-    def __init__(self) -> None:
-        self._dialects: dict[str, Dialect | None] = {}
-
-    def request(self, call: Call, past: Past) -> ChatRequest | None:
-        """None for what cannot be read any more: a dialect of a plugin that is not here, or a reference to what was
-        never answered.
-        """
-        dialect = self._dialect(call)
-        if dialect is None:
-            return None
-        try:
-            request = dialect.parse(call.request, past)
-        except Refused:
-            return None
-        if call.capture != "incomplete":
-            dialect.remember(past, request, call.response)
-        return request
-
-    def answer(self, call: Call) -> Message | None:
-        """None for an answer that broke, or one that cannot be read any more."""
-        dialect = None if call.capture == "incomplete" else self._dialect(call)
-        if dialect is None:
-            return None
-        try:
-            return dialect.answer(call.response)
-        except (msgspec.ValidationError, KeyError, IndexError, TypeError):  # another server's answer is kept as it came
-            return None
-
-    def _dialect(self, call: Call) -> Dialect | None:
-        if call.dialect not in self._dialects:
-            known = call.dialect in plugins.names("dialect")
-            self._dialects[call.dialect] = plugins.load(call.dialect, kind="dialect")() if known else None
-        return self._dialects[call.dialect]
 
 
 def _reused(call: Call, parent: Call) -> int:

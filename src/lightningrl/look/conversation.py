@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lightningrl.gateway.dialects.base import Past
-from lightningrl.look.census import Reader
+from lightningrl.dialects.recorded import Reader
 from lightningrl.messages import Message
 from lightningrl.types import Call
 
@@ -38,11 +37,11 @@ class Said:
 
 def conversation(calls: Sequence[Call]) -> list[Said]:
     """Of the calls of one attempt, in their order."""
-    reader, past = Reader(), Past()
+    reader = Reader()
     known: dict[str, tuple[Message, ...]] = {}
     found: list[Said] = []
     for call in calls:
-        request = reader.request(call, past)
+        request = reader.request(call)
         messages = (
             ()
             if request is None

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lightningrl.look.census import CAPTURES, Census, Reader, Reason
+from lightningrl.look.census import CAPTURES, Census, Reason
 from lightningrl.look.conversation import Said, conversation
 from lightningrl.look.opened import Opened
 from lightningrl.look.rollout import final_rewards
@@ -130,10 +130,10 @@ async def _line(
 
 async def _census(records: Records, where: Where) -> Census:
     """A page at a time: the calls of a whole run need not fit into memory."""
-    census, reader, before = Census(), Reader(), None
+    census, before = Census(), None
     while page := await records.rollouts(where=where, before=before, limit=BATCH):
         for attempt in await records.attempts([rollout.id for rollout in page]):
-            census.add(await records.calls([attempt.id]), reader)
+            census.add(await records.calls([attempt.id]))
         before = page[0].id
     return census
 

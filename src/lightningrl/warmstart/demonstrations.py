@@ -13,9 +13,9 @@ import msgspec
 
 from lightningrl import plugins
 from lightningrl.config import Config
+from lightningrl.dialects.base import Dialect, Past, Refused
+from lightningrl.dialects.openai_chat import OpenAIChat
 from lightningrl.errors import LightningError, UserError
-from lightningrl.gateway.dialects.base import Dialect, Past, Refused
-from lightningrl.gateway.dialects.openai_chat import OpenAIChat
 from lightningrl.gateway.scripted import shown
 from lightningrl.messages import Message
 from lightningrl.store import Records, open_records

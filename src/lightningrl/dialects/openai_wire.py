@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from lightningrl.gateway.dialects.base import Refused, Reply, Stop, Stops, Temperature, TokenLogprob, ToolChoice
+from lightningrl.dialects.base import Refused, Reply, Stop, Stops, Temperature, TokenLogprob, ToolChoice
 from lightningrl.messages import Message
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from google.genai import errors, types
 
 from lightningrl.types import Attempt, Call
 
-from ..conftest import Stage
+from .conftest import Stage
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Inheritance class AiohttpClientSession:DeprecationWarning"

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from lightningrl.gateway.dialects.base import (
+from lightningrl.dialects.base import (
     ChatRequest,
     Choice,
     EventStream,

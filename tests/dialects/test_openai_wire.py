@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from lightningrl.gateway.dialects.base import Dialect, Past, Refused, Reply
-from lightningrl.gateway.dialects.openai_chat import OpenAIChat
-from lightningrl.gateway.dialects.openai_completions import OpenAICompletions
-from lightningrl.gateway.dialects.openai_responses import OpenAIResponses
+from lightningrl.dialects.base import Dialect, Past, Refused, Reply
+from lightningrl.dialects.openai_chat import OpenAIChat
+from lightningrl.dialects.openai_completions import OpenAICompletions
+from lightningrl.dialects.openai_responses import OpenAIResponses
 
 from .begun import begun
 from .openai_stand import CALL, TOKENS, says

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from lightningrl.gateway.dialects import openai_wire as wire
-from lightningrl.gateway.dialects.base import ChatRequest, Choice, Past, Refused, TokenLogprob
+from lightningrl.dialects import openai_wire as wire
+from lightningrl.dialects.base import ChatRequest, Choice, Past, Refused, TokenLogprob
 from lightningrl.messages import Message, ToolCall
 
 Item: TypeAlias = Mapping[str, Any]

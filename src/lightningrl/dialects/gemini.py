@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from lightningrl.gateway.dialects.base import (
+from lightningrl.dialects.base import (
     ChatRequest,
     Choice,
     EventStream,
@@ -27,7 +27,7 @@ from lightningrl.gateway.dialects.base import (
     TokenLogprob,
     ToolChoice,
 )
-from lightningrl.gateway.dialects.gemini_schema import camel, json_schema, lower_types
+from lightningrl.dialects.gemini_schema import camel, json_schema, lower_types
 from lightningrl.messages import Message, ToolCall
 
 PATH = re.compile(

@@ -7,8 +7,8 @@ import openai
 import pytest
 from openai.types import Completion
 
-from lightningrl.gateway.dialects.base import Past, Refused
-from lightningrl.gateway.dialects.openai_completions import MAX_TOKENS, OpenAICompletions
+from lightningrl.dialects.base import Past, Refused
+from lightningrl.dialects.openai_completions import MAX_TOKENS, OpenAICompletions
 from lightningrl.messages import Message
 
 from .openai_stand import TOKENS, Stand, events_of, refused, says

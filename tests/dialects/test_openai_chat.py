@@ -10,8 +10,8 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
-from lightningrl.gateway.dialects.base import Choice, Past, Refused
-from lightningrl.gateway.dialects.openai_chat import OpenAIChat
+from lightningrl.dialects.base import Choice, Past, Refused
+from lightningrl.dialects.openai_chat import OpenAIChat
 from lightningrl.messages import Message, ToolCall
 
 from .openai_stand import CALL, TOKENS, USER, Stand, events_of, refused, says

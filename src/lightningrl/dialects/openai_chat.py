@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from lightningrl.gateway.dialects import openai_wire as wire
-from lightningrl.gateway.dialects.base import (
+from lightningrl.dialects import openai_wire as wire
+from lightningrl.dialects.base import (
     ChatRequest,
     Choice,
     EventStream,
@@ -20,7 +20,7 @@ from lightningrl.gateway.dialects.base import (
     Reply,
     TokenLogprob,
 )
-from lightningrl.gateway.dialects.openai_wire import encode
+from lightningrl.dialects.openai_wire import encode
 from lightningrl.messages import Message, ToolCall
 
 Count = Annotated[int, msgspec.Meta(ge=1)]

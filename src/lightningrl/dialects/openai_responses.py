@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from lightningrl.gateway.dialects import openai_items as items
-from lightningrl.gateway.dialects import openai_wire as wire
-from lightningrl.gateway.dialects.base import (
+from lightningrl.dialects import openai_items as items
+from lightningrl.dialects import openai_wire as wire
+from lightningrl.dialects.base import (
     ChatRequest,
     Choice,
     EventStream,
@@ -22,8 +22,8 @@ from lightningrl.gateway.dialects.base import (
     Temperature,
     TokenLogprob,
 )
-from lightningrl.gateway.dialects.openai_items import Item
-from lightningrl.gateway.dialects.openai_wire import encode
+from lightningrl.dialects.openai_items import Item
+from lightningrl.dialects.openai_wire import encode
 from lightningrl.messages import Message
 
 COUNT_ONLY = "count_only"

@@ -12,8 +12,8 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from lightningrl.gateway.dialects.base import Choice, Past, Refused
-from lightningrl.gateway.dialects.openai_responses import OpenAIResponses
+from lightningrl.dialects.base import Choice, Past, Refused
+from lightningrl.dialects.openai_responses import OpenAIResponses
 from lightningrl.messages import Message, ToolCall
 
 from .begun import begun

@@ -14,7 +14,7 @@ from lightningrl.errors import EngineError
 from lightningrl.gateway import create_app
 from lightningrl.types import Attempt, Call
 
-from ..conftest import Stage
+from .conftest import Stage
 
 QUESTION = "what is the weather ?"
 USER: Any = {"role": "user", "content": QUESTION}

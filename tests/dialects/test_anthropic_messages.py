@@ -14,8 +14,8 @@ from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types.beta import BetaMessage, BetaRawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from lightningrl.gateway.dialects.anthropic_messages import AnthropicMessages
-from lightningrl.gateway.dialects.base import ChatRequest, Choice, Past, Refused, Reply
+from lightningrl.dialects.anthropic_messages import AnthropicMessages
+from lightningrl.dialects.base import ChatRequest, Choice, Past, Refused, Reply
 from lightningrl.messages import Message, ToolCall
 
 from .begun import begun

@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 from openai import AsyncOpenAI, OpenAI
 
-from lightningrl.gateway.dialects.base import ChatRequest, Choice, Dialect, Past, Refused, Reply, TokenLogprob
+from lightningrl.dialects.base import ChatRequest, Choice, Dialect, Past, Refused, Reply, TokenLogprob
 from lightningrl.messages import Message, ToolCall
 from lightningrl.types import FinishReason
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from google.genai import errors, types
 
-from lightningrl.gateway.dialects.base import ChatRequest, Choice, Past, Refused, Reply, TokenLogprob
-from lightningrl.gateway.dialects.gemini import Gemini
-from lightningrl.gateway.dialects.gemini_schema import json_schema, lower_types
+from lightningrl.dialects.base import ChatRequest, Choice, Past, Refused, Reply, TokenLogprob
+from lightningrl.dialects.gemini import Gemini
+from lightningrl.dialects.gemini_schema import json_schema, lower_types
 from lightningrl.messages import Message, ToolCall
 
 from .begun import begun

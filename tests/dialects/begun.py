@@ -1,6 +1,6 @@
 """A reply that has only just begun."""
 
-from lightningrl.gateway.dialects.base import ChatRequest, Reply
+from lightningrl.dialects.base import ChatRequest, Reply
 
 
 def begun(request: ChatRequest, reply_id: str = "x_1") -> Reply:

@@ -15,7 +15,7 @@ from anthropic.types import Message, MessageParam, ToolParam
 
 from lightningrl.types import Attempt, Call
 
-from ..conftest import Stage
+from .conftest import Stage
 
 HELLO: MessageParam = {"role": "user", "content": "what is the weather ?"}
 WEATHER: ToolParam = {
