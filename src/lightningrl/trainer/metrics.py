@@ -4,6 +4,8 @@ term once.
 
 from collections.abc import Sequence
 
+import numpy as np
+
 TERMS, CALLS = "tokens/terms", "critic/calls"
 
 
@@ -30,3 +32,18 @@ def _merge(name: str, rows: Sequence[dict[str, float]]) -> float:
         return sum(values)
     counts = [row[CALLS if name.startswith("critic/") else TERMS] for row in rows]
     return sum(v * n for v, n in zip(values, counts, strict=True)) / max(sum(counts), 1.0)
+
+
+def over_minibatches(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The metrics of the optimizer steps over one batch, as one row: token counts are sums, `_max` maxima,
+    `optim/steps` the last value, and the rest means.
+    """
+    return {name: _over_steps(name, [row[name] for row in rows]) for name in rows[0]}
+
+
+def _over_steps(name: str, values: list[float]) -> float:
+    if name.endswith("_max"):
+        return max(values)
+    if name.startswith("tokens/"):
+        return sum(values)
+    return values[-1] if name == "optim/steps" else float(np.mean(values))
