@@ -16,8 +16,10 @@ from lightningrl.checkpoints import Checkpoints
 from lightningrl.config import Config
 from lightningrl.data.tasks import derived_seed
 from lightningrl.engine.base import Engine
+from lightningrl.engines import make_engine, make_engines, model_paths
+from lightningrl.gateway.assembly import make_gateway, opened
 from lightningrl.gateway.scripted import PLAIN
-from lightningrl.gateway.server import FROZEN, bound, frozen, make_engine_for, serving
+from lightningrl.gateway.server import bound
 from lightningrl.learner import Learner, needs_critic
 from lightningrl.loop import Loop
 from lightningrl.models.dense import DenseModel
@@ -77,22 +79,15 @@ async def lightning(
         sock = stack.enter_context(bound(config.gateway))
         keep_freed_memory()
         starting(f"loading the model `{config.model.path}`")
-        folders = {path: Path(local_folder(path, root=config.root)) for path in _paths(config)}
+        paths = dict.fromkeys([config.model.path, *model_paths(config).values()])
+        folders = {path: Path(local_folder(path, root=config.root)) for path in paths}
         template = ChatTemplate.load(folders[config.model.path])
         models = _models(config, folders)
         store = await open_store(f"sqlite://{folder.resolve() / 'store.sqlite'}", exclusive=True)
         stack.push_async_callback(store.close)
 
         starting(f"starting the engine `{config.engine.name}`")
-        engines: dict[str, Engine] = {}
-        for name, learner in config.learners().items():
-            engines[name] = make_engine_for(
-                config, name, folder=folders[learner.model.path], template=template, model=models[name]
-            )
-        for weights in sorted({route.weights for route in config.routes if route.policy == FROZEN}):
-            engines[frozen(weights)] = make_engine_for(
-                config, frozen(weights), folder=folders[weights or config.model.path], template=template
-            )
+        engines = make_engines(config, folders, template=template, models=models)
         for engine in engines.values():
             stack.push_async_callback(engine.close)
         compute = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="trainer"))
@@ -118,7 +113,7 @@ async def relaying(
         sock = stack.enter_context(bound(config.gateway))
         template = ChatTemplate.load(PLAIN)
         played = sorted({route.policy for route in config.routes} & config.learners().keys())
-        engines = {policy: make_engine_for(config, policy, folder=PLAIN, template=template) for policy in played}
+        engines = {policy: make_engine(config, policy, folder=PLAIN, template=template) for policy in played}
         for engine in engines.values():
             stack.push_async_callback(engine.close)
         store = await open_store(f"sqlite://{folder.resolve() / 'store.sqlite'}", exclusive=True)
@@ -143,9 +138,8 @@ async def _agents(
 ) -> AsyncIterator[None]:
     """Serve them, and run what is queued."""
     async with AsyncExitStack() as stack:
-        base_url = await stack.enter_async_context(
-            serving(config, sock, store=store, template=template, engines=engines)
-        )
+        gateway = make_gateway(config, store=store, template=template, engines=engines)
+        base_url = await stack.enter_async_context(opened(gateway, sock))
         env = {"OPENAI_BASE_URL": f"{base_url}/v1"}
         runner = WorkerPool(
             config.agent, root=config.root, env=env, secrets=config.secrets(), log_path=folder / "agents.log"
@@ -159,16 +153,6 @@ async def _agents(
 def _workers(config: Config) -> str:
     count = config.agent.workers
     return f"starting {count} worker{'s' if count > 1 else ''} for the agent"
-
-
-def _paths(config: Config) -> list[str]:
-    """The models that are needed, each once, as the recipe names them: a hub id is looked up over the network."""
-    frozen_paths = sorted(route.weights for route in config.routes if route.policy == FROZEN and route.weights)
-    return list(
-        dict.fromkeys(
-            [config.model.path, *(learner.model.path for learner in config.learners().values()), *frozen_paths]
-        )
-    )
 
 
 def _models(config: Config, folders: Mapping[str, Path]) -> dict[str, DenseModel]:

@@ -5,7 +5,6 @@ import itertools
 import json
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightningrl.chat import AnswerStream, ChatTemplate
-from lightningrl.config import EngineConfig
 from lightningrl.dialects.base import ChatRequest
-from lightningrl.engine.base import Delta, EngineSetup
+from lightningrl.engine.base import Delta
 from lightningrl.engine.conformance import CHECKS, Conformance, different_seeds_differ
-from lightningrl.errors import EngineError, LightningError, UserError
-from lightningrl.gateway.scripted import PLAIN, Script, ScriptedEngine, asked, make_engine
+from lightningrl.errors import EngineError
+from lightningrl.gateway.scripted import PLAIN, Script, ScriptedEngine, asked
 from lightningrl.messages import Message, ToolCall
 from lightningrl.types import Sampling
 
@@ -217,65 +215,6 @@ async def test_a_scripted_engine_is_an_engine_that_knows_no_chance(plain: ChatTe
         await check(engine, Conformance(policy="policy", vocab_size=4000))
     finally:
         await engine.close()
-
-
-SCRIPTS = """
-counter = iter(range(100))
-
-def script(prompt, messages, tools):
-    return f"answer {next(counter)}"
-
-class Callable:
-    def __call__(self, prompt, messages, tools):
-        return "from an object"
-
-instance = Callable()
-
-class Engine:
-    def __init__(self, setup):
-        self.setup = setup
-
-number = 5
-"""
-
-
-def setup(template: ChatTemplate) -> EngineSetup:
-    return EngineSetup(
-        policy="policy",
-        config=EngineConfig(),
-        folder=PLAIN,
-        dtype="float32",
-        decode=template.decode,
-        turn_end_id=template.turn_end_id,
-    )
-
-
-names = itertools.count()
-
-
-def scripts(folder: Path, text: str = SCRIPTS) -> str:
-    """The name of a new module."""
-    name = f"scripts_{next(names)}"
-    (folder / f"{name}.py").write_text(text)
-    return name
-
-
-async def test_a_class_is_an_engine_and_any_other_callable_a_script(plain: ChatTemplate, tmp_path: Path) -> None:
-    module = scripts(tmp_path)
-    for name, answer in (("script", "answer 0"), ("instance", "from an object")):
-        engine = make_engine(f"{module}:{name}", setup(plain), template=plain, root=tmp_path)
-        assert isinstance(engine, ScriptedEngine)
-        (delta,) = await deltas(engine, [1])
-        assert plain.decode(delta.token_ids) == answer
-    engine: Any = make_engine(f"{module}:Engine", setup(plain), template=plain, root=tmp_path)
-    assert engine.setup.policy == "policy" and not isinstance(engine, ScriptedEngine)
-    with pytest.raises(UserError, match="is a `int`"):
-        make_engine(f"{module}:number", setup(plain), template=plain, root=tmp_path)
-
-
-def test_a_module_that_cannot_be_imported_is_a_message(plain: ChatTemplate, tmp_path: Path) -> None:
-    with pytest.raises(LightningError, match="`ZeroDivisionError`: division by zero"):
-        make_engine(f"{scripts(tmp_path, '1 / 0')}:script", setup(plain), template=plain, root=tmp_path)
 
 
 @given(st.text(st.characters(codec="utf-8")))

@@ -19,9 +19,12 @@ from lightningrl.cli.console import say
 from lightningrl.cli.folder import RUNS
 from lightningrl.cli.stop import Interrupted, run
 from lightningrl.config import Config, RouteConfig, load_config, make_config
+from lightningrl.engines import make_engines, model_paths
 from lightningrl.errors import Stopped, UserError
+from lightningrl.gateway.assembly import make_gateway, opened
+from lightningrl.gateway.routing import FROZEN
 from lightningrl.gateway.scripted import PLAIN
-from lightningrl.gateway.server import FROZEN, bound, frozen, make_engine_for, make_gateway, opened
+from lightningrl.gateway.server import bound
 from lightningrl.gateway.visitors import Guests
 from lightningrl.look.census import CAPTURES, Census
 from lightningrl.plugins import names
@@ -137,14 +140,10 @@ async def _run(command: Sequence[str], config: Config, folder: Path) -> Captured
     path = folder / "store.sqlite"
     async with AsyncExitStack() as stack:
         sock = stack.enter_context(bound(config.gateway))
-        model = _model_folder(config)
-        template = ChatTemplate.load(model)
-        engines = {
-            policy: make_engine_for(
-                config, policy, folder=_model_folder(config, weights), template=template, root=Path.cwd()
-            )
-            for policy, weights in _policies(config).items()
-        }
+        template = ChatTemplate.load(_model_folder(config, config.model.path))
+        _check_routes(config)
+        folders = {path: _model_folder(config, path) for path in set(model_paths(config).values())}
+        engines = make_engines(config, folders, template=template, root=Path.cwd())
         for engine in engines.values():
             stack.push_async_callback(engine.close)
         store = await open_store(f"sqlite://{path.resolve()}", exclusive=True)
@@ -242,8 +241,7 @@ def _route(text: str) -> RouteConfig:
     return RouteConfig.model_validate({name.strip(): value.strip() for name, _, value in pairs})
 
 
-def _model_folder(config: Config, weights: str = "") -> Path:
-    path = weights or config.model.path
+def _model_folder(config: Config, path: str) -> Path:
     beside = config.root / Path(path).expanduser()
     if beside.is_dir():
         return beside
@@ -252,17 +250,12 @@ def _model_folder(config: Config, weights: str = "") -> Path:
     return Path(local_folder(path, root=config.root))
 
 
-def _policies(config: Config) -> dict[str, str]:
-    """Whom an engine is needed for, and with which weights; "" means the model's own."""
+def _check_routes(config: Config) -> None:
     known = [*config.learners(), FROZEN, *(f"upstreams.{name}" for name in config.upstreams)]
     for route in config.routes:
         if route.policy not in known:
             hint = f"known: {', '.join(known)}; an upstream is set by `--set upstreams.NAME.url=…`"
             raise UserError(f"a route leads to `{route.policy}`, which is nobody", hint=hint)
-    return {
-        **dict.fromkeys(config.learners(), ""),
-        **{frozen(route.weights): route.weights for route in config.routes if route.policy == FROZEN},
-    }
 
 
 def _context(model: str) -> int:

@@ -10,16 +10,13 @@ import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from lightningrl import plugins
-from lightningrl.chat import ChatTemplate
 from lightningrl.chat.template import BadConversation
 from lightningrl.dialects import openai_wire as wire
 from lightningrl.dialects.base import ChatRequest, Dialect, Refused, Reply
-from lightningrl.engine.base import Engine
 from lightningrl.errors import LightningError, StoreFailed
 from lightningrl.gateway import http, routing
 from lightningrl.gateway.capture import Backstage, Exchange
@@ -32,9 +29,8 @@ from lightningrl.gateway.relay import HandedOn, Relayed, Upstream, relayed_call
 from lightningrl.gateway.retries import Answering, Unread
 from lightningrl.gateway.rewards import Rewards
 from lightningrl.gateway.routing import Route
-from lightningrl.gateway.sessions import Session, Sessions, Visitors
+from lightningrl.gateway.sessions import Session, Sessions
 from lightningrl.gateway.traces import Traces
-from lightningrl.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -48,52 +44,6 @@ VENDORS: tuple[tuple[bytes, str], ...] = (
     (b"x-goog-api-key", "google.gemini"),
 )
 """Whose error shape to use where the path does not tell."""
-
-
-def create_app(
-    *,
-    store: Store,
-    chat: ChatTemplate,
-    engines: Mapping[str, Engine],
-    routes: Sequence[Route] = (Route(),),
-    upstreams: Sequence[Upstream] = (),
-    embeddings: str = "",
-    seed: int = 0,
-    max_length: int,
-    max_in_flight: int = 8192,
-    history: Literal["exact", "template"] = "exact",
-    strict: bool = True,
-    dialects: Sequence[str] | None = None,
-    visitors: Visitors | None = None,
-    may_reward: bool = False,
-    shared_processes: bool = False,
-) -> "Gateway":
-    """The application to hand to uvicorn. `engines` by policy; `max_length` tokens of prompt and completion fit into
-    them.
-
-    `embeddings` names the upstream for embedding requests. `strict`: arguments of strict tools are held to their
-    schema. `visitors` lets callers in who have no token of their own. `may_reward`: agents may reward their own calls.
-    `shared_processes`: attempts share processes, so that telemetry may come without a token.
-    """
-    others = {f"upstreams.{upstream.name}": upstream for upstream in upstreams}
-    missing = sorted({route.policy for route in routes} - set(engines) - set(others))
-    if missing:
-        raise LightningError(f"no engine for policy `{missing[0]}`", hint=f"engines: {', '.join([*engines, *others])}")
-    backstage = Backstage(store=store, template=chat, engines=engines, seed=seed, max_length=max_length, strict=strict)
-    spoken = [plugins.load(name, kind="dialect")() for name in dialects or plugins.names("dialect")]
-    sessions = Sessions(store, chat, spoken, history=history, visitors=visitors)
-    traces = Traces(store, sessions, prefixes=[dialect.id_prefix for dialect in spoken], shared=shared_processes)
-    rewards = Rewards(store, sessions, allowed=may_reward)
-    return Gateway(
-        backstage,
-        routes=routes,
-        dialects=spoken,
-        sessions=sessions,
-        upstreams=others,
-        embeddings=embeddings,
-        max_in_flight=max_in_flight,
-        beside={"/traces": traces, "/rewards": rewards},
-    )
 
 
 class Gateway:

@@ -9,8 +9,11 @@ from typing import Any
 
 import msgspec
 
+from lightningrl.config import RouteConfig
 from lightningrl.dialects.base import ChatRequest, Refused
 
+FROZEN = "frozen"
+"""The policy with fixed weights: those that training started from, unless a route names others."""
 TURNS = ("messages", "input", "contents")
 """Where the dialects' bodies have a conversation."""
 
@@ -31,6 +34,23 @@ class Route:
     """The role that these calls are; empty: the caller's name, or else the model name."""
     policy: str = "policy"
     """Who answers: an engine's policy, or an upstream."""
+
+
+def frozen(weights: str) -> str:
+    """The name of the policy that answers with these fixed weights. "": those that training started from."""
+    return f"{FROZEN}:{weights}" if weights else FROZEN
+
+
+def configured(route: RouteConfig) -> Route:
+    """A route as the recipe writes it."""
+    return Route(
+        model=route.model,
+        caller=route.caller,
+        system=route.system,
+        fingerprint=route.fingerprint,
+        agent=route.agent,
+        policy=frozen(route.weights) if route.policy == FROZEN else route.policy,
+    )
 
 
 def choose(routes: Sequence[Route], request: ChatRequest, *, caller: str) -> Route:

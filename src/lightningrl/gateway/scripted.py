@@ -14,13 +14,12 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from lightningrl import plugins
 from lightningrl.chat import ChatTemplate
 from lightningrl.chat.encoder import LONG
 from lightningrl.dialects.base import ChatRequest
-from lightningrl.engine.base import Delta, Engine, EngineSetup
+from lightningrl.engine.base import Delta
 from lightningrl.engine.stop import StopFinder
-from lightningrl.errors import EngineError, LightningError, UserError
+from lightningrl.errors import EngineError
 from lightningrl.gateway.threads import in_thread
 from lightningrl.messages import Message, ToolCall
 from lightningrl.types import FinishReason, Sampling, Weights
@@ -42,28 +41,6 @@ ANY_OBJECT = {"type": "object"}
 
 asked: ContextVar[ChatRequest | None] = ContextVar("lightningrl_asked", default=None)
 """What the agent has asked for, while an engine answers it; None: nobody did, the prompt is all there is."""
-
-
-def make_engine(name: str, setup: EngineSetup, *, template: ChatTemplate, root: Path) -> Engine:
-    """The engine behind `engine.name`. What `pkg.module:attr` leads to is an engine if it is a class, and else a
-    script.
-    """
-    try:
-        plugin = plugins.load(name, kind="engine", root=root)
-    except LightningError:
-        raise
-    except Exception as error:  # importing user code may raise anything
-        raise UserError(
-            f"engine `{name}` cannot be imported: {_told(error)}",
-            hint=f"try `python -c 'import {name.partition(':')[0]}'`",
-        ) from error
-    if ":" not in name or isinstance(plugin, type):
-        return plugin(setup)
-    if not callable(plugin):
-        raise UserError(
-            f"engine `{name}` is a `{type(plugin).__name__}`", hint="name a class (an engine) or a function (a script)"
-        )
-    return ScriptedEngine(plugin, template, policy=setup.policy, name=name)
 
 
 class ScriptError(EngineError):

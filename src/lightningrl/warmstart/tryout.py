@@ -16,7 +16,7 @@ from lightningrl.config import Config, EngineConfig, ModelConfig, TrainerConfig
 from lightningrl.data.intervals import bootstrap_mean
 from lightningrl.data.tasks import derived_seed, load_tasks
 from lightningrl.errors import AgentError
-from lightningrl.gateway.server import FROZEN
+from lightningrl.gateway.routing import FROZEN
 from lightningrl.loop import Loop
 from lightningrl.progress import Exam, Watcher
 from lightningrl.serve import LightningServer, lightning, relaying

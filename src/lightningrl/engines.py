@@ -1,0 +1,85 @@
+"""Which engine answers for each policy? Engines are made here, where a run is put together."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightningrl import plugins
+from lightningrl.chat import ChatTemplate
+from lightningrl.config import Config
+from lightningrl.engine.base import Engine, EngineSetup
+from lightningrl.errors import LightningError, UserError
+from lightningrl.gateway.routing import FROZEN, frozen
+from lightningrl.gateway.scripted import ScriptedEngine
+
+
+def model_paths(config: Config) -> dict[str, str]:
+    """Each policy that needs an engine → its model, as the recipe names it (a folder or a hub id)."""
+    weights = sorted({route.weights for route in config.routes if route.policy == FROZEN})
+    learning = {name: learner.model.path for name, learner in config.learners().items()}
+    return learning | {frozen(path): path or config.model.path for path in weights}
+
+
+def make_engines(
+    config: Config,
+    folders: Mapping[str, Path],
+    *,
+    template: ChatTemplate,
+    models: Mapping[str, Any] | None = None,
+    root: Path | None = None,
+) -> dict[str, Engine]:
+    """Make the engine of each policy. `folders`: model path → folder. `models`: policy → the model that a trainer in
+    this process updates. See `make_engine` for the rest.
+    """
+    models = models or {}
+    return {
+        policy: make_engine(
+            config, policy, folder=folders[path], template=template, model=models.get(policy), root=root
+        )
+        for policy, path in model_paths(config).items()
+    }
+
+
+def make_engine(
+    config: Config, policy: str, *, folder: Path, template: ChatTemplate, model: Any = None, root: Path | None = None
+) -> Engine:
+    """Make the engine that answers for `policy` from the model in `folder`.
+
+    A trainer in this process updates `model`; None: the engine loads `folder` itself. A plugin named by `engine.name`
+    is imported from `root`; None: the recipe's folder.
+    """
+    learners = config.learners()
+    adapters = all(learner.model.lora_rank for learner in learners.values())  # one server can hold many of them
+    shared = policy in learners and adapters
+    if config.engine.urls and policy != next(iter(learners)) and not shared:
+        message = f"engine `{config.engine.name}` serves one model, a route asks for `{policy}` as well"
+        hint = 'start a server for it, name it in `[upstreams.NAME]`, and let the route say `policy = "upstreams.NAME"`'
+        raise UserError(message, hint=hint)
+    setup = EngineSetup(
+        policy=policy,
+        config=config.engine,
+        folder=folder,
+        dtype=learners[policy].model.dtype if policy in learners else config.model.dtype,
+        decode=template.decode,
+        turn_end_id=template.turn_end_id,
+        model=model,
+    )
+    return load_engine(setup, template=template, root=root or config.root)
+
+
+def load_engine(setup: EngineSetup, *, template: ChatTemplate, root: Path) -> Engine:
+    """Import `engine.name` and call it. Under `pkg.module:attr` a class is an engine, any other callable a script."""
+    name = setup.config.name
+    try:
+        plugin = plugins.load(name, kind="engine", root=root)
+    except LightningError:
+        raise
+    except Exception as error:  # importing user code may raise anything
+        message = f"engine `{name}` cannot be imported: `{type(error).__name__}`: {error}"
+        raise UserError(message, hint=f"try `python -c 'import {name.partition(':')[0]}'`") from error
+    if ":" not in name or isinstance(plugin, type):
+        return plugin(setup)
+    if not callable(plugin):
+        hint = "name a class (an engine) or a function (a script)"
+        raise UserError(f"engine `{name}` is a `{type(plugin).__name__}`", hint=hint)
+    return ScriptedEngine(plugin, template, policy=setup.policy, name=name)

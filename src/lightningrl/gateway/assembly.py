@@ -1,0 +1,103 @@
+"""How is a gateway put together? From its parts, or from a recipe's settings."""
+
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Literal
+
+from lightningrl import plugins
+from lightningrl.chat import ChatTemplate
+from lightningrl.config import Config
+from lightningrl.engine.base import Engine
+from lightningrl.errors import LightningError
+from lightningrl.gateway import routing
+from lightningrl.gateway.app import Gateway
+from lightningrl.gateway.capture import Backstage
+from lightningrl.gateway.relay import Upstream
+from lightningrl.gateway.rewards import Rewards
+from lightningrl.gateway.routing import Route
+from lightningrl.gateway.server import listening
+from lightningrl.gateway.sessions import Sessions, Visitors
+from lightningrl.gateway.traces import Traces
+from lightningrl.store import Store
+
+
+def make_gateway(
+    config: Config,
+    *,
+    store: Store,
+    template: ChatTemplate,
+    engines: Mapping[str, Engine],
+    visitors: Visitors | None = None,
+) -> Gateway:
+    """The application as the recipe's settings describe it. See `create_app` for the arguments."""
+    return create_app(
+        store=store,
+        chat=template,
+        engines=engines,
+        routes=[routing.configured(route) for route in config.routes],
+        upstreams=[Upstream(name, url=u.url, key_env=u.key_env, model=u.model) for name, u in config.upstreams.items()],
+        embeddings=config.gateway.embeddings,
+        seed=config.seed,
+        max_length=config.engine.max_length,
+        history=config.gateway.history,
+        strict=config.gateway.strict,
+        visitors=visitors,
+        may_reward=config.agent.may_reward,
+        shared_processes=config.agent.entry is not None,
+    )
+
+
+@asynccontextmanager
+async def opened(gateway: Gateway, sock: socket.socket) -> AsyncIterator[str]:
+    """The gateway, listening while the block runs; yields its base URL."""
+    async with AsyncExitStack() as stack:
+        for upstream in gateway.upstreams.values():
+            stack.push_async_callback(upstream.close)
+        yield await stack.enter_async_context(listening(gateway, sock))
+
+
+def create_app(
+    *,
+    store: Store,
+    chat: ChatTemplate,
+    engines: Mapping[str, Engine],
+    routes: Sequence[Route] = (Route(),),
+    upstreams: Sequence[Upstream] = (),
+    embeddings: str = "",
+    seed: int = 0,
+    max_length: int,
+    max_in_flight: int = 8192,
+    history: Literal["exact", "template"] = "exact",
+    strict: bool = True,
+    dialects: Sequence[str] | None = None,
+    visitors: Visitors | None = None,
+    may_reward: bool = False,
+    shared_processes: bool = False,
+) -> Gateway:
+    """The application to hand to uvicorn. `engines` by policy; `max_length` tokens of prompt and completion fit into
+    them.
+
+    `embeddings` names the upstream for embedding requests. `strict`: arguments of strict tools are held to their
+    schema. `visitors` lets callers in who have no token of their own. `may_reward`: agents may reward their own calls.
+    `shared_processes`: attempts share processes, so that telemetry may come without a token.
+    """
+    others = {f"upstreams.{upstream.name}": upstream for upstream in upstreams}
+    missing = sorted({route.policy for route in routes} - set(engines) - set(others))
+    if missing:
+        raise LightningError(f"no engine for policy `{missing[0]}`", hint=f"engines: {', '.join([*engines, *others])}")
+    backstage = Backstage(store=store, template=chat, engines=engines, seed=seed, max_length=max_length, strict=strict)
+    spoken = [plugins.load(name, kind="dialect")() for name in dialects or plugins.names("dialect")]
+    sessions = Sessions(store, chat, spoken, history=history, visitors=visitors)
+    traces = Traces(store, sessions, prefixes=[dialect.id_prefix for dialect in spoken], shared=shared_processes)
+    rewards = Rewards(store, sessions, allowed=may_reward)
+    return Gateway(
+        backstage,
+        routes=routes,
+        dialects=spoken,
+        sessions=sessions,
+        upstreams=others,
+        embeddings=embeddings,
+        max_in_flight=max_in_flight,
+        beside={"/traces": traces, "/rewards": rewards},
+    )
