@@ -1,7 +1,7 @@
-"""The nouns of LightningRL: what an agent leaves behind, and what learning reads.
+"""The records that agents leave behind and that learning reads.
 
-Recorded, append-only: `Task`, `Rollout`, `Attempt`, `Call`, `Span`, `Reward`, `Weights`. They live in the store and are
-never edited. Derived, never stored: `Transition` and `Trajectory`, made from the records by `lightningrl.data`.
+Stored, append-only: `Task`, `Rollout`, `Attempt`, `Call`, `Span`, `Reward`, `Weights`.
+Derived from them, never stored: `Transition`, `Trajectory`.
 """
 
 import hashlib
@@ -25,45 +25,44 @@ SpanStatus: TypeAlias = Literal["ok", "error", "unset"]
 RewardSource: TypeAlias = Literal["agent", "grader", "air", "system"]
 
 FINAL = "final"
-"""The name of the reward that says how good a whole attempt was. Step rewards have other names and never overwrite it.
-"""
+"""Name of the reward for a whole attempt. Rewards for single steps have other names and never overwrite it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One row of a data set: what the agent is run on."""
+    """One row of a data set: the input of one agent run."""
 
     id: str
     """Unique within its split."""
     input: Mapping[str, Any]
-    """JSON; handed to the agent as it is."""
+    """JSON; passed to the agent unchanged."""
     split: str
-    """`train`, `heldout`, or a name the recipe uses."""
+    """`train`, `heldout`, or a name of the recipe's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How an engine draws the next token. The defaults are the policy itself: no shaping at all."""
+    """How an engine samples tokens. The defaults leave the policy's distribution unchanged."""
 
     temperature: float = 1.0
-    """0 is greedy."""
+    """0: greedy decoding."""
     top_p: float = 1.0
     top_k: int = 0
-    """0 means all tokens."""
+    """0: all tokens."""
     max_tokens: int = 1024
-    """At most this many sampled tokens."""
+    """Largest number of sampled tokens."""
     stop: tuple[str, ...] = ()
-    """Strings that end the completion; the text before the string is the answer."""
+    """Strings that end the completion. The answer is the text before the string."""
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end the completion; they are sampled, recorded and trained."""
+    """Tokens that end the completion. They are recorded and trained."""
     seed: int | None = None
-    """None: the engine draws one."""
+    """None: the engine chooses one at random."""
     grammar: str | None = None
-    """Only completions of this language are drawn: a Lark grammar as llguidance reads it. Logprobs are then those of
-    the masked distribution.
+    """Constrained decoding: a Lark grammar in the syntax of llguidance. Log-probabilities are then those of the masked
+    distribution. None: unconstrained.
     """
     top_logprobs: int = 0
-    """How many of the likeliest tokens are reported beside each sampled one."""
+    """Number of most likely tokens to report with each sampled token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,96 +70,92 @@ class Rollout:
     """One requested execution of an agent on a task. Rollouts of one task in one step share a `group_id`."""
 
     id: str
-    """Chosen by whoever enqueues it; enqueueing the same id again repeats nothing that succeeded, which makes a restart
-    safe.
-    """
+    """Chosen by the caller. Enqueueing an id again does not repeat a rollout that succeeded, so a restart is safe."""
     group_id: str
     task: Task
     status: RolloutStatus = "queued"
     max_attempts: int = 1
     timeout_s: float = 300.0
-    """Wall-clock seconds for one attempt."""
+    """Time limit of one attempt, in seconds."""
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Sampling fields that override what the agent asks for, e.g. {"temperature": 0.0} when evaluating greedily."""
+    """Sampling fields that override the agent's, e.g. `{"temperature": 0.0}` for greedy evaluation."""
     accepted_attempt_id: str | None = None
-    """The one attempt that teaches; None until the rollout has succeeded."""
+    """The attempt that is trained on; None until the rollout has succeeded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One try at a rollout. A crash or a lost worker leads to the next one."""
+    """One try at a rollout. After a crash or the loss of a worker, the next attempt begins."""
 
     id: str
     rollout_id: str
     number: int
     """Counts from 1."""
     token: str
-    """Secret. It is the API key the agent is given: it authenticates and attributes its calls at once. Known to the
-    process that claimed the attempt, and where it was just presented; "" where the attempt was read from the store,
-    which keeps `token_hash` alone.
+    """Secret: the API key of the agent. It authenticates a call and attributes it to this attempt. The store keeps only
+    `token_hash`, so an attempt read from the store has "" here.
     """
     token_hash: str = ""
-    """See `hash_token`."""
+    """`hash_token(token)`."""
     status: AttemptStatus = "running"
     worker: str = ""
     lease_until: float = 0.0
-    """Unix seconds; a running attempt whose lease has passed is lost."""
+    """Unix seconds. A running attempt is lost when its lease ends without a heartbeat."""
     error: str | None = None
-    """One line of what went wrong, then the traceback; None unless it failed."""
+    """One line of message, then the traceback; None unless the attempt failed."""
     output: Any = None
-    """JSON: what the agent returned (or printed). None while running."""
+    """JSON: the value that the agent returned, or the text that it printed; None while running."""
     started_at: float = 0.0
     ended_at: float | None = None
     """Unix seconds; None while running."""
 
 
 def hash_token(token: str) -> str:
-    """SHA-256, as hex digits. A token has 144 random bits, so a plain hash cannot be searched for it."""
+    """SHA-256 as hex digits. A token has 144 random bits, so a hash without salt cannot be reversed by search."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One LLM request of an attempt, token-exact: what the engine read, what it sampled, how likely that was.
+    """One LLM request of an attempt, with the exact tokens that the engine read and sampled.
 
-    A writer that is called twice, the second time with its own first answer in the history:
+    Two calls of one agent. The second one has the first answer `[7 8 9]` in its history:
 
         call   parent  prompt_ids                    completion_ids   logprobs
         c1     None    [1 2 3]                       [7 8 9]          [-.1 -.2 -.1]
         c2     c1      [1 2 3 7 8 9 4 5]             [6 9]            [-.3 -.1]
-                       └─ exact ids of c1 ┘└ new
+                       └─ ids of c1 ┘└ newly rendered
     """
 
     id: str
-    """Also the response id that the agent's SDK sees."""
+    """Also the id of the response that the agent's SDK receives."""
     attempt_id: str
     index: int
     """Order of arrival within the attempt, from 0."""
     parent_call_id: str | None
-    """The call whose conversation this one continues; None for a fresh root."""
+    """The call whose conversation this call continues; None for a new conversation."""
     agent: str
-    """The role that made the call, as far as it is known; "" if not."""
+    """The role that made the call; "" if unknown."""
     policy: str
     policy_version: int
     dialect: str
-    """The wire format the agent speaks, e.g. `openai.chat`."""
+    """Wire format of the request, e.g. `openai.chat`."""
     request: Mapping[str, Any]
-    """The body the agent sent, as JSON."""
+    """JSON body of the request."""
     response: Mapping[str, Any]
-    """The body it was answered with (for a stream: the same answer in one piece)."""
+    """JSON body of the response; a streamed response as if it had not been streamed."""
     prompt_ids: Ints
-    """[P] what the engine read."""
+    """[P] tokens that the engine read."""
     completion_ids: Ints
-    """[C] what the engine sampled, its end token included."""
+    """[C] tokens that the engine sampled, end token included."""
     logprobs: Floats
-    """[C] of each sampled token, under the distribution it was drawn from (nats)."""
+    """[C] log-probability (nats) of each sampled token under the distribution that it was sampled from."""
     sampling: Sampling
     finish_reason: FinishReason
     capture: Capture
-    """How `prompt_ids` came about. `incomplete` is never trained."""
+    """How `prompt_ids` were made: docs/token-exact.md. An `incomplete` call is never trained."""
     capture_reason: str | None = None
-    """Why a prompt was forked or bridged only partly, or a call is incomplete; None when there is nothing to explain.
-    """
+    """Why a call is `forked`, `partly` bridged or `incomplete`; None for the others."""
     started_at: float = 0.0
     ended_at: float = 0.0
     """Unix seconds."""
@@ -168,38 +163,36 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Something that happened in an attempt: a tool ran, documents were looked for, a guard-rail fired, a call was
-    answered.
+    """An event of an attempt: a tool call, a retrieval, a guardrail, an LLM call.
 
-    Recorded where the agent's telemetry tells it (OTLP); derived from the calls where it does not: the request that
-    follows a tool call carries the tool's result. Both look the same to the rules of AIR.
+    Spans come from the agent's telemetry (OTLP). Without telemetry they are derived from the calls: the request after
+    a tool call contains the tool's result. AIR rules treat both alike.
     """
 
     id: str
-    """16 hex digits, or of our own making where it is derived."""
+    """16 hex digits; a derived span has an id of another form."""
     attempt_id: str
     call_id: str | None
-    """The call that caused it: for a tool, the one whose answer asked for it. None if that is not known."""
+    """The call that caused the event, e.g. the one whose answer requested the tool; None if unknown."""
     kind: SpanKind
     name: str
-    """Of the tool, the agent, the model."""
+    """Name of the tool, the agent or the model."""
     status: SpanStatus = "unset"
-    """`error` only where it is said so."""
+    """`error` only if the telemetry or the tool's result says so."""
     error: str | None = None
-    """What was raised or reported; None unless `status` is `error`."""
+    """Error message; None unless `status` is `error`."""
     input: str | None = None
-    """What went in, as text: a tool's arguments exactly as the model wrote them."""
+    """Input as text, e.g. the arguments of a tool exactly as the model wrote them; None if unknown."""
     output: str | None = None
-    """What came out, as text."""
+    """Output as text; None if unknown."""
     started_at: float = 0.0
     ended_at: float = 0.0
-    """Unix seconds. Of a derived tool span: from the answer that asked for it to the request that brought its result.
-    """
+    """Unix seconds. A derived tool span lasts from the answer with the tool call to the request with its result."""
     trace_id: str = ""
     parent_id: str | None = None
-    """The span around it, in the same trace."""
+    """The enclosing span of the same trace; None for a root."""
     attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Everything else it said of itself."""
+    """All other attributes of the telemetry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +204,7 @@ class Reward:
     name: str = FINAL
     source: RewardSource = "grader"
     call_id: str | None = None
-    """None: the reward is for the attempt as a whole."""
+    """None: the reward is for the whole attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,9 +213,9 @@ class Weights:
 
     policy: str
     version: int
-    """Counts from 0, the weights that training started from."""
+    """Counts from 0, the weights before training."""
     uri: str
-    """A Hugging Face folder; relative to the run's folder in the store, absolute where an engine is to load it."""
+    """A Hugging Face folder: relative to the run's folder in the store, absolute when passed to an engine."""
     kind: Literal["full", "lora"] = "full"
 
 
@@ -239,7 +232,10 @@ def by_attempt(records: Iterable[OfAttempt]) -> dict[str, list[OfAttempt]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """The paper's (input, output, reward) of one call."""
+    """One call as the paper's (input, output, reward), arXiv 2508.03680, section 3.1.
+
+    The two calls of `Call`'s example become `[1 2 3] → [7 8 9]` and `[1 2 3 7 8 9 4 5] → [6 9]`.
+    """
 
     call_id: str
     parent_call_id: str | None
@@ -250,31 +246,31 @@ class Transition:
     completion_ids: Ints
     """[C]"""
     logprobs: Floats
-    """[C] under the policy that sampled them."""
+    """[C] nats, under the policy that sampled them."""
     reward: float | None
-    """Sum of the rewards given to this very call; None if there are none."""
+    """Sum of the rewards whose target is this call; None if there are none."""
     temperature: float = 1.0
-    """The softmax temperature that `logprobs` refer to."""
+    """Softmax temperature of `logprobs`."""
     truncated: bool = False
-    """The call ran into its token limit."""
+    """Whether the call ended at its token limit."""
     started_at: float = 0.0
     ended_at: float = 0.0
-    """Unix seconds: a call that began after another had ended may be its consequence."""
+    """Unix seconds. A call that began after another ended may be its consequence."""
     value: float | None = None
-    """What the critic expects at the last token of the prompt; None without a critic."""
+    """The critic's value at the last token of the prompt; None without a critic."""
     left_out: str | None = None
-    """Why this call is not trained; None: it is. It is still a member of its trajectory, so that baselines do not
-    depend on selection.
+    """Why this call is not trained; None: it is trained. A call that is left out stays in its trajectory, so that
+    baselines do not depend on the selection.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """The transitions of one accepted attempt, in causal order, and what the attempt as a whole was worth."""
+    """The transitions of one accepted attempt, in causal order, and the reward of the attempt."""
 
     rollout_id: str
     group_id: str
     task_id: str
     transitions: tuple[Transition, ...]
     reward: float
-    """What the attempt as a whole was worth: its final reward, or the one that its policy learns from instead."""
+    """The final reward of the attempt, or the reward that `algorithm.reward` names."""
