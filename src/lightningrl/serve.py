@@ -1,45 +1,50 @@
-"""The Lightning Server: gateway + store + engines (+ trainer), put together from a configuration and taken apart again."""
+"""The Lightning Server: store, engines, gateway and agents, started from a configuration and ended again.
+
+store       what happened: rollouts, calls, rewards, versions of the weights
+engines     token ids in, sampled token ids and log-probabilities out
+gateway     the HTTP side: an agent's request → engine → store
+dispatcher  claims queued rollouts from the store and has workers run the agent on them
+learners    turn records into new weights; `Loop` drives them
+"""
 
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from lightningrl import plugins
 from lightningrl.chat import ChatTemplate
 from lightningrl.checkpoints import Checkpoints
 from lightningrl.config import Config
-from lightningrl.data.tasks import derived_seed
 from lightningrl.engine.base import Engine
 from lightningrl.engines import make_engine, make_engines, model_paths
 from lightningrl.gateway.assembly import make_gateway, opened
 from lightningrl.gateway.scripted import PLAIN
 from lightningrl.gateway.server import bound
-from lightningrl.learner import Learner, needs_critic
+from lightningrl.learner import Learner
 from lightningrl.loop import Loop
-from lightningrl.models.dense import DenseModel
-from lightningrl.models.load import export_folder, load_model, load_tokenizer, local_folder
+from lightningrl.models.load import local_folder
 from lightningrl.models.memory import keep_freed_memory
+from lightningrl.policies import load_models, make_learners
 from lightningrl.progress import Watcher
 from lightningrl.runner.dispatch import Dispatcher
 from lightningrl.runner.pool import WorkerPool
 from lightningrl.store import Store, open_store
 
 Starting: TypeAlias = Callable[[str], None]
-"""Is told, in words for a person, what takes a while now."""
+"""Receives a line for the user before each slow step of the start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LightningServer:
-    """Everything that serves agents and learns from them, running."""
+    """A running server."""
 
     config: Config
     folder: Path
+    """The run's: store, checkpoints, logs."""
     store: Store
     template: ChatTemplate
     learners: tuple[Learner, ...]
@@ -57,11 +62,11 @@ class LightningServer:
         )
 
     async def version(self) -> int:
-        """How many steps a run that goes on has behind it; 0 for a new run."""
+        """Number of steps that a resumed run has completed; 0 for a new run."""
         return max(await self.checkpoints.newest(), 0)
 
     async def export(self, folder: Path) -> None:
-        """Write the policy as it is now into `folder`; several go into folders of their names in it."""
+        """Write the current weights into `folder`; with several policies, into a folder for each inside it."""
         for learner in self.learners:
             await learner.export(folder / learner.name if len(self.learners) > 1 else folder)
 
@@ -70,10 +75,8 @@ class LightningServer:
 async def lightning(
     config: Config, folder: Path, *, starting: Starting = lambda what: None
 ) -> AsyncIterator[LightningServer]:
-    """Start store, engines, gateway and agents; end them all, in turn, when the block is left.
-
-    What a person may have got wrong is tried first: the port, then the model, then the agent. `starting` is told each
-    of them as it begins.
+    """Start everything; end it in reverse order when the block is left. What users get wrong most often comes first:
+    the port, then the model, then the agent.
     """
     async with AsyncExitStack() as stack:
         sock = stack.enter_context(bound(config.gateway))
@@ -82,20 +85,17 @@ async def lightning(
         paths = dict.fromkeys([config.model.path, *model_paths(config).values()])
         folders = {path: Path(local_folder(path, root=config.root)) for path in paths}
         template = ChatTemplate.load(folders[config.model.path])
-        models = _models(config, folders)
-        store = await open_store(f"sqlite://{folder.resolve() / 'store.sqlite'}", exclusive=True)
-        stack.push_async_callback(store.close)
-
+        models = load_models(config, folders)
+        store = await _open_store(stack, folder)
         starting(f"starting the engine `{config.engine.name}`")
         engines = make_engines(config, folders, template=template, models=models)
         for engine in engines.values():
             stack.push_async_callback(engine.close)
         compute = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="trainer"))
-        learners = _learners(config, models, engines, folders, compute=compute, folder=folder)
+        learners = make_learners(config, models, engines, folders, compute=compute, folder=folder)
         for learner in learners:
-            await (
-                learner.engine.pause()
-            )  # until the loop has restored its weights: attempts of an earlier run may be queued
+            # Rollouts of an earlier run may be queued; they wait until the loop has restored their weights.
+            await learner.engine.pause()
         starting(_workers(config))
         await stack.enter_async_context(_agents(config, sock, folder, store=store, template=template, engines=engines))
         checkpoints = Checkpoints(folder, store=store, learners=learners)
@@ -108,22 +108,27 @@ async def lightning(
 async def relaying(
     config: Config, folder: Path, *, starting: Starting = lambda what: None
 ) -> AsyncIterator[LightningServer]:
-    """The same without a model: every route leads to another server, or to the script that `engine.name` names."""
+    """Start everything but a model: routes lead to other servers, or to the script that `engine.name` names."""
     async with AsyncExitStack() as stack:
         sock = stack.enter_context(bound(config.gateway))
         template = ChatTemplate.load(PLAIN)
-        played = sorted({route.policy for route in config.routes} & config.learners().keys())
-        engines = {policy: make_engine(config, policy, folder=PLAIN, template=template) for policy in played}
+        scripted = sorted({route.policy for route in config.routes} & config.learners().keys())
+        engines = {policy: make_engine(config, policy, folder=PLAIN, template=template) for policy in scripted}
         for engine in engines.values():
             stack.push_async_callback(engine.close)
-        store = await open_store(f"sqlite://{folder.resolve() / 'store.sqlite'}", exclusive=True)
-        stack.push_async_callback(store.close)
+        store = await _open_store(stack, folder)
         starting(_workers(config))
         await stack.enter_async_context(_agents(config, sock, folder, store=store, template=template, engines=engines))
         checkpoints = Checkpoints(folder, store=store, learners=())
         yield LightningServer(
             config=config, folder=folder, store=store, template=template, learners=(), checkpoints=checkpoints
         )
+
+
+async def _open_store(stack: AsyncExitStack, folder: Path) -> Store:
+    store = await open_store(f"sqlite://{folder.resolve() / 'store.sqlite'}", exclusive=True)
+    stack.push_async_callback(store.close)
+    return store
 
 
 @asynccontextmanager
@@ -136,14 +141,13 @@ async def _agents(
     template: ChatTemplate,
     engines: Mapping[str, Engine],
 ) -> AsyncIterator[None]:
-    """Serve them, and run what is queued."""
+    """Answer agents, and run the rollouts that are queued."""
     async with AsyncExitStack() as stack:
         gateway = make_gateway(config, store=store, template=template, engines=engines)
         base_url = await stack.enter_async_context(opened(gateway, sock))
         env = {"OPENAI_BASE_URL": f"{base_url}/v1"}
-        runner = WorkerPool(
-            config.agent, root=config.root, env=env, secrets=config.secrets(), log_path=folder / "agents.log"
-        )
+        log_path = folder / "agents.log"
+        runner = WorkerPool(config.agent, root=config.root, env=env, secrets=config.secrets(), log_path=log_path)
         await runner.start()
         stack.push_async_callback(runner.close)
         await stack.enter_async_context(_dispatching(config, store, runner, base_url))
@@ -155,61 +159,9 @@ def _workers(config: Config) -> str:
     return f"starting {count} worker{'s' if count > 1 else ''} for the agent"
 
 
-def _models(config: Config, folders: Mapping[str, Path]) -> dict[str, DenseModel]:
-    """A model for each policy that learns. Adapters of one model share its weights, which nobody changes."""
-    bases: dict[tuple[str, str], DenseModel] = {}
-    models: dict[str, DenseModel] = {}
-    for index, (name, learner) in enumerate(config.learners().items()):
-        model = learner.model
-        path = str(folders[model.path])
-        if model.lora_rank == 0:
-            models[name] = load_model(path, dtype=model.dtype)
-            continue
-        from lightningrl.models.lora import with_adapter  # peft takes longer to import than everything else
-
-        if (path, model.dtype) not in bases:
-            bases[path, model.dtype] = load_model(path, dtype=model.dtype)
-        models[name] = with_adapter(
-            bases[path, model.dtype], rank=model.lora_rank, seed=derived_seed(config.seed, "adapter", index)
-        )
-    return models
-
-
-def _learners(
-    config: Config,
-    models: Mapping[str, DenseModel],
-    engines: Mapping[str, Engine],
-    folders: Mapping[str, Path],
-    *,
-    compute: Executor,
-    folder: Path,
-) -> tuple[Learner, ...]:
-    made: list[Learner] = []
-    for name, settings in config.learners().items():
-        make_trainer = plugins.load(settings.trainer.name, kind="trainer", root=config.root)
-        tokenizer = load_tokenizer(str(folders[settings.model.path]))
-        export = partial(export_folder, tokenizer=tokenizer)
-        learner = Learner(
-            name,
-            settings,
-            engine=engines[name],
-            trainer=make_trainer(
-                models[name], config=settings.trainer, loss=settings.loss, export=export, critic=needs_critic(settings)
-            ),
-            compute=compute,
-            folder=folder,
-            checkpoints="checkpoints/step-{:05d}" + (f"/{name}" if len(models) > 1 else ""),
-            kind="full" if models[name].adapter is None else "lora",
-            routes=config.routes,
-            root=config.root,
-        )
-        made.append(learner)
-    return tuple(made)
-
-
 @asynccontextmanager
 async def _dispatching(config: Config, store: Store, runner: WorkerPool, base_url: str) -> AsyncIterator[None]:
-    """Run what is queued while the block runs. If that breaks, the block is cancelled and the error handed on."""
+    """Run queued rollouts while the block runs. If dispatching fails, cancel the block and raise the error."""
     dispatcher = Dispatcher(
         store=store, runner=runner, base_url=base_url, concurrency=config.agent.concurrency, worker="local"
     )
@@ -221,6 +173,6 @@ async def _dispatching(config: Config, store: Store, runner: WorkerPool, base_ur
         yield
     finally:
         task.cancel()
-        (broken,) = await asyncio.gather(task, return_exceptions=True)
-        if isinstance(broken, Exception):
-            raise broken
+        (result,) = await asyncio.gather(task, return_exceptions=True)
+        if isinstance(result, Exception):
+            raise result

@@ -1,0 +1,72 @@
+"""Which weights does each policy train, and with what? Models and learners are made here, where a run is put together."""
+
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from functools import partial
+from pathlib import Path
+
+from lightningrl import plugins
+from lightningrl.config import Config
+from lightningrl.data.tasks import derived_seed
+from lightningrl.engine.base import Engine
+from lightningrl.learner import Learner, needs_critic
+from lightningrl.models.dense import DenseModel
+from lightningrl.models.load import export_folder, load_model, load_tokenizer
+
+
+def load_models(config: Config, folders: Mapping[str, Path]) -> dict[str, DenseModel]:
+    """Policy → the model that it trains. LoRA adapters of one model share its frozen weights. `folders`: model path →
+    folder.
+    """
+    bases: dict[tuple[str, str], DenseModel] = {}
+    models: dict[str, DenseModel] = {}
+    for index, (name, learner) in enumerate(config.learners().items()):
+        settings = learner.model
+        path = str(folders[settings.path])
+        if settings.lora_rank == 0:
+            models[name] = load_model(path, dtype=settings.dtype)
+            continue
+        from lightningrl.models.lora import with_adapter  # peft takes longer to import than everything else
+
+        if (path, settings.dtype) not in bases:
+            bases[path, settings.dtype] = load_model(path, dtype=settings.dtype)
+        seed = derived_seed(config.seed, "adapter", index)
+        models[name] = with_adapter(bases[path, settings.dtype], rank=settings.lora_rank, seed=seed)
+    return models
+
+
+def make_learners(
+    config: Config,
+    models: Mapping[str, DenseModel],
+    engines: Mapping[str, Engine],
+    folders: Mapping[str, Path],
+    *,
+    compute: Executor,
+    folder: Path,
+) -> tuple[Learner, ...]:
+    """One learner for each policy, in the order of the recipe. `compute` and `folder` as in `Learner`."""
+    learners: list[Learner] = []
+    for name, settings in config.learners().items():
+        make_trainer = plugins.load(settings.trainer.name, kind="trainer", root=config.root)
+        tokenizer = load_tokenizer(str(folders[settings.model.path]))
+        trainer = make_trainer(
+            models[name],
+            config=settings.trainer,
+            loss=settings.loss,
+            export=partial(export_folder, tokenizer=tokenizer),
+            critic=needs_critic(settings),
+        )
+        learner = Learner(
+            name,
+            settings,
+            engine=engines[name],
+            trainer=trainer,
+            compute=compute,
+            folder=folder,
+            checkpoints="checkpoints/step-{:05d}" + (f"/{name}" if len(models) > 1 else ""),
+            kind="full" if models[name].adapter is None else "lora",
+            routes=config.routes,
+            root=config.root,
+        )
+        learners.append(learner)
+    return tuple(learners)
