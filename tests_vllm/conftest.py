@@ -18,7 +18,7 @@ import pytest
 
 from lightningrl.models.load import export_folder
 from lightningrl.models.tiny import build_model, build_tokenizer
-from tests.conftest import TEXTS
+from tests.conftest import TEXTS, small_recipe  # noqa: F401  a fixture
 
 START_S = 240.0
 """Importing vLLM on a busy machine takes a minute."""

@@ -243,7 +243,8 @@ def test_text_before_a_call_is_free_until_a_tag_opens(speakers: dict[str, Speake
         speaker = speakers[name]
         grammar = speaker.grammar(tools=(ADD,))
         good, bad = (
-            '<tool_call>\n{"name": "add", "arguments": {"a": %s, "b": 1}}\n</tool_call>' % a for a in ("5", '"5"')
+            '<tool_call>\n{"name": "add", "arguments": {"a": A, "b": 1}}\n</tool_call>'.replace("A", a)
+            for a in ("5", '"5"')
         )
         assert speaker.may_say(grammar, f"I will <tool_cal add, {{then}}\n{good}\n{good}")
         assert not speaker.may_say(grammar, f"I will add\n{bad}")

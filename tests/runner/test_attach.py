@@ -279,7 +279,7 @@ def in_threads(client: str, origin: str, mine: list[str]) -> None:
     def run(name: str) -> None:
         try:
             asyncio.run(in_one_loop(client, origin, [name]))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - compared below
             failures.append(error)
 
     threads = [threading.Thread(target=run, args=(name,)) for name in mine]

@@ -56,7 +56,7 @@ class _Generation(Extension):
     here just text.
     """
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - required by jinja2
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
         next(parser.stream)

@@ -340,7 +340,7 @@ class ChatTemplate:
         self._in_parts = False
         try:
             return MARK in self._run([{"role": "user", "content": MARK}], (), True)
-        except Exception:
+        except Exception:  # noqa: BLE001 - a template may raise anything
             return False
 
     def _after_answer(self, tail: list[Turn]) -> str:

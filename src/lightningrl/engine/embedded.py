@@ -206,7 +206,7 @@ class EmbeddedEngine:
                 return  # whoever asked has gone
             try:
                 command()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - the thread must survive; the request gets the error
                 done.set_exception(error)
             else:
                 done.set_result(None)
@@ -282,7 +282,7 @@ class EmbeddedEngine:
                 started = time.perf_counter()
                 try:
                     self._step()
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001 - the thread must survive; the request gets the error
                     self._fail(error)
                 self._busy_s += time.perf_counter() - started
             self._tell_drained()

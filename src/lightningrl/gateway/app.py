@@ -126,7 +126,7 @@ class Gateway:
             return
         except asyncio.CancelledError:  # the server ends
             await self._refuse(dialect, self.cut_off(), send)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the client gets the error in its own format
             await self._refuse(dialect, _refusal(error), send)
 
     def cut_off(self) -> Refused:
@@ -282,7 +282,7 @@ class _Request:
                 delivered = answering.useful and not gone.done()
         except asyncio.CancelledError:  # the server ends
             await delivery.fail(self._gateway.cut_off())
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the client gets the error in its own format
             await delivery.fail(_refusal(error))
         finally:
             gone.cancel()

@@ -175,7 +175,7 @@ class Exchange:
                 await show(generation.choice, generation.finished().rest, None)
         except LightningError as error:
             generation.broken, generation.error = error.message, error
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - an engine may raise anything
             generation.broken = f"the engine raised `{type(error).__name__}`: {error}"
 
     async def _record(self) -> Answered:

@@ -21,7 +21,7 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
     def body() -> None:
         try:
             result = context.run(function, *args, **kwargs)
-        except BaseException as raised:
+        except BaseException as raised:  # noqa: BLE001 - raised again by the waiting task
             tell(
                 ended.set_exception,
                 raised if isinstance(raised, Exception) else RuntimeError(f"`{type(raised).__name__}`: {raised}"),

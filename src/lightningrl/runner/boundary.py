@@ -50,7 +50,7 @@ async def _in_thread(function: Callable[..., Any], *args: Any, threads: list[thr
     def body() -> None:
         try:
             result, error = context.run(function, *args), None
-        except BaseException as raised:
+        except BaseException as raised:  # noqa: BLE001 - user code may raise anything; raised again below
             result, error = None, raised
         loop.call_soon_threadsafe(end, result, error)
 

@@ -97,7 +97,7 @@ class DatabaseThread:
             try:
                 for job in jobs:
                     job.result = job.work(self._connection)
-            except Exception:
+            except Exception:  # noqa: BLE001 - the caller gets the error; the thread must survive
                 self._connection.execute("ROLLBACK")
                 events.undone()
                 self._connection.execute("BEGIN IMMEDIATE")
@@ -128,7 +128,7 @@ def _do(job: _Job, connection: sqlite3.Connection) -> None:
         job.error = StoreError(f"the store refused a record: {error}")
     except sqlite3.Error as error:
         job.error = StoreFailed(f"the store failed: {error}", hint=DISK)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the caller gets the error; the thread must survive
         job.error = error
 
 
