@@ -28,6 +28,8 @@ class Message:
     tool_call_id: str | None = None
     """The tool call that a tool's message answers."""
     name: str | None = None
+    failed: bool = False
+    """A tool's result that the wire format marks as an error."""
     reply_id: str | None = None
     """The recorded call that this message is the answer of; None: the wire format does not tell."""
     ended: bool = False

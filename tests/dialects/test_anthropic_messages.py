@@ -201,7 +201,7 @@ def test_results_of_several_tools_and_a_text_in_one_turn_become_turns_of_their_o
     assert said(result, blocks, failed, text, {"type": "text", "text": "please"}, role="user") == (
         Message(role="tool", content="23", tool_call_id="a"),
         Message(role="tool", content="x\ny", tool_call_id="b"),
-        Message(role="tool", content="error", tool_call_id="c"),
+        Message(role="tool", content="error", tool_call_id="c", failed=True),
         Message(role="user", content="go on\nplease"),
     )
 

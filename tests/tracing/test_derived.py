@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightningrl import plugins
 from lightningrl.tracing import spans_of
-from lightningrl.tracing.bodies import READERS
 from lightningrl.types import Call, Sampling
 
 NOTHING = np.array([], np.int32)
@@ -24,7 +24,7 @@ def call(index: int, dialect: str, request: Any, response: Any, *, attempt_id: s
         policy="policy",
         policy_version=0,
         dialect=dialect,
-        request=request,
+        request={"model": "m", **request},
         response=response,
         prompt_ids=NOTHING,
         completion_ids=NOTHING,
@@ -155,7 +155,7 @@ json_values = st.recursive(
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.sampled_from([*READERS, "openai.completions", "other"]), json_values, json_values)
+@given(st.sampled_from([*plugins.names("dialect"), "other"]), json_values, json_values)
 def test_no_body_breaks_it(dialect: str, request: Any, response: Any) -> None:
     """Bodies that were relayed to another server have been read by nobody."""
     request, response = (

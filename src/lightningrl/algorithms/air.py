@@ -14,11 +14,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TypeAlias
 
-import msgspec
 import numpy as np
 
 from lightningrl import plugins
 from lightningrl.algorithms.causal import consequences, distances
+from lightningrl.arguments import arguments_key
 from lightningrl.config import AirConfig
 from lightningrl.errors import GraderError
 from lightningrl.types import Doubles, Ints, Reward, Span, Trajectory
@@ -108,7 +108,7 @@ def repeated_call(rule: AirConfig) -> Rule:
     def repeated(span: Span) -> bool:
         if span.kind != "tool" or span.input is None:
             return False
-        key = (span.name, _canonical(span.input))
+        key = (span.name, arguments_key(span.input))
         seen[key] += 1
         return seen[key] > 1
 
@@ -206,14 +206,6 @@ def _capped(spans: Sequence[Span], rule: AirConfig, holds: Rule) -> list[Reward]
                 Reward(attempt_id=span.attempt_id, call_id=span.call_id, name=rule.rule, value=value, source="air")
             )
     return rewards
-
-
-def _canonical(arguments: str) -> str:
-    """Equal for arguments that mean the same."""
-    try:
-        return msgspec.json.encode(msgspec.json.decode(arguments), order="sorted").decode()
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        return arguments.strip()
 
 
 def _nothing(span: Span) -> bool:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from lightningrl.arguments import from_object, to_object
 from lightningrl.dialects.base import (
     ChatRequest,
     Choice,
@@ -378,7 +379,8 @@ def _turns(role: str, content: _Content) -> list[Message]:
             continue
         speak()
         result = _text(block.content) or ("error" if block.is_error else "")
-        turns.append(Message(role="tool", content=result, tool_call_id=block.tool_use_id))
+        failed = block.is_error is True
+        turns.append(Message(role="tool", content=result, tool_call_id=block.tool_use_id, failed=failed))
     speak()
     return turns
 
@@ -400,7 +402,7 @@ def _assistant(blocks: Iterable[_Block]) -> Message:
                     code="invalid_request",
                     hint="send it back as it came",
                 )
-            calls.append(ToolCall(id=block.id, name=block.name, arguments=_arguments(block.input)))
+            calls.append(ToolCall(id=block.id, name=block.name, arguments=from_object(block.input)))
         else:
             texts.extend(_texts(block))
     return Message(
@@ -451,10 +453,6 @@ def _text(content: Any) -> str:
 
 def _is_base64(source: Mapping[str, Any]) -> bool:
     return source.get("type") == "base64"
-
-
-def _arguments(given: Any) -> str:
-    return given if isinstance(given, str) else msgspec.json.encode({} if given is None else given).decode()
 
 
 def _tool(tool: _Tool) -> dict[str, Any] | None:
@@ -511,18 +509,10 @@ def _content(choice: Choice, request: ChatRequest) -> list[dict[str, Any]]:
     if message.content or not message.tool_calls:  # also if nothing was said: agents read `content[0].text`
         blocks.append({"type": "text", "text": message.content})
     blocks.extend(
-        {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)}
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": to_object(call.arguments)}
         for call in message.tool_calls
     )
     return blocks
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """An object even for what is none, in the wrapping that Anthropic recommends for invalid JSON of a model."""
-    try:
-        return msgspec.json.decode(arguments.strip() or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        return {"INVALID_JSON": arguments}
 
 
 def _stop(choice: Choice) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from lightningrl.arguments import from_object, to_object
 from lightningrl.dialects.base import (
     ChatRequest,
     Choice,
@@ -368,7 +369,7 @@ def _assistant(parts: Iterable[_Part]) -> tuple[Message, list[tuple[str | None, 
     calls: list[tuple[str | None, ToolCall]] = []
     for part in parts:
         if (called := part.function_call) is not None:
-            arguments = msgspec.json.encode(called.args or {}).decode()
+            arguments = from_object(called.args)
             calls.append(
                 (
                     called.id,
@@ -492,18 +493,11 @@ def _parts(choice: Choice, *, thoughts: bool) -> list[dict[str, Any]]:
 def _calls(choice: Choice) -> list[dict[str, Any]]:
     return [
         {
-            "functionCall": {"id": call.id, "name": call.name, "args": _args(call.arguments)},
+            "functionCall": {"id": call.id, "name": call.name, "args": to_object(call.arguments)},
             "thoughtSignature": _signature(call.id),
         }
         for call in choice.message.tool_calls
     ]
-
-
-def _args(arguments: str) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(arguments.strip() or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        return {"INVALID_JSON": arguments}
 
 
 def _signature(call_id: str) -> str:

@@ -41,6 +41,11 @@ class _Body(wire.Asked, kw_only=True):
     max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
+class _Answer(msgspec.Struct):
+    text: str
+    echoed: int = 0
+
+
 class OpenAICompletions:
     """See `Dialect`."""
 
@@ -79,8 +84,8 @@ class OpenAICompletions:
         return _Stream(begun.request, reply_id=begun.id, created=begun.created)
 
     def answer(self, response: Mapping[str, Any]) -> Message:
-        choice = response["choices"][0]
-        return Message(role="assistant", content=choice["text"][choice.get("echoed", 0) :])
+        choice = msgspec.convert(response["choices"][0], _Answer)
+        return Message(role="assistant", content=choice.text[choice.echoed :])
 
     def remember(self, past: Past, request: ChatRequest, response: Mapping[str, Any]) -> None:
         """Every request brings all that is to be read."""

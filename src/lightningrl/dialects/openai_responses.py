@@ -132,7 +132,7 @@ class OpenAIResponses:
         return _Stream(self, begun.request, reply_id=begun.id, created=begun.created)
 
     def answer(self, response: Mapping[str, Any]) -> Message:
-        said = list(items.messages(response["output"], Past()))
+        said = list(items.messages(msgspec.convert(response["output"], list[dict[str, Any]]), Past()))
         return said[0] if said else Message(role="assistant", content="")
 
     def remember(self, past: Past, request: ChatRequest, response: Mapping[str, Any]) -> None:

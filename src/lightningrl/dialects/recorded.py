@@ -1,5 +1,6 @@
 """How are recorded calls read? Each in its own dialect; a dialect may refer back to earlier calls of the attempt."""
 
+from contextlib import suppress
 from functools import cache
 
 import msgspec
@@ -8,6 +9,9 @@ from lightningrl import plugins
 from lightningrl.dialects.base import ChatRequest, Dialect, Past, Refused
 from lightningrl.messages import Message
 from lightningrl.types import Call
+
+UNREADABLE = (Refused, msgspec.ValidationError, KeyError, IndexError, TypeError)
+"""What reading an upstream's response may raise: it is recorded as it came."""
 
 
 class Reader:
@@ -28,17 +32,18 @@ class Reader:
         except Refused:
             return None
         if call.capture != "incomplete":
-            dialect.remember(self._past, request, call.response)
+            with suppress(*UNREADABLE):
+                dialect.remember(self._past, request, call.response)
         return request
 
     def answer(self, call: Call) -> Message | None:
-        """None for an answer that broke, or one that cannot be read."""
-        dialect = None if call.capture == "incomplete" else _dialect(call.dialect)
+        """As far as it came, if the answer broke. None for a response that cannot be read."""
+        dialect = _dialect(call.dialect)
         if dialect is None:
             return None
         try:
             return dialect.answer(call.response)
-        except (msgspec.ValidationError, KeyError, IndexError, TypeError):  # an upstream's answer, recorded as it came
+        except UNREADABLE:
             return None
 
 

@@ -47,7 +47,7 @@ def conversation(calls: Sequence[Call]) -> list[Said]:
             if request is None
             else request.messages or tuple(Message(role="prompt", content=str(p)) for p in request.prompts)
         )
-        answer = reader.answer(call)
+        answer = None if call.capture == "incomplete" else reader.answer(call)
         before = known.get(call.parent_call_id or "", ())
         earlier = _common(before, messages)
         found.append(Said(earlier=earlier, messages=tuple(messages[earlier:]), answer=answer))
@@ -77,5 +77,5 @@ def _key(message: Message) -> tuple[object, ...]:
 def _plain(message: Message) -> dict[str, Any]:
     """Without fields that say nothing."""
     fields: Mapping[str, Any] = asdict(message)
-    kept = {name: value for name, value in fields.items() if value and name not in ("reply_id", "ended")}
+    kept = {name: value for name, value in fields.items() if value and name not in ("reply_id", "ended", "failed")}
     return {"role": message.role, "content": message.content, **kept}

@@ -8,7 +8,8 @@ its arguments as the model wrote them, and a failure that only the result tells 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from lightningrl.tracing.derived import TOOL_CALL_ID, arguments_key
+from lightningrl.arguments import arguments_key
+from lightningrl.tracing.derived import TOOL_CALL_ID
 from lightningrl.types import Span, by_attempt
 
 

@@ -1,0 +1,72 @@
+"""Recorded calls, read again: those of an upstream are recorded as they came."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightningrl.dialects.recorded import Reader
+from lightningrl.types import Call, Capture, Sampling
+
+NOTHING = np.array([], np.int32)
+
+
+def call(index: int, dialect: str, request: Any, response: Any, *, capture: Capture = "upstream") -> Call:
+    return Call(
+        id=f"a-{index}",
+        attempt_id="a",
+        index=index,
+        parent_call_id=None,
+        agent="",
+        policy="upstreams.there",
+        policy_version=0,
+        dialect=dialect,
+        request={"model": "m", **request},
+        response=response,
+        prompt_ids=NOTHING,
+        completion_ids=NOTHING,
+        logprobs=NOTHING.astype(np.float32),
+        sampling=Sampling(),
+        finish_reason="stop",
+        capture=capture,
+    )
+
+
+MESSAGE = {"id": "msg_1", "type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hi"}]}
+
+
+def test_a_request_is_read_with_the_earlier_response_that_it_refers_to() -> None:
+    reader = Reader()
+    reader.request(call(0, "openai.responses", {"input": "hello"}, {"id": "resp_1", "output": [MESSAGE]}))
+    second = reader.request(call(1, "openai.responses", {"input": "more", "previous_response_id": "resp_1"}, {}))
+    assert second is not None and [message.content for message in second.messages] == ["hello", "hi", "more"]
+
+
+@pytest.mark.parametrize("response", [{}, {"stream": "data: {}\n\n"}, {"output": 3, "choices": "x"}, {"output": ["x"]}])
+@pytest.mark.parametrize(
+    ("dialect", "request_body"),
+    [
+        ("openai.chat", {"messages": [{"role": "user", "content": "hello"}]}),
+        ("openai.completions", {"prompt": "hello"}),
+        ("openai.responses", {"input": "hello"}),
+        ("anthropic.messages", {"messages": [{"role": "user", "content": "hello"}], "thread": {"type": "create"}}),
+        ("google.gemini", {"contents": "hello"}),
+    ],
+)
+def test_a_response_that_cannot_be_read_leaves_its_request_readable(
+    dialect: str, request_body: Any, response: Any
+) -> None:
+    reader, recorded = Reader(), call(0, dialect, request_body, response)
+    request = reader.request(recorded)
+    assert request is not None and (request.prompts or request.messages[0].content == "hello")
+    assert reader.answer(recorded) is None
+
+
+def test_a_request_that_only_an_upstream_understands_is_none() -> None:
+    picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
+    assert Reader().request(call(0, "openai.chat", {"messages": [picture]}, {})) is None
+
+
+def test_a_dialect_of_a_plugin_that_is_not_installed_is_none() -> None:
+    recorded = call(0, "elsewhere.chat", {"messages": []}, {})
+    assert Reader().request(recorded) is None and Reader().answer(recorded) is None
