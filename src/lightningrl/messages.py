@@ -34,3 +34,14 @@ class Message:
     """The recorded call that this message is the answer of; None: the wire format does not tell."""
     ended: bool = False
     """True for a final assistant message that is complete: the answer is a new turn and does not continue it."""
+
+
+def joined(first: Message, then: Message) -> Message:
+    """Two messages of the assistant as one."""
+    return Message(
+        role=first.role,
+        content=first.content + then.content,
+        reasoning=first.reasoning + then.reasoning,
+        tool_calls=(*first.tool_calls, *then.tool_calls),
+        reply_id=then.reply_id or first.reply_id,
+    )

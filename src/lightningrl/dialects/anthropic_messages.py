@@ -26,8 +26,10 @@ from lightningrl.dialects.base import (
     Temperature,
     TokenLogprob,
     ToolChoice,
+    function_tool,
+    invalid,
 )
-from lightningrl.messages import Message, ToolCall
+from lightningrl.messages import Message, ToolCall, joined
 
 COUNT_ONLY = "count_only"
 """The field that `match` adds to a body whose prompt is only to be counted."""
@@ -180,7 +182,7 @@ class AnthropicMessages:
             asked = msgspec.convert(_continued(body, past), _Body)
             messages = (*_turns("system", asked.system), *_history(asked.messages))
         except (msgspec.ValidationError, RecursionError) as error:
-            raise Refused(400, f"bad request: {error}", code="invalid_request") from error
+            raise invalid(f"bad request: {error}") from error
         tools = tuple(tool for given in asked.tools or () if (tool := _tool(given)) is not None)
         tool_choice, tool_name = _tool_choice(asked.tool_choice, tools)
         output = asked.output_format or (asked.output_config.format if asked.output_config else None)
@@ -356,7 +358,7 @@ def _history(messages: Iterable[_Message]) -> list[Message]:
             and turns[-1].role == "assistant"
             and (not said.content or not (turns[-1].content or turns[-1].tool_calls))
         ):
-            said = _joined(turns.pop(), said)
+            said = joined(turns.pop(), said)
         turns.append(said)
     return turns
 
@@ -396,12 +398,7 @@ def _assistant(blocks: Iterable[_Block]) -> Message:
             reply_id = block.signature or reply_id
         elif block.type == "tool_use":
             if not block.id or not block.name:
-                raise Refused(
-                    400,
-                    "a `tool_use` block without `id` or `name`",
-                    code="invalid_request",
-                    hint="send it back as it came",
-                )
+                raise invalid("a `tool_use` block without `id` or `name`", hint="send it back as it came")
             calls.append(ToolCall(id=block.id, name=block.name, arguments=from_object(block.input)))
         else:
             texts.extend(_texts(block))
@@ -411,16 +408,6 @@ def _assistant(blocks: Iterable[_Block]) -> Message:
         reasoning="".join(thoughts),
         tool_calls=tuple(calls),
         reply_id=reply_id if reply_id and reply_id.startswith(AnthropicMessages.id_prefix) else None,
-    )
-
-
-def _joined(first: Message, then: Message) -> Message:
-    return Message(
-        role=first.role,
-        content=first.content + then.content,
-        reasoning=first.reasoning + then.reasoning,
-        tool_calls=(*first.tool_calls, *then.tool_calls),
-        reply_id=then.reply_id or first.reply_id,
     )
 
 
@@ -440,9 +427,7 @@ def _texts(block: _Block) -> list[str]:
     else:
         found = [_text(block.content)] if isinstance(block.content, str | list) else []
     if block.type in MEDIA and not any(found):
-        raise Refused(
-            400, f"content of type `{block.type}` is not supported", code="unsupported_content", hint="send text"
-        )
+        raise invalid(f"content of type `{block.type}` is not supported", code="unsupported_content", hint="send text")
     return [text for text in (block.title if found else None, *found) if text]
 
 
@@ -466,8 +451,7 @@ def _tool(tool: _Tool) -> dict[str, Any] | None:
             return None
         description, properties, required = built_in
         parameters = {"type": "object", "properties": properties, "required": required}
-    function: dict[str, Any] = {"name": tool.name, "description": description or "", "parameters": parameters}
-    return {"type": "function", "function": {**function, "strict": True} if tool.strict else function}
+    return function_tool(tool.name, description=description or "", parameters=parameters, strict=tool.strict or None)
 
 
 def _tool_choice(choice: _Choice | None, tools: Sequence[Mapping[str, Any]]) -> tuple[ToolChoice, str | None]:
@@ -478,12 +462,7 @@ def _tool_choice(choice: _Choice | None, tools: Sequence[Mapping[str, Any]]) -> 
     if choice.type == "any":
         return "required", None
     if choice.name not in {tool["function"]["name"] for tool in tools}:
-        raise Refused(
-            400,
-            f"`tool_choice` names `{choice.name}`, which is not in `tools`",
-            code="invalid_request",
-            param="tool_choice",
-        )
+        raise invalid(f"`tool_choice` names `{choice.name}`, which is not in `tools`", param="tool_choice")
     return "required", choice.name
 
 
@@ -526,8 +505,8 @@ def _usage(reply: Reply) -> dict[str, Any]:
         "input_tokens": reply.prompt_tokens - reply.reused_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": reply.reused_tokens,
-        "output_tokens": sum(choice.completion_tokens for choice in reply.choices),
-        "output_tokens_details": {"thinking_tokens": sum(choice.reasoning_tokens for choice in reply.choices)},
+        "output_tokens": reply.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": reply.reasoning_tokens},
     }
 
 

@@ -51,6 +51,13 @@ class Refused(Exception):
         """SDKs are told not to ask again, which they would do from 500 on."""
 
 
+def invalid(
+    message: str, *, code: str = "invalid_request", param: str | None = None, hint: str | None = None
+) -> Refused:
+    """The refusal of a request that cannot be understood or served: status 400."""
+    return Refused(400, message, code=code, param=param, hint=hint)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
     """What an agent asks for, in no dialect. None: it did not say."""
@@ -128,6 +135,16 @@ class Reply:
     """Of `prompt_tokens`: those that an earlier call of the conversation has read or said."""
     choices: tuple[Choice, ...]
 
+    @property
+    def completion_tokens(self) -> int:
+        """Of all choices."""
+        return sum(choice.completion_tokens for choice in self.choices)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Of all choices; part of `completion_tokens`."""
+        return sum(choice.reasoning_tokens for choice in self.choices)
+
 
 MediaType: TypeAlias = Literal["text/event-stream", "application/json"]
 
@@ -161,6 +178,12 @@ class EventStream(Protocol):
     def error(self, refused: Refused) -> bytes:
         """The stream breaks here."""
         ...
+
+
+def function_tool(name: str, **given: Any) -> dict[str, Any]:
+    """A tool in the shape of `ChatRequest.tools`. Fields that are None are left out: templates render every field."""
+    function = {"name": name, **{field: value for field, value in given.items() if value is not None}}
+    return {"type": "function", "function": function}
 
 
 @dataclass(slots=True)

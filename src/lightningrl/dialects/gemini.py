@@ -27,9 +27,11 @@ from lightningrl.dialects.base import (
     Temperature,
     TokenLogprob,
     ToolChoice,
+    function_tool,
+    invalid,
 )
 from lightningrl.dialects.gemini_schema import camel, json_schema, lower_types
-from lightningrl.messages import Message, ToolCall
+from lightningrl.messages import Message, ToolCall, joined
 
 PATH = re.compile(
     r"^(?:/.+)?/(?:models|tunedModels|endpoints)/(?P<model>.+):(?P<verb>generateContent|streamGenerateContent|countTokens)$"
@@ -189,7 +191,7 @@ class Gemini:
             config = asked.generation_config or _Generation()
             wanted = _wanted_schema(config)
         except (msgspec.ValidationError, RecursionError) as error:
-            raise Refused(400, f"bad request: {error}", code="invalid_request") from error
+            raise invalid(f"bad request: {error}") from error
         tools, tool_choice, tool_name = _choose(tools, asked.tool_config)
         return ChatRequest(
             body=body,
@@ -298,9 +300,7 @@ def _camel(value: Any) -> Any:
 def _messages(asked: _Body) -> tuple[Message, ...]:
     contents = _contents(asked.contents)
     if not contents:
-        raise Refused(
-            400, "`contents` is empty", code="invalid_request", param="contents", hint="send at least one turn"
-        )
+        raise invalid("`contents` is empty", param="contents", hint="send at least one turn")
     turns = [
         Message(role="system", content=_text(content.parts or ())) for content in _contents(asked.system_instruction)
     ]
@@ -313,7 +313,7 @@ def _messages(asked: _Body) -> tuple[Message, ...]:
         if (
             turns[-1:] and turns[-1].role == "assistant"
         ):  # the SDK's chats keep each streamed piece as a content of its own
-            said = _joined(turns.pop(), said)
+            said = joined(turns.pop(), said)
         else:
             waiting = []
         waiting.extend(calls)
@@ -387,15 +387,6 @@ def _assistant(parts: Iterable[_Part]) -> tuple[Message, list[tuple[str | None, 
     return message, calls
 
 
-def _joined(first: Message, then: Message) -> Message:
-    return Message(
-        role=first.role,
-        content=first.content + then.content,
-        reasoning=first.reasoning + then.reasoning,
-        tool_calls=(*first.tool_calls, *then.tool_calls),
-    )
-
-
 def _text(parts: Iterable[_Part]) -> str:
     return "\n".join(_texts(parts))
 
@@ -412,8 +403,8 @@ def _texts(parts: Iterable[_Part]) -> list[str]:
 
 
 def _unsupported(kind: str) -> Refused:
-    return Refused(
-        400, f"parts of type `{kind}` are not supported", code="unsupported_content", param="contents", hint="send text"
+    return invalid(
+        f"parts of type `{kind}` are not supported", code="unsupported_content", param="contents", hint="send text"
     )
 
 
@@ -421,10 +412,7 @@ def _function(declared: _Declaration) -> dict[str, Any]:
     parameters = lower_types(declared.parameters_json_schema) or json_schema(
         declared.parameters or {"type": "object", "properties": {}}
     )
-    return {
-        "type": "function",
-        "function": {"name": declared.name, "description": declared.description or "", "parameters": parameters},
-    }
+    return function_tool(declared.name, description=declared.description or "", parameters=parameters)
 
 
 def _choose(
@@ -438,12 +426,7 @@ def _choose(
     allowed = calling.allowed_function_names or []
     unknown = [name for name in allowed if name not in {tool["function"]["name"] for tool in tools}]
     if unknown:
-        raise Refused(
-            400,
-            f"`allowedFunctionNames` has `{unknown[0]}`, which is not declared",
-            code="invalid_request",
-            param="toolConfig",
-        )
+        raise invalid(f"`allowedFunctionNames` has `{unknown[0]}`, which is not declared", param="toolConfig")
     if mode == "ANY" and len(allowed) == 1:
         return tools, "required", allowed[0]
     shown = tuple(tool for tool in tools if not allowed or tool["function"]["name"] in allowed)
@@ -525,13 +508,11 @@ def _logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 def _usage(reply: Reply) -> dict[str, Any]:
     """As Google counts: thoughts are not part of the candidates."""
-    said = sum(choice.completion_tokens for choice in reply.choices)
-    thought = sum(choice.reasoning_tokens for choice in reply.choices)
     return {
         "promptTokenCount": reply.prompt_tokens,
         "cachedContentTokenCount": reply.reused_tokens,
-        "candidatesTokenCount": said - thought,
-        "thoughtsTokenCount": thought,
-        "totalTokenCount": reply.prompt_tokens + said,
+        "candidatesTokenCount": reply.completion_tokens - reply.reasoning_tokens,
+        "thoughtsTokenCount": reply.reasoning_tokens,
+        "totalTokenCount": reply.prompt_tokens + reply.completion_tokens,
         "promptTokensDetails": [{"modality": "TEXT", "tokenCount": reply.prompt_tokens}],
     }

@@ -19,6 +19,7 @@ from lightningrl.dialects.base import (
     Refused,
     Reply,
     TokenLogprob,
+    invalid,
 )
 from lightningrl.dialects.openai_wire import encode
 from lightningrl.messages import Message, ToolCall
@@ -121,17 +122,13 @@ class OpenAIChat:
 
     def respond(self, reply: Reply) -> dict[str, Any]:
         return {
-            "id": reply.id,
-            "object": "chat.completion",
-            "created": reply.created,
-            "model": reply.request.model,
+            **wire.envelope(reply, kind="chat.completion"),
             "choices": [_choice(choice, reply.request) for choice in reply.choices],
             "usage": wire.usage(reply),
-            "system_fingerprint": None,
         }
 
     def stream(self, begun: Reply) -> EventStream:
-        return _Stream(begun.request, reply_id=begun.id, created=begun.created)
+        return _Stream(begun)
 
     def answer(self, response: Mapping[str, Any]) -> Message:
         return _message(msgspec.convert(response["choices"][0]["message"], _Message))
@@ -151,19 +148,12 @@ class _Stream:
 
     media_type: MediaType = "text/event-stream"
 
-    def __init__(self, request: ChatRequest, *, reply_id: str, created: int) -> None:
-        head = {
-            "id": reply_id,
-            "object": "chat.completion.chunk",
-            "created": created,
-            "model": request.model,
-            "system_fingerprint": None,
-        }
-        self._head = b"data: " + encode(head)[:-1]
-        self._tail = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
-        self._text_end = b'},"logprobs":null,"finish_reason":null}]' + self._tail
+    def __init__(self, begun: Reply) -> None:
+        self._chunks = wire.Chunks(begun, kind="chat.completion.chunk")
+        self.close, self.error = self._chunks.close, self._chunks.error
+        self._text_end = b'},"logprobs":null,"finish_reason":null}]' + self._chunks.tail
         self._text_begin: dict[int, bytes] = {}
-        self._request = request
+        self._request = begun.request
 
     def reasoning(self, index: int, text: str) -> bytes:
         opening = self._open(index)
@@ -185,21 +175,10 @@ class _Stream:
             events += self._chunk(choice.index, {"tool_calls": [{"index": place, **call}]})
         return events + self._chunk(choice.index, {}, finish_reason=_finish_reason(choice, self._request))
 
-    def close(self, reply: Reply) -> bytes:
-        counts = (
-            self._head + b',"choices":[],"usage":' + encode(wire.usage(reply)) + b"}\n\n"
-            if self._request.include_usage
-            else b""
-        )
-        return counts + b"data: [DONE]\n\n"
-
-    def error(self, refused: Refused) -> bytes:
-        return b"data: " + encode(wire.error_body(refused)) + b"\n\n"
-
     def _open(self, index: int) -> bytes:
         if index in self._text_begin:
             return b""
-        self._text_begin[index] = self._head + f',"choices":[{{"index":{index},"delta":{{"content":'.encode()
+        self._text_begin[index] = self._chunks.head + f',"choices":[{{"index":{index},"delta":{{"content":'.encode()
         return self._chunk(index, {"role": "assistant", "content": "", "refusal": None})
 
     def _chunk(
@@ -211,7 +190,7 @@ class _Stream:
         tokens: Sequence[TokenLogprob] | None = None,
     ) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": _logprobs(tokens), "finish_reason": finish_reason}
-        return self._head + b',"choices":[' + encode(choice) + b"]" + self._tail
+        return self._chunks.event(choice)
 
 
 def _tools(body: Mapping[str, Any], asked: _Body) -> tuple[Any, list[Mapping[str, Any]]]:
@@ -231,13 +210,7 @@ def _tools(body: Mapping[str, Any], asked: _Body) -> tuple[Any, list[Mapping[str
         elif tool.type == "function" and tool.function is not None:
             tools.append(given)
         else:
-            raise Refused(
-                400,
-                f"a tool of type `{tool.type}` needs `{tool.type}`",
-                code="invalid_request",
-                param="tools",
-                hint="name it there",
-            )
+            raise invalid(f"a tool of type `{tool.type}` needs `{tool.type}`", param="tools", hint="name it there")
     return asked.tool_choice, tools
 
 
@@ -247,12 +220,8 @@ def _json_schema(wanted: _Format | None) -> Mapping[str, Any] | None:
     if wanted.type == "json_object":
         return {"type": "object"}
     if wanted.json_schema is None:
-        raise Refused(
-            400,
-            "`response_format` has no `json_schema`",
-            code="invalid_request",
-            param="response_format",
-            hint="or ask for `json_object`",
+        raise invalid(
+            "`response_format` has no `json_schema`", param="response_format", hint="or ask for `json_object`"
         )
     return wanted.json_schema.schema
 
@@ -276,13 +245,7 @@ def _tool_call(call: _ToolCall) -> ToolCall:
         return ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
     if call.custom is not None:
         return ToolCall(id=call.id, name=call.custom.name, arguments=wire.custom_arguments(call.custom.input))
-    raise Refused(
-        400,
-        f"tool call `{call.id}` calls no function",
-        code="invalid_request",
-        param="messages",
-        hint="give it `function`",
-    )
+    raise invalid(f"tool call `{call.id}` calls no function", param="messages", hint="give it `function`")
 
 
 def _choice(choice: Choice, request: ChatRequest) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from lightningrl.dialects.base import (
     Refused,
     Reply,
     TokenLogprob,
+    invalid,
 )
 from lightningrl.dialects.openai_wire import encode
 from lightningrl.messages import Message
@@ -71,17 +72,13 @@ class OpenAICompletions:
     def respond(self, reply: Reply) -> dict[str, Any]:
         echoed = _echoed(reply.request)
         return {
-            "id": reply.id,
-            "object": "text_completion",
-            "created": reply.created,
-            "model": reply.request.model,
+            **wire.envelope(reply, kind="text_completion"),
             "choices": [_choice(choice, echoed) for choice in reply.choices],
             "usage": wire.usage(reply),
-            "system_fingerprint": None,
         }
 
     def stream(self, begun: Reply) -> EventStream:
-        return _Stream(begun.request, reply_id=begun.id, created=begun.created)
+        return _Stream(begun)
 
     def answer(self, response: Mapping[str, Any]) -> Message:
         choice = msgspec.convert(response["choices"][0], _Answer)
@@ -101,21 +98,14 @@ class _Stream:
 
     media_type: MediaType = "text/event-stream"
 
-    def __init__(self, request: ChatRequest, *, reply_id: str, created: int) -> None:
-        head = {
-            "id": reply_id,
-            "object": "text_completion",
-            "created": created,
-            "model": request.model,
-            "system_fingerprint": None,
-        }
-        self._head = b"data: " + encode(head)[:-1]
-        self._tail = b',"usage":null}\n\n' if request.include_usage else b"}\n\n"
-        self._text_end = b',"logprobs":null,"finish_reason":null}]' + self._tail
+    def __init__(self, begun: Reply) -> None:
+        self._chunks = wire.Chunks(begun, kind="text_completion")
+        self.close, self.error = self._chunks.close, self._chunks.error
+        self._text_end = b',"logprobs":null,"finish_reason":null}]' + self._chunks.tail
         self._text_begin: dict[int, bytes] = {}
         self._offsets: dict[int, int] = {}
         """Characters that each choice has said."""
-        self._request = request
+        self._request = begun.request
 
     def reasoning(self, index: int, text: str) -> bytes:
         """Raw answers have no thoughts apart: they are text."""
@@ -131,21 +121,10 @@ class _Stream:
     def finish(self, choice: Choice) -> bytes:
         return self._open(choice.index) + self._chunk(choice.index, "", finish_reason=choice.finish_reason)
 
-    def close(self, reply: Reply) -> bytes:
-        counts = (
-            self._head + b',"choices":[],"usage":' + encode(wire.usage(reply)) + b"}\n\n"
-            if self._request.include_usage
-            else b""
-        )
-        return counts + b"data: [DONE]\n\n"
-
-    def error(self, refused: Refused) -> bytes:
-        return b"data: " + encode(wire.error_body(refused)) + b"\n\n"
-
     def _open(self, index: int) -> bytes:
         if index in self._text_begin:
             return b""
-        self._text_begin[index] = self._head + f',"choices":[{{"index":{index},"text":'.encode()
+        self._text_begin[index] = self._chunks.head + f',"choices":[{{"index":{index},"text":'.encode()
         echoed = _echoed(self._request)
         self._offsets[index] = len(echoed)
         return self._chunk(index, echoed) if echoed else b""
@@ -156,7 +135,7 @@ class _Stream:
         logprobs = _logprobs(tokens, self._offsets[index])
         self._offsets[index] += sum(len(token.text) for token in tokens or ())
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
-        return self._head + b',"choices":[' + encode(choice) + b"]" + self._tail
+        return self._chunks.event(choice)
 
 
 def _prompts(prompt: str | list[Any]) -> tuple[str | tuple[int, ...], ...]:
@@ -165,13 +144,7 @@ def _prompts(prompt: str | list[Any]) -> tuple[str | tuple[int, ...], ...]:
     if all(isinstance(token_id, int) for token_id in prompt):
         return (tuple(prompt),)
     if any(isinstance(one, int) for one in prompt):
-        raise Refused(
-            400,
-            "`prompt` mixes token ids with prompts",
-            code="invalid_request",
-            param="prompt",
-            hint="send texts, or lists of ids",
-        )
+        raise invalid("`prompt` mixes token ids with prompts", param="prompt", hint="send texts, or lists of ids")
     return tuple(one if isinstance(one, str) else tuple(one) for one in prompt)
 
 
@@ -197,7 +170,7 @@ def _check(asked: _Body, prompts: Sequence[str | tuple[int, ...]]) -> None:
         ),
     ):
         if wrong:
-            raise Refused(400, message, code="invalid_request", param=param, hint=hint)
+            raise invalid(message, param=param, hint=hint)
 
 
 def _echoed(request: ChatRequest) -> str:

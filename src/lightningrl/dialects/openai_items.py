@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from lightningrl.dialects import openai_wire as wire
-from lightningrl.dialects.base import ChatRequest, Choice, Past, Refused, TokenLogprob
+from lightningrl.dialects.base import ChatRequest, Choice, Past, Refused, TokenLogprob, invalid
 from lightningrl.messages import Message, ToolCall
 
 Item: TypeAlias = Mapping[str, Any]
@@ -76,7 +76,7 @@ def conversation(body: Mapping[str, Any], past: Past) -> tuple[Item, ...]:
     if previous is not None and previous not in past.conversations:
         hint = "an attempt knows its own responses alone"
         message = f"previous response `{previous}` not found"
-        raise Refused(400, message, code="previous_response_not_found", param="previous_response_id", hint=hint)
+        raise invalid(message, code="previous_response_not_found", param="previous_response_id", hint=hint)
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given or ()
     return (*past.conversations.get(previous or "", ()), *items)
 
@@ -137,14 +137,10 @@ def _kind(item: _Item) -> str:
     kind = item.type or "message"
     if kind not in _RANK and kind not in _OUTPUTS:
         hint = "send messages, function calls and their outputs"
-        raise Refused(
-            400, f"items of type `{kind}` are not supported", code="unsupported_content", param="input", hint=hint
-        )
+        raise invalid(f"items of type `{kind}` are not supported", code="unsupported_content", param="input", hint=hint)
     name, value = ("role", item.role) if kind == "message" else ("call_id", item.call_id)
     if not value and kind != "reasoning":
-        raise Refused(
-            400, f"an item of type `{kind}` has no `{name}`", code="invalid_request", param="input", hint="give it one"
-        )
+        raise invalid(f"an item of type `{kind}` has no `{name}`", param="input", hint="give it one")
     return kind
 
 

@@ -21,6 +21,8 @@ from lightningrl.dialects.base import (
     Reply,
     Temperature,
     TokenLogprob,
+    function_tool,
+    invalid,
 )
 from lightningrl.dialects.openai_items import Item
 from lightningrl.dialects.openai_wire import encode
@@ -118,7 +120,7 @@ class OpenAIResponses:
     def respond(self, reply: Reply) -> dict[str, Any]:
         [choice] = reply.choices
         return {
-            **_echo(reply.request, reply_id=reply.id, created=reply.created),
+            **_echo(reply),
             "status": STATUS[choice.finish_reason],
             "error": {"code": "server_error", "message": "the answer broke"}
             if choice.finish_reason == "error"
@@ -129,7 +131,7 @@ class OpenAIResponses:
         }
 
     def stream(self, begun: Reply) -> EventStream:
-        return _Stream(self, begun.request, reply_id=begun.id, created=begun.created)
+        return _Stream(begun)
 
     def answer(self, response: Mapping[str, Any]) -> Message:
         said = list(items.messages(msgspec.convert(response["output"], list[dict[str, Any]]), Past()))
@@ -151,11 +153,10 @@ class _Stream:
 
     media_type: MediaType = "text/event-stream"
 
-    def __init__(self, dialect: OpenAIResponses, request: ChatRequest, *, reply_id: str, created: int) -> None:
-        self._dialect = dialect
-        self._request = request
-        self._reply_id = reply_id
-        self._envelope = _echo(request, reply_id=reply_id, created=created)
+    def __init__(self, begun: Reply) -> None:
+        self._request = begun.request
+        self._reply_id = begun.id
+        self._envelope = _echo(begun)
         self._number = 0
         self._items = 0
         """Those that have ended."""
@@ -205,7 +206,7 @@ class _Stream:
         return b"".join([*events, self._end_reasoning()])
 
     def close(self, reply: Reply) -> bytes:
-        response = self._dialect.respond(reply)
+        response = OpenAIResponses().respond(reply)
         return self._event(f"response.{response['status']}", {"response": response})
 
     def error(self, refused: Refused) -> bytes:
@@ -341,16 +342,16 @@ THOUGHT = {False: ("reasoning", "content_index"), True: ("reasoning_summary", "s
 
 def _check(asked: _Body, *, counting: bool) -> None:
     if not asked.model and not counting:
-        raise Refused(400, "the body has no `model`", code="invalid_request", param="model", hint="name one")
+        raise invalid("the body has no `model`", param="model", hint="name one")
     if asked.input in (None, []) and asked.previous_response_id is None and not asked.instructions:
-        raise Refused(400, "the body has no `input`", code="invalid_request", param="input", hint="send text or items")
+        raise invalid("the body has no `input`", param="input", hint="send text or items")
     for param, given, hint in (
         ("conversation", asked.conversation, "send `previous_response_id`, or the whole history"),
         ("prompt", asked.prompt, "send `instructions` and `input`"),
         ("background", asked.background, "wait for the answer, or stream it"),
     ):
         if given:
-            raise Refused(400, f"`{param}` is not supported", code="unsupported_parameter", param=param, hint=hint)
+            raise invalid(f"`{param}` is not supported", code="unsupported_parameter", param=param, hint=hint)
 
 
 def _tools(tools: Iterable[_Tool], namespace: str | None = None) -> Iterator[Mapping[str, Any]]:
@@ -359,13 +360,7 @@ def _tools(tools: Iterable[_Tool], namespace: str | None = None) -> Iterator[Map
         if tool.type not in ("function", "custom", "namespace"):
             wire.leave_out(tool.type)
         elif tool.name is None:
-            raise Refused(
-                400,
-                f"a tool of type `{tool.type}` has no `name`",
-                code="invalid_request",
-                param="tools",
-                hint="give it one",
-            )
+            raise invalid(f"a tool of type `{tool.type}` has no `name`", param="tools", hint="give it one")
         elif tool.type == "namespace":
             yield from _tools(tool.tools or (), tool.name)
         else:
@@ -373,9 +368,7 @@ def _tools(tools: Iterable[_Tool], namespace: str | None = None) -> Iterator[Map
             if tool.type == "custom":
                 yield wire.custom_tool(name, tool.description)
             else:
-                yield wire.function_tool(
-                    name, description=tool.description, parameters=tool.parameters, strict=tool.strict
-                )
+                yield function_tool(name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
 
 
 def _json_schema(text: _Text | None) -> Mapping[str, Any] | None:
@@ -389,13 +382,13 @@ def _counted(tokens: int) -> dict[str, Any]:
     return {"object": "response.input_tokens", "input_tokens": tokens}
 
 
-def _echo(request: ChatRequest, *, reply_id: str, created: int) -> dict[str, Any]:
-    """What a response repeats of its request."""
-    body = request.body
+def _echo(reply: Reply) -> dict[str, Any]:
+    """The fields of a response that repeat its request."""
+    request, body = reply.request, reply.request.body
     return {
-        "id": reply_id,
+        "id": reply.id,
         "object": "response",
-        "created_at": created,
+        "created_at": reply.created,
         "model": request.model,
         "background": False,
         "instructions": body.get("instructions"),
@@ -425,11 +418,10 @@ def _echo(request: ChatRequest, *, reply_id: str, created: int) -> dict[str, Any
 
 
 def _usage(reply: Reply) -> dict[str, Any]:
-    [choice] = reply.choices
     return {
         "input_tokens": reply.prompt_tokens,
         "input_tokens_details": {"cached_tokens": reply.reused_tokens, "cache_write_tokens": 0},
-        "output_tokens": choice.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": choice.reasoning_tokens},
-        "total_tokens": reply.prompt_tokens + choice.completion_tokens,
+        "output_tokens": reply.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": reply.reasoning_tokens},
+        "total_tokens": reply.prompt_tokens + reply.completion_tokens,
     }

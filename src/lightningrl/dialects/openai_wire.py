@@ -11,7 +11,17 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from lightningrl.dialects.base import Refused, Reply, Stop, Stops, Temperature, TokenLogprob, ToolChoice
+from lightningrl.dialects.base import (
+    Refused,
+    Reply,
+    Stop,
+    Stops,
+    Temperature,
+    TokenLogprob,
+    ToolChoice,
+    function_tool,
+    invalid,
+)
 from lightningrl.messages import Message
 
 log = logging.getLogger(__name__)
@@ -88,17 +98,12 @@ def convert(body: object, kind: type[T]) -> T:
     try:
         return msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
-        raise Refused(400, f"bad request: {error}", code="invalid_request", param=_param(str(error))) from error
+        raise invalid(f"bad request: {error}", param=_param(str(error))) from error
 
 
 def error_body(refused: Refused) -> dict[str, Any]:
-    kind = (
-        "server_error"
-        if refused.status >= 500
-        else "rate_limit_error"
-        if refused.status == 429
-        else "invalid_request_error"
-    )
+    kind = "server_error" if refused.status >= 500 else "invalid_request_error"
+    kind = "rate_limit_error" if refused.status == 429 else kind
     return {"error": {"message": refused.message, "type": kind, "param": refused.param, "code": refused.code}}
 
 
@@ -106,12 +111,6 @@ def text_of(content: str | Sequence[Part] | None, *, param: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(_text(part, param) for part in content)
-
-
-def function_tool(name: str, **given: Any) -> dict[str, Any]:
-    """In the shape of `ChatRequest.tools`; what was not given is left out, as templates render every field of a tool."""
-    function = {"name": name, **{field: value for field, value in given.items() if value is not None}}
-    return {"type": "function", "function": function}
 
 
 def custom_tool(name: str, description: str | None) -> dict[str, Any]:
@@ -173,15 +172,39 @@ def choose_tools(
     return tuple(left), "auto", None
 
 
+class Chunks:
+    """The events of a chat or completions stream, around their choices."""
+
+    def __init__(self, begun: Reply, *, kind: str) -> None:
+        self._counts = begun.request.include_usage
+        self.head = b"data: " + encode(envelope(begun, kind=kind))[:-1]
+        self.tail = b',"usage":null}\n\n' if self._counts else b"}\n\n"
+
+    def event(self, choice: Mapping[str, Any]) -> bytes:
+        return self.head + b',"choices":[' + encode(choice) + b"]" + self.tail
+
+    def close(self, reply: Reply) -> bytes:
+        counts = self.head + b',"choices":[],"usage":' + encode(usage(reply)) + b"}\n\n" if self._counts else b""
+        return counts + b"data: [DONE]\n\n"
+
+    def error(self, refused: Refused) -> bytes:
+        return b"data: " + encode(error_body(refused)) + b"\n\n"
+
+
+def envelope(reply: Reply, *, kind: str) -> dict[str, Any]:
+    """The fields around the choices of a response, or of one event of a stream."""
+    model = reply.request.model
+    return {"id": reply.id, "object": kind, "created": reply.created, "model": model, "system_fingerprint": None}
+
+
 def usage(reply: Reply) -> dict[str, Any]:
-    completion = sum(choice.completion_tokens for choice in reply.choices)
     return {
         "prompt_tokens": reply.prompt_tokens,
-        "completion_tokens": completion,
-        "total_tokens": reply.prompt_tokens + completion,
+        "completion_tokens": reply.completion_tokens,
+        "total_tokens": reply.prompt_tokens + reply.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": reply.reused_tokens, "audio_tokens": 0},
         "completion_tokens_details": {
-            "reasoning_tokens": sum(choice.reasoning_tokens for choice in reply.choices),
+            "reasoning_tokens": reply.reasoning_tokens,
             "audio_tokens": 0,
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,
@@ -208,7 +231,7 @@ def _required(
 
 
 def _bad_choice(message: str, hint: str) -> Refused:
-    return Refused(400, message, code="invalid_request", param="tool_choice", hint=hint)
+    return invalid(message, param="tool_choice", hint=hint)
 
 
 def _allowed_name(tool: Any) -> str | None:
@@ -223,12 +246,8 @@ def _text(part: Part, param: str) -> str:
         return part.text or ""
     if part.type == "refusal":
         return part.refusal or ""
-    raise Refused(
-        400,
-        f"content of type `{part.type}` is not supported",
-        code="unsupported_content",
-        param=param,
-        hint="send text",
+    raise invalid(
+        f"content of type `{part.type}` is not supported", code="unsupported_content", param=param, hint="send text"
     )
 
 
