@@ -1,1 +1,1 @@
-"""One file for each wire format that agents speak."""
+"""The wire formats that agents speak, one file each. `base` is the contract."""

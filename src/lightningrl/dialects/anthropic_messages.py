@@ -1,10 +1,9 @@
-"""Anthropic `messages` and `messages/count_tokens`: the single home of this wire format.
-https://docs.anthropic.com/en/api/messages
+"""Anthropic's `messages` and `messages/count_tokens`. https://docs.anthropic.com/en/api/messages
 
-content blocks ⇄ turns: one user turn of Anthropic's may hold several tool results and a text, which are turns of their
-own in `Message`. A thread (`thread`, which the SDK's tool runner uses) is a conversation that is remembered here: its
-later requests bring new turns only. `usage` counts as Anthropic does: what an earlier call of the conversation read or
-said is `cache_read_input_tokens`, the rest of the prompt is `input_tokens`; `count_tokens` gives the sum.
+content blocks ⇄ messages: a user turn may hold several tool results and a text, each of which becomes a `Message`.
+A thread (`thread`, which the SDK's tool runner uses) is a conversation that the gateway remembers: its later requests
+have new turns only. `usage` counts as Anthropic does: `cache_read_input_tokens` is what an earlier call of the
+conversation has read or sampled, `input_tokens` is the rest of the prompt; `count_tokens` gives their sum.
 """
 
 import re
@@ -32,15 +31,15 @@ from lightningrl.dialects.base import (
 from lightningrl.messages import Message, ToolCall, joined
 
 COUNT_ONLY = "count_only"
-"""The field that `match` adds to a body whose prompt is only to be counted."""
+"""The field that a POST to `/messages/count_tokens` adds to its body."""
 
 BILLING = re.compile(r"^x-anthropic-billing-header:[^\n]*\n?", re.MULTILINE)
 """Claude Code begins its system prompt with this line. Its hash differs in every request, so no call would continue
-another one, and it means nothing to a model (https://github.com/anthropics/claude-code/issues/68900).
+another one; to a model it means nothing (https://github.com/anthropics/claude-code/issues/68900).
 """
 
 MEDIA = ("image", "document", "audio", "video", "file", "container_upload")
-"""Blocks that mean nothing without what cannot be read."""
+"""Blocks that are refused unless they contain text."""
 
 ERRORS: Mapping[int, str] = {
     401: "authentication_error",
@@ -56,7 +55,7 @@ ERRORS: Mapping[int, str] = {
 """https://docs.anthropic.com/en/api/errors; any other status: `api_error` from 500 on, else `invalid_request_error`."""
 
 CREATED_WITH = ("system", "tools")
-"""What later requests of a thread may not repeat."""
+"""Fields of a thread's first request that later requests leave out."""
 
 STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -64,14 +63,14 @@ OPENED: Mapping[str, Mapping[str, Any]] = {
     "text": {"type": "text", "text": ""},
     "thinking": {"type": "thinking", "thinking": "", "signature": ""},
 }
-"""A block as its stream begins."""
+"""Kind → the block with which its stream begins."""
 
 DELTAS: Mapping[str, bytes] = {
     "text": b'{"type":"text_delta","text":',
     "thinking": b'{"type":"thinking_delta","thinking":',
     "tool_use": b'{"type":"input_json_delta","partial_json":',
 }
-"""What its deltas begin with."""
+"""Kind → the start of its deltas."""
 
 _TEXT = {"type": "string"}
 _NUMBER = {"type": "integer"}
@@ -94,9 +93,7 @@ BUILT_IN: Mapping[str, tuple[str, Mapping[str, Any], Sequence[str]]] = {
         ("command",),
     ),
 }
-"""Tools that the agent runs although it sends no schema, e.g. of type `bash_20250124`: what they do, properties,
-required ones.
-"""
+"""Tools that agents run but send without a schema, e.g. of type `bash_20250124`: (description, properties, required)."""
 
 
 class _Block(msgspec.Struct):
@@ -179,28 +176,30 @@ class AnthropicMessages:
 
     def parse(self, body: Mapping[str, Any], past: Past) -> ChatRequest:
         try:
-            asked = msgspec.convert(_continued(body, past), _Body)
-            messages = (*_turns("system", asked.system), *_history(asked.messages))
+            parsed = msgspec.convert(_continued(body, past), _Body)
+            messages = (*_turns("system", parsed.system), *_history(parsed.messages))
         except (msgspec.ValidationError, RecursionError) as error:
             raise invalid(f"bad request: {error}") from error
-        tools = tuple(tool for given in asked.tools or () if (tool := _tool(given)) is not None)
-        tool_choice, tool_name = _tool_choice(asked.tool_choice, tools)
-        output = asked.output_format or (asked.output_config.format if asked.output_config else None)
+        tools = tuple(tool for given in parsed.tools or () if (tool := _tool(given)) is not None)
+        tool_choice, tool_name = _tool_choice(parsed.tool_choice, tools)
+        output = parsed.output_format or (parsed.output_config.format if parsed.output_config else None)
         return ChatRequest(
             body=body,
-            model=asked.model,
+            model=parsed.model,
             messages=messages,
             tools=tools,
             tool_choice=tool_choice,
             tool_name=tool_name,
-            parallel_tool_calls=not (asked.tool_choice and asked.tool_choice.disable_parallel_tool_use),
+            parallel_tool_calls=not (parsed.tool_choice and parsed.tool_choice.disable_parallel_tool_use),
             json_schema=output.schema if output else None,
-            stream=bool(asked.stream),
-            temperature=asked.temperature,
-            top_p=asked.top_p,
-            top_k=None if asked.top_k is None else max(0, asked.top_k),
-            max_tokens=None if asked.max_tokens is None else max(1, asked.max_tokens),  # 0 only warms Anthropic's cache
-            stop=tuple(stop for stop in asked.stop_sequences or () if stop),
+            stream=bool(parsed.stream),
+            temperature=parsed.temperature,
+            top_p=parsed.top_p,
+            top_k=None if parsed.top_k is None else max(0, parsed.top_k),
+            max_tokens=None
+            if parsed.max_tokens is None
+            else max(1, parsed.max_tokens),  # 0 only warms Anthropic's cache
+            stop=tuple(stop for stop in parsed.stop_sequences or () if stop),
             counted=_counted if body.get(COUNT_ONLY) else None,
         )
 
@@ -220,7 +219,7 @@ class AnthropicMessages:
         return _assistant(msgspec.convert(response["content"], list[_Block]))
 
     def remember(self, past: Past, request: ChatRequest, response: Mapping[str, Any]) -> None:
-        """Only threads are referred back to."""
+        """Of a thread: later requests refer to it."""
         if request.body.get("thread"):
             whole = _continued(request.body, past)
             past.conversations[response["id"]] = (
@@ -238,8 +237,8 @@ class AnthropicMessages:
 
 
 class _Stream:
-    """message_start, then for each block start, deltas and stop; message_delta with the stop reason and the usage;
-    message_stop.
+    """`message_start`; for each block its start, deltas and stop; `message_delta` with stop reason and usage;
+    `message_stop`.
     """
 
     media_type: MediaType = "text/event-stream"
@@ -250,9 +249,9 @@ class _Stream:
         self._began = False
         self._block = -1
         self._kind = ""
-        """Of the open block; "" if none is open."""
+        """The kind of the open block; "" if none is open."""
         self._head = b""
-        """What a delta of the open block begins with."""
+        """The start of a delta of the open block."""
         self._said = False
         self._stop: dict[str, Any] = {}
 
@@ -290,7 +289,7 @@ class _Stream:
         return _event("message_start", {"message": message}) + _event("ping", {})
 
     def _within(self, kind: Literal["text", "thinking"]) -> bytes:
-        """Open a block of that kind, unless one is open."""
+        """Open a block of that kind, unless it is open."""
         if self._kind == kind:
             return b""
         self._said = self._said or kind == "text"
@@ -323,7 +322,7 @@ class _Stream:
 
 
 def _continued(body: Mapping[str, Any], past: Past) -> Mapping[str, Any]:
-    """The request with all that its thread has said before. The SDK sends everything again where a thread is not found."""
+    """The request with the earlier turns of its thread. If the thread is not found, the SDK sends all turns again."""
     thread = body.get("thread")
     if not isinstance(thread, Mapping) or thread.get("type") != "continue":
         return body
@@ -344,27 +343,27 @@ def _continued(body: Mapping[str, Any], past: Past) -> Mapping[str, Any]:
 
 
 def _history(messages: Iterable[_Message]) -> list[Message]:
-    """One `Message` for each turn. Thoughts, text and tool calls of one answer are joined if a client has made messages
-    of their own of them.
+    """One `Message` for each turn. If a client has split an answer (reasoning, text, tool calls) into several messages,
+    they are joined.
     """
     turns: list[Message] = []
     for message in messages:
         if message.role != "assistant":
             turns.extend(_turns(message.role, message.content) or [Message(role=message.role, content="")])
             continue
-        said = _assistant(_blocks(message.content))
-        if (
-            turns
-            and turns[-1].role == "assistant"
-            and (not said.content or not (turns[-1].content or turns[-1].tool_calls))
-        ):
-            said = joined(turns.pop(), said)
-        turns.append(said)
+        answer = _assistant(_blocks(message.content))
+        if turns and turns[-1].role == "assistant" and _continues(answer, turns[-1]):
+            answer = joined(turns.pop(), answer)
+        turns.append(answer)
     return turns
 
 
+def _continues(answer: Message, before: Message) -> bool:
+    return not answer.content or not (before.content or before.tool_calls)
+
+
 def _turns(role: str, content: _Content) -> list[Message]:
-    """Tool results are turns of their own; the text between them makes one turn."""
+    """Each tool result is a message; the text between two of them is one message."""
     turns: list[Message] = []
     texts: list[str] = []
 
@@ -416,7 +415,7 @@ def _blocks(content: _Content) -> list[_Block]:
 
 
 def _texts(block: _Block) -> list[str]:
-    """What can be read in a block: nothing in one that only a server of Anthropic's understands."""
+    """The readable text of a block. A block that only Anthropic's servers understand has none."""
     if block.type == "text" or block.text:
         return [block.text or ""]
     if block.type == "tool_reference":
@@ -432,7 +431,7 @@ def _texts(block: _Block) -> list[str]:
 
 
 def _text(content: Any) -> str:
-    """Of what a tool gave, a document holds, or a newer block wraps."""
+    """The text of a tool result, a document, or a newer kind of block."""
     return "\n".join(text for block in _blocks(msgspec.convert(content, _Content)) for text in _texts(block))
 
 
@@ -441,7 +440,7 @@ def _is_base64(source: Mapping[str, Any]) -> bool:
 
 
 def _tool(tool: _Tool) -> dict[str, Any] | None:
-    """None for a tool that Anthropic's servers would run."""
+    """None for a tool that Anthropic's servers would run: this server cannot."""
     if not tool.name:
         return None
     description, parameters = tool.description, tool.input_schema
@@ -471,9 +470,9 @@ def _counted(tokens: int) -> dict[str, Any]:
 
 
 def _shows_thinking(request: ChatRequest) -> bool:
-    """Only whom it asks for: an agent that reads `content[0].text` would fall over a thought."""
-    asked = request.body.get("thinking")
-    return isinstance(asked, Mapping) and asked.get("type") != "disabled" and asked.get("display") != "omitted"
+    """Only on request: an agent that reads `content[0].text` would fail on a thinking block."""
+    parsed = request.body.get("thinking")
+    return isinstance(parsed, Mapping) and parsed.get("type") != "disabled" and parsed.get("display") != "omitted"
 
 
 def _empty(reply_id: str, request: ChatRequest) -> dict[str, Any]:
@@ -485,7 +484,7 @@ def _content(choice: Choice, request: ChatRequest) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     if message.reasoning and _shows_thinking(request):
         blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": message.reply_id or ""})
-    if message.content or not message.tool_calls:  # also if nothing was said: agents read `content[0].text`
+    if message.content or not message.tool_calls:  # also empty text: agents read `content[0].text`
         blocks.append({"type": "text", "text": message.content})
     blocks.extend(
         {"type": "tool_use", "id": call.id, "name": call.name, "input": to_object(call.arguments)}

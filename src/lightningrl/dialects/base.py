@@ -1,7 +1,7 @@
-"""What a dialect is: how one wire format asks, answers, streams and complains. It knows no engine and no store.
+"""The contract of a dialect: it reads requests of one wire format, and writes responses, streams and errors.
 
-path + body → `match`, `parse` → `ChatRequest` → (the gateway samples) → `Reply` → `respond` → body, or piece by piece
-through `stream`.
+path + body → `match`, `parse` → `ChatRequest` → (the gateway samples) → `Reply` → `respond` → body, or `stream` →
+events. A dialect knows no engine and no store.
 """
 
 import sys
@@ -17,15 +17,15 @@ from lightningrl.types import FinishReason
 ToolChoice: TypeAlias = Literal["auto", "none", "required"]
 
 Temperature: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
-"""Finite: where numbers may come as text, infinity is one of them."""
+"""Finite: where a number may be written as text, infinity would be accepted."""
 
 Stop: TypeAlias = Annotated[str, msgspec.Meta(max_length=1000)]
 Stops: TypeAlias = Annotated[list[Stop], msgspec.Meta(max_length=64)]
-"""Each token that is sampled is compared with each of them. OpenAI takes 4, Google 5."""
+"""Limited, as each sampled token is compared with each stop string. OpenAI takes 4, Google 5."""
 
 
 class Refused(Exception):
-    """A request that gets no answer; the dialect says so in its own shape."""
+    """A request is refused. Its dialect writes the error body."""
 
     def __init__(
         self,
@@ -42,48 +42,47 @@ class Refused(Exception):
         self.status = status
         self.message = f"{message}; hint: {hint}" if hint else message
         self.code = code
-        """A word that programs can tell errors apart by."""
+        """A word for programs that handle the error."""
         self.param = param
-        """The field of the request that is to blame."""
+        """The field of the request that caused the error."""
         self.retry_after_s = retry_after_s
-        """When to ask again; None: nobody knows."""
+        """When to send the request again; None: unknown."""
         self.final = final
-        """SDKs are told not to ask again, which they would do from 500 on."""
+        """Tell SDKs not to retry, as they do by default from status 500 on."""
 
 
 def invalid(
     message: str, *, code: str = "invalid_request", param: str | None = None, hint: str | None = None
 ) -> Refused:
-    """The refusal of a request that cannot be understood or served: status 400."""
+    """A refusal with status 400."""
     return Refused(400, message, code=code, param=param, hint=hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """What an agent asks for, in no dialect. None: it did not say."""
+    """A request in no dialect. None: the request does not say."""
 
     body: Mapping[str, Any]
-    """As it was sent, and as it is recorded."""
+    """As sent, and as recorded."""
     model: str
     messages: tuple[Message, ...] = ()
     prompts: tuple[str | tuple[int, ...], ...] = ()
-    """Raw prompts, text or token ids, in place of messages: no template is applied. Each gets `n` answers."""
+    """Raw prompts, text or token ids, instead of messages: no template is applied. Each gets `n` answers."""
     tools: tuple[Mapping[str, Any], ...] = ()
-    """As OpenAI's chat writes them: {"type": "function", "function": {"name", "description", "parameters", "strict"}}.
-    """
+    """In OpenAI's shape: {"type": "function", "function": {"name", "description", "parameters", "strict"}}."""
     tool_choice: ToolChoice = "auto"
-    """`none`: the tools stay in the prompt, and what looks like a tool call is text."""
+    """`none`: the tools stay in the prompt, but a tool call in the answer is text."""
     tool_name: str | None = None
     """With `required`: the one tool that must be called."""
     parallel_tool_calls: bool = True
-    """False: one tool call in an answer at most."""
+    """False: at most one tool call in an answer."""
     json_schema: Mapping[str, Any] | None = None
     """The answer must be JSON of this schema ({"type": "object"} for any object)."""
     n: int = 1
-    """Answers to draw for each prompt."""
+    """Answers to sample for each prompt."""
     stream: bool = False
     include_usage: bool = False
-    """Whether a stream ends with token counts, where the dialect leaves that open."""
+    """Whether a stream ends with token counts, where the dialect leaves that to the request."""
     logprobs: bool = False
     top_logprobs: int = 0
     temperature: float | None = None
@@ -93,17 +92,17 @@ class ChatRequest:
     stop: tuple[str, ...] = ()
     seed: int | None = None
     counted: Callable[[int], dict[str, Any]] | None = None
-    """Set: nothing is to be sampled; this makes the body that says how many tokens the prompt has."""
+    """Set for a request that counts the tokens of its prompt, without sampling: count → response body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprob:
-    """One sampled token, shown."""
+    """One sampled token, as text."""
 
     text: str
     logprob: float
     top: tuple[tuple[str, float], ...] = ()
-    """(text, logprob) of the likeliest tokens at its place, best first; empty unless they were asked for."""
+    """(text, logprob) of the likeliest tokens at this position, best first; empty unless requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,17 +113,17 @@ class Choice:
     message: Message
     finish_reason: FinishReason
     stopped_by: str | None
-    """The stop string that ended it; None: something else did."""
+    """The stop string that ended the answer; None: it ended otherwise."""
     completion_tokens: int
     reasoning_tokens: int
-    """Of `completion_tokens`."""
+    """Part of `completion_tokens`."""
     tokens: tuple[TokenLogprob, ...] | None
-    """None unless logprobs were asked for."""
+    """None unless log-probabilities were requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """All that is to be answered."""
+    """The answers to one request."""
 
     id: str
     request: ChatRequest
@@ -132,7 +131,7 @@ class Reply:
     """Unix seconds."""
     prompt_tokens: int
     reused_tokens: int
-    """Of `prompt_tokens`: those that an earlier call of the conversation has read or said."""
+    """The part of `prompt_tokens` that an earlier call of the conversation has read or sampled."""
     choices: tuple[Choice, ...]
 
     @property
@@ -150,25 +149,25 @@ MediaType: TypeAlias = Literal["text/event-stream", "application/json"]
 
 
 class EventStream(Protocol):
-    """One streamed reply. Each verb returns the bytes to send, in the order of the calls.
+    """One streamed reply. Each method returns the bytes to send next.
 
-    For each choice: `reasoning`*, `text`*, then `finish`; at the end of all `close`, or `error` at any time. What opens
-    a stream or one of its blocks is sent by the first verb that needs it. `index` is that of the choice.
+    For each choice: `reasoning`*, `text`*, then `finish`; after the last choice `close`, or `error` at any time. The
+    first method that needs an open stream, or an open block, sends its opening. `index` is that of the choice.
     """
 
     media_type: MediaType
-    """Comments keep a stream of server-sent events alive; nothing may come between the parts of a JSON list."""
+    """Comments may keep a stream of server-sent events alive; nothing may stand between the parts of a JSON list."""
 
     def reasoning(self, index: int, text: str) -> bytes:
-        """A piece of thinking."""
+        """A piece of the reasoning."""
         ...
 
     def text(self, index: int, text: str, tokens: Sequence[TokenLogprob] | None) -> bytes:
-        """A piece of an answer; `text` may be empty (e.g. half a character has been sampled)."""
+        """A piece of an answer; `text` may be empty, e.g. after a token that is half a character."""
         ...
 
     def finish(self, choice: Choice) -> bytes:
-        """The end of one answer: tool calls, finish reason. All its text has been sent."""
+        """The end of one answer: its tool calls and finish reason. All its text has been sent."""
         ...
 
     def close(self, reply: Reply) -> bytes:
@@ -176,7 +175,7 @@ class EventStream(Protocol):
         ...
 
     def error(self, refused: Refused) -> bytes:
-        """The stream breaks here."""
+        """An error event: the stream breaks here."""
         ...
 
 
@@ -188,15 +187,17 @@ def function_tool(name: str, **given: Any) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Past:
-    """What a dialect with a memory on the server's side may be referred back to: one for each attempt."""
+    """Earlier responses of an attempt, for dialects whose requests may refer to them."""
 
     conversations: dict[str, tuple[Mapping[str, Any], ...]] = field(default_factory=dict)
-    """Reply id → the items of its conversation, its own output included."""
+    """Reply id → the items of its conversation, including its own output."""
     items: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """Item id → item."""
 
 
 class Dialect(Protocol):
+    """One wire format."""
+
     @property
     def name(self) -> str:
         """As recorded in `Call.dialect`."""
@@ -208,13 +209,11 @@ class Dialect(Protocol):
         ...
 
     def match(self, path: str, query: str) -> Mapping[str, Any] | None:
-        """The fields that a POST to `path` (without `/v1`) adds to the body, most often none; None if the path is not
-        this dialect's.
-        """
+        """The fields that a POST to `path` (without `/v1`) adds to the body, usually none; None: another's path."""
         ...
 
     def parse(self, body: Mapping[str, Any], past: Past) -> ChatRequest:
-        """Raises `Refused` for what cannot be understood. Unknown fields are ignored. `body` has the fields of `match`."""
+        """`body` has the fields of `match`. Unknown fields are ignored. Raises `Refused` for an invalid request."""
         ...
 
     def respond(self, reply: Reply) -> dict[str, Any]: ...
@@ -224,11 +223,11 @@ class Dialect(Protocol):
         ...
 
     def answer(self, response: Mapping[str, Any]) -> Message:
-        """What was said in a recorded response (of one choice): the inverse of `respond`."""
+        """The answer in a recorded response of one choice: the inverse of `respond`."""
         ...
 
     def remember(self, past: Past, request: ChatRequest, response: Mapping[str, Any]) -> None:
-        """Keep what later requests of this attempt may refer to. Most dialects have no memory: they do nothing."""
+        """Keep what later requests of this attempt may refer to. Most dialects keep nothing."""
         ...
 
     def error(self, refused: Refused) -> dict[str, Any]: ...

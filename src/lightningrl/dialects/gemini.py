@@ -1,9 +1,9 @@
-"""Google's Gemini API, `generateContent`, `streamGenerateContent` and `countTokens`: the single home of this wire
-format.
+"""Google's Gemini API: `generateContent`, `streamGenerateContent` and `countTokens`.
+https://ai.google.dev/api/generate-content
 
-https://ai.google.dev/api/generate-content. Fields may come in camelCase or snake_case, as protocol buffers allow. Ids
-of function calls are optional here: newer clients echo them, older ones leave a result to its name and place, and some
-keep only the opaque signature of a call, which is why ours holds the id.
+Field names may be in camelCase or snake_case, as protocol buffers allow. Ids of function calls are optional: newer
+clients echo them, older ones match a result by name and position, and some keep only the opaque signature of a call.
+So the gateway's signatures contain the id.
 """
 
 import base64
@@ -39,7 +39,7 @@ PATH = re.compile(
 """`/models/gemini-3:generateContent`, also below `/projects/…/publishers/google`."""
 
 MODEL, VERB, EVENTS = "model", "verb", "sse"
-"""What `match` adds to a body: the model and the verb of the path, and whether `alt=sse` was asked for."""
+"""The fields that `match` adds to a body: model and verb of the path, and whether the query has `alt=sse`."""
 
 STATUSES: Mapping[int, str] = {
     401: "UNAUTHENTICATED",
@@ -55,7 +55,7 @@ STATUSES: Mapping[int, str] = {
 FINISHED = {"stop": "STOP", "tool_calls": "STOP", "length": "MAX_TOKENS"}
 
 MOST_CANDIDATES = 8
-"""Google's own limit of `candidateCount`."""
+"""Google's limit of `candidateCount`."""
 
 FREE = frozenset(
     {
@@ -69,10 +69,10 @@ FREE = frozenset(
         "partMetadata",
     }
 )
-"""Fields whose keys belong to the agent, not to the API."""
+"""Fields whose keys the agent chooses: they keep their case."""
 
 SIGNED = b"lightningrl:"
-"""What our signatures begin with."""
+"""The start of the gateway's signatures; the id of the call follows."""
 
 PLAIN = str.maketrans("-_", "+/")
 """URL-safe base64 → base64."""
@@ -180,23 +180,22 @@ class Gemini:
 
     def parse(self, body: Mapping[str, Any], past: Past) -> ChatRequest:
         wrapped = body.get("generateContentRequest") or body.get("generate_content_request")
-        given = (
-            {**wrapped, MODEL: body.get(MODEL)} if isinstance(wrapped, Mapping) else body
-        )  # how `countTokens` may wrap all of a request
+        # `countTokens` may wrap a whole request
+        given = {**wrapped, MODEL: body.get(MODEL)} if isinstance(wrapped, Mapping) else body
         try:
-            asked = msgspec.convert(_camel(given), _Body, strict=False)  # numbers may come as strings
+            parsed = msgspec.convert(_camel(given), _Body, strict=False)  # numbers may come as strings
             tools = tuple(
-                _function(declared) for tool in asked.tools or () for declared in tool.function_declarations or ()
+                _function(declared) for tool in parsed.tools or () for declared in tool.function_declarations or ()
             )
-            config = asked.generation_config or _Generation()
+            config = parsed.generation_config or _Generation()
             wanted = _wanted_schema(config)
         except (msgspec.ValidationError, RecursionError) as error:
             raise invalid(f"bad request: {error}") from error
-        tools, tool_choice, tool_name = _choose(tools, asked.tool_config)
+        tools, tool_choice, tool_name = _choose(tools, parsed.tool_config)
         return ChatRequest(
             body=body,
-            model=asked.model,
-            messages=_messages(asked),
+            model=parsed.model,
+            messages=_messages(parsed),
             tools=tools,
             tool_choice=tool_choice,
             tool_name=tool_name,
@@ -229,7 +228,7 @@ class Gemini:
         return _assistant(content.parts or ())[0]
 
     def remember(self, past: Past, request: ChatRequest, response: Mapping[str, Any]) -> None:
-        """Clients send all of a conversation again each time."""
+        """Nothing: every request has its whole conversation."""
 
     def error(self, refused: Refused) -> dict[str, Any]:
         status = STATUSES.get(refused.status, "INTERNAL" if refused.status >= 500 else "INVALID_ARGUMENT")
@@ -242,10 +241,10 @@ class Gemini:
 
 
 class _Stream:
-    """One response after another, each with the next piece of a candidate; the last one has finish reasons, function
-    calls and usage.
+    """A sequence of responses, each with the next piece of a candidate. The last one has finish reasons, function calls
+    and usage.
 
-    With `alt=sse` as server-sent events, else as the elements of one JSON array.
+    With `alt=sse` they are server-sent events, otherwise the elements of one JSON array.
     """
 
     def __init__(self, request: ChatRequest, *, reply_id: str) -> None:
@@ -291,44 +290,44 @@ class _Stream:
 
 
 def _camel(value: Any) -> Any:
-    """The same with the API's keys in camelCase."""
+    """`value` with the API's keys in camelCase."""
     if isinstance(value, dict):
         return {(name := camel(key)): inner if name in FREE else _camel(inner) for key, inner in value.items()}
     return [_camel(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _messages(asked: _Body) -> tuple[Message, ...]:
-    contents = _contents(asked.contents)
+def _messages(parsed: _Body) -> tuple[Message, ...]:
+    contents = _contents(parsed.contents)
     if not contents:
         raise invalid("`contents` is empty", param="contents", hint="send at least one turn")
     turns = [
-        Message(role="system", content=_text(content.parts or ())) for content in _contents(asked.system_instruction)
+        Message(role="system", content=_text(content.parts or ())) for content in _contents(parsed.system_instruction)
     ]
     waiting: list[tuple[str | None, ToolCall]] = []
     for content in contents:
         if content.role not in ("model", "assistant"):
             turns.extend(_turns(content, waiting))
             continue
-        said, calls = _assistant(content.parts or ())
-        if (
-            turns[-1:] and turns[-1].role == "assistant"
-        ):  # the SDK's chats keep each streamed piece as a content of its own
-            said = joined(turns.pop(), said)
+        answer, calls = _assistant(content.parts or ())
+        if turns and turns[-1].role == "assistant":  # the SDK's chats keep each streamed piece as a content of its own
+            answer = joined(turns.pop(), answer)
         else:
             waiting = []
         waiting.extend(calls)
-        turns.append(said)
+        turns.append(answer)
     return tuple(turns)
 
 
 def _contents(given: list[_Content] | _Content | str | None) -> list[_Content]:
     if isinstance(given, str):
         given = _Content(parts=[_Part(text=given)])
-    return given if isinstance(given, list) else [] if given is None else [given]
+    if given is None:
+        return []
+    return given if isinstance(given, list) else [given]
 
 
 def _turns(content: _Content, waiting: list[tuple[str | None, ToolCall]]) -> list[Message]:
-    """Function responses are turns of their own; the text between them makes one turn. `waiting`: the calls without a
+    """Each function response is a message; the text between two of them is one message. `waiting`: the calls without a
     response yet.
     """
     role = "system" if content.role == "system" else "user"
@@ -346,7 +345,7 @@ def _turns(content: _Content, waiting: list[tuple[str | None, ToolCall]]) -> lis
 
 
 def _response(given: _FunctionResponse, waiting: list[tuple[str | None, ToolCall]]) -> Message:
-    """The result of a call, told by its id, or else by its name and place."""
+    """The result of a call, found by its id, otherwise by its name and position."""
     if any("inlineData" in part or "fileData" in part for part in given.parts or ()):
         raise _unsupported("functionResponse.parts")
     by_id = (place for place, (call_id, _) in enumerate(waiting) if given.id and call_id == given.id)
@@ -357,14 +356,16 @@ def _response(given: _FunctionResponse, waiting: list[tuple[str | None, ToolCall
 
 
 def _result(response: Any) -> str:
-    """`{"result": 3}` and `{"output": 3}` are how SDKs wrap what a function returned."""
+    """SDKs wrap the return value of a function as `{"result": 3}` or `{"output": 3}`."""
     if isinstance(response, Mapping) and len(response) == 1 and (wrapped := {"result", "output"} & set(response)):
         response = response[wrapped.pop()]
-    return response if isinstance(response, str) else "" if response is None else msgspec.json.encode(response).decode()
+    if response is None:
+        return ""
+    return response if isinstance(response, str) else msgspec.json.encode(response).decode()
 
 
 def _assistant(parts: Iterable[_Part]) -> tuple[Message, list[tuple[str | None, ToolCall]]]:
-    """What was said, and its calls with the ids that the client knows them by."""
+    """The message, and its calls with the ids that the client has for them."""
     parts = list(parts)
     calls: list[tuple[str | None, ToolCall]] = []
     for part in parts:
@@ -418,7 +419,9 @@ def _function(declared: _Declaration) -> dict[str, Any]:
 def _choose(
     tools: tuple[dict[str, Any], ...], config: _ToolConfig | None
 ) -> tuple[tuple[dict[str, Any], ...], ToolChoice, str | None]:
-    """Tools that may not be called are not shown to the model either, except where one name or none says it all."""
+    """(tools, tool_choice, tool_name). Tools that the model may not call are left out of the prompt, except with mode
+    `NONE`, and with mode `ANY` and one name.
+    """
     calling = (config and config.function_calling_config) or _Calling()
     mode = (calling.mode or "AUTO").upper()
     if mode == "NONE" or not tools:
@@ -466,11 +469,11 @@ def _candidate(choice: Choice, parts: list[dict[str, Any]], *, tokens: Sequence[
 
 
 def _parts(choice: Choice, *, thoughts: bool) -> list[dict[str, Any]]:
-    """At least one: agents read `parts[0]`."""
+    """At least one part: agents read `parts[0]`."""
     message = choice.message
-    thought = [{"text": message.reasoning, "thought": True}] if thoughts and message.reasoning else []
-    said = [{"text": message.content}] if message.content or not message.tool_calls else []
-    return [*thought, *said, *_calls(choice)]
+    reasoning = [{"text": message.reasoning, "thought": True}] if thoughts and message.reasoning else []
+    text = [{"text": message.content}] if message.content or not message.tool_calls else []
+    return [*reasoning, *text, *_calls(choice)]
 
 
 def _calls(choice: Choice) -> list[dict[str, Any]]:
@@ -488,7 +491,7 @@ def _signature(call_id: str) -> str:
 
 
 def _signed(signature: str | None) -> str | None:
-    """The call id in a signature of ours; SDKs write base64 in either alphabet."""
+    """The call id in one of the gateway's signatures; None for another's. SDKs write base64 in either alphabet."""
     try:
         plain = base64.b64decode((signature or "").translate(PLAIN) + "==")
     except ValueError:
@@ -507,7 +510,7 @@ def _logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 
 def _usage(reply: Reply) -> dict[str, Any]:
-    """As Google counts: thoughts are not part of the candidates."""
+    """Google does not count reasoning as part of the candidates."""
     return {
         "promptTokenCount": reply.prompt_tokens,
         "cachedContentTokenCount": reply.reused_tokens,

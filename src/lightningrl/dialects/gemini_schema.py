@@ -1,4 +1,4 @@
-"""What does a schema of Google's mean as JSON schema? Gemini takes a subset of OpenAPI 3.0, in either case of its keys.
+"""Google's schemas → JSON schema. Gemini takes a subset of OpenAPI 3.0, with keys in camelCase or snake_case.
 
 https://ai.google.dev/api/caching#Schema
 """
@@ -10,10 +10,10 @@ import msgspec
 
 COUNTS = frozenset({"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"})
 NO_FORMATS = frozenset({"int32", "int64", "float", "double", "enum", "byte"})
-"""Formats that OpenAPI has and JSON schema has not."""
+"""Formats of OpenAPI that JSON schema does not have."""
 TYPES = frozenset({"STRING", "NUMBER", "INTEGER", "BOOLEAN", "ARRAY", "OBJECT", "NULL"})
 BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
-"""What they hold are schemas by any name, `type` too."""
+"""Their values are schemas by any name, which may be `type`."""
 VALUES = frozenset({"enum", "const", "default", "examples"})
 
 
@@ -26,14 +26,13 @@ def camel(key: str) -> str:
 
 
 def json_schema(given: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"type": "STRING", "nullable": true}` → `{"type": ["string", "null"]}`. Raises `msgspec.ValidationError` for
-    what is no schema.
+    """`{"type": "STRING", "nullable": true}` → `{"type": ["string", "null"]}`.
+
+    Raises `msgspec.ValidationError` for an invalid schema.
     """
     schema = {camel(key): value for key, value in given.items()}
-    nullable, order = (
-        schema.pop("nullable", None),
-        msgspec.convert(schema.pop("propertyOrdering", None) or [], list[str]),
-    )
+    nullable = schema.pop("nullable", None)
+    order = msgspec.convert(schema.pop("propertyOrdering", None) or [], list[str])
     made: dict[str, Any] = {}
     for key, value in schema.items():
         if key == "type":
@@ -58,9 +57,7 @@ def json_schema(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lower_types(schema: Any) -> Any:
-    """`{"type": "OBJECT"}` → `{"type": "object"}`: of what is declared as JSON schema, Google reads either, and Gemini
-    CLI relies on it.
-    """
+    """`{"type": "OBJECT"}` → `{"type": "object"}`. Google accepts both in a JSON schema; Gemini CLI relies on it."""
     if isinstance(schema, list):
         return [lower_types(one) for one in schema]
     if not isinstance(schema, dict):

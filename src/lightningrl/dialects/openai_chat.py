@@ -1,7 +1,6 @@
-"""OpenAI `chat/completions`: the single home of this wire format. https://platform.openai.com/docs/api-reference/chat
+"""OpenAI's `chat/completions`. https://platform.openai.com/docs/api-reference/chat
 
-Beside OpenAI's own fields it speaks what servers of open models have added: `top_k`, and thoughts as
-`reasoning_content`.
+It also has fields that servers of open models have added: `top_k`, and the reasoning as `reasoning_content`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,7 +53,7 @@ class _Message(msgspec.Struct):
     tool_call_id: str | None = None
     name: str | None = None
     prefix: bool | None = None
-    """Mistral's and DeepSeek's way to say that the answer goes on with this message."""
+    """Mistral's and DeepSeek's way to request that the answer continues this message."""
 
 
 class _Signature(msgspec.Struct):
@@ -77,10 +76,10 @@ class _Format(msgspec.Struct):
     json_schema: _Schema | None = None
 
 
-class _Body(wire.Asked, kw_only=True):
+class _Body(wire.SharedFields, kw_only=True):
     messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]
     continue_final_message: bool | None = None
-    """vLLM's way to say the same."""
+    """vLLM's way to request the same."""
     tools: list[_Tool] | None = None
     tool_choice: Any = None
     functions: list[_Signature] | None = None
@@ -103,21 +102,21 @@ class OpenAIChat:
         return wire.matched(path, "/chat/completions")
 
     def parse(self, body: Mapping[str, Any], past: Past) -> ChatRequest:
-        asked = wire.convert(body, _Body)
-        tools, choice, name = wire.choose_tools(*_tools(body, asked))
-        messages = tuple(_message(message) for message in asked.messages)
+        parsed = wire.convert(body, _Body)
+        tools, choice, name = wire.choose_tools(*_tools(body, parsed))
+        messages = tuple(_message(message) for message in parsed.messages)
         return ChatRequest(
             body=body,
-            **asked.common(),
-            messages=messages if asked.continue_final_message or asked.messages[-1].prefix else wire.ended(messages),
+            **parsed.common(),
+            messages=messages if parsed.continue_final_message or parsed.messages[-1].prefix else wire.ended(messages),
             tools=tools,
             tool_choice=choice,
             tool_name=name,
-            parallel_tool_calls=asked.parallel_tool_calls is not False and not asked.functions,
-            json_schema=_json_schema(asked.response_format),
-            logprobs=bool(asked.logprobs or asked.top_logprobs),
-            top_logprobs=asked.top_logprobs or 0,
-            max_tokens=asked.max_completion_tokens or asked.max_tokens,
+            parallel_tool_calls=parsed.parallel_tool_calls is not False and not parsed.functions,
+            json_schema=_json_schema(parsed.response_format),
+            logprobs=bool(parsed.logprobs or parsed.top_logprobs),
+            top_logprobs=parsed.top_logprobs or 0,
+            max_tokens=parsed.max_completion_tokens or parsed.max_tokens,
         )
 
     def respond(self, reply: Reply) -> dict[str, Any]:
@@ -134,16 +133,16 @@ class OpenAIChat:
         return _message(msgspec.convert(response["choices"][0]["message"], _Message))
 
     def remember(self, past: Past, request: ChatRequest, response: Mapping[str, Any]) -> None:
-        """Every request brings its whole conversation."""
+        """Nothing: every request has its whole conversation."""
 
     def error(self, refused: Refused) -> dict[str, Any]:
         return wire.error_body(refused)
 
 
 class _Stream:
-    """Server-sent events: role, pieces, tool calls, finish reason, usage if asked for, `[DONE]`.
+    """Server-sent events: role, text, tool calls, finish reason, usage if requested, `[DONE]`.
 
-    A piece of text is by far the most frequent event: all of it but the text itself is encoded once for each choice.
+    Most events are pieces of text, so all of such an event but its text is encoded once for each choice.
     """
 
     media_type: MediaType = "text/event-stream"
@@ -193,16 +192,15 @@ class _Stream:
         return self._chunks.event(choice)
 
 
-def _tools(body: Mapping[str, Any], asked: _Body) -> tuple[Any, list[Mapping[str, Any]]]:
-    """(`tool_choice`, tools); the fields of a function as they were sent, because templates render all of them."""
-    if asked.functions and not asked.tools:
-        choice = asked.function_call
-        named = isinstance(choice, Mapping)
-        return {"type": "function", **choice} if named else choice, [
-            {"type": "function", "function": given} for given in body["functions"]
-        ]
+def _tools(body: Mapping[str, Any], parsed: _Body) -> tuple[Any, list[Mapping[str, Any]]]:
+    """(`tool_choice`, tools). The fields of a function stay as sent, because templates render all of them."""
+    if parsed.functions and not parsed.tools:
+        choice = parsed.function_call
+        if isinstance(choice, Mapping):
+            choice = {"type": "function", **choice}
+        return choice, [{"type": "function", "function": given} for given in body["functions"]]
     tools: list[Mapping[str, Any]] = []
-    for tool, given in zip(asked.tools or (), body.get("tools") or (), strict=True):
+    for tool, given in zip(parsed.tools or (), body.get("tools") or (), strict=True):
         if tool.type not in ("function", "custom"):
             wire.leave_out(tool.type)
         elif tool.type == "custom" and tool.custom is not None:
@@ -211,7 +209,7 @@ def _tools(body: Mapping[str, Any], asked: _Body) -> tuple[Any, list[Mapping[str
             tools.append(given)
         else:
             raise invalid(f"a tool of type `{tool.type}` needs `{tool.type}`", param="tools", hint="name it there")
-    return asked.tool_choice, tools
+    return parsed.tool_choice, tools
 
 
 def _json_schema(wanted: _Format | None) -> Mapping[str, Any] | None:
@@ -258,19 +256,18 @@ def _choice(choice: Choice, request: ChatRequest) -> dict[str, Any]:
 
 
 def _message_body(choice: Choice, request: ChatRequest) -> dict[str, Any]:
-    said = choice.message
-    message: dict[str, Any] = {"role": "assistant", "content": said.content, "refusal": None}
-    if said.reasoning:
-        message["reasoning_content"] = said.reasoning
-    if said.tool_calls:
-        message["content"] = said.content or None
-        if _is_legacy(request):
-            call = said.tool_calls[0]
-            message["function_call"] = {"name": call.name, "arguments": call.arguments}
-        else:
-            custom = {tool["custom"]["name"] for tool in request.body.get("tools") or () if tool["type"] == "custom"}
-            message["tool_calls"] = [_tool_call_body(call, custom=call.name in custom) for call in said.tool_calls]
-    return message
+    answer = choice.message
+    body: dict[str, Any] = {"role": "assistant", "content": answer.content, "refusal": None}
+    if answer.reasoning:
+        body["reasoning_content"] = answer.reasoning
+    if not answer.tool_calls:
+        return body
+    body["content"] = answer.content or None
+    if _is_legacy(request):
+        call = answer.tool_calls[0]
+        return {**body, "function_call": {"name": call.name, "arguments": call.arguments}}
+    custom = {tool["custom"]["name"] for tool in request.body.get("tools") or () if tool["type"] == "custom"}
+    return {**body, "tool_calls": [_tool_call_body(call, custom=call.name in custom) for call in answer.tool_calls]}
 
 
 def _tool_call_body(call: ToolCall, *, custom: bool) -> dict[str, Any]:
@@ -284,11 +281,12 @@ def _tool_call_body(call: ToolCall, *, custom: bool) -> dict[str, Any]:
 
 
 def _finish_reason(choice: Choice, request: ChatRequest) -> str:
-    """As we call them; `cancelled` and `error` are only ever recorded, nobody is answered with them."""
+    """OpenAI's name. `cancelled` and `error` are only recorded, never sent."""
     return "function_call" if choice.finish_reason == "tool_calls" and _is_legacy(request) else choice.finish_reason
 
 
 def _is_legacy(request: ChatRequest) -> bool:
+    """Whether the request has `functions`, the predecessor of `tools`."""
     return bool(request.body.get("functions")) and not request.body.get("tools")
 
 

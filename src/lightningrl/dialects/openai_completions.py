@@ -1,7 +1,6 @@
-"""OpenAI `completions`: the single home of this wire format. https://platform.openai.com/docs/api-reference/completions
+"""OpenAI's `completions`. https://platform.openai.com/docs/api-reference/completions
 
-Raw prompts, text or token ids: no template, no tools. Several prompts in one request get their answers in their own
-order.
+Raw prompts, as text or token ids: no template, no tools. Several prompts are answered in their order.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,15 +24,15 @@ from lightningrl.dialects.openai_wire import encode
 from lightningrl.messages import Message
 
 MOST_PROMPTS = 2048
-"""OpenAI's own limit."""
+"""OpenAI's limit."""
 
 MAX_TOKENS = 16
-"""OpenAI's own default."""
+"""OpenAI's default."""
 
 Id = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
-class _Body(wire.Asked, kw_only=True):
+class _Body(wire.SharedFields, kw_only=True):
     prompt: str | Annotated[list[str | Id | list[Id]], msgspec.Meta(min_length=1, max_length=10_000_000)]
     best_of: int | None = None
     echo: bool | None = None
@@ -57,16 +56,16 @@ class OpenAICompletions:
         return None if path.endswith("/chat/completions") else wire.matched(path, "/completions")
 
     def parse(self, body: Mapping[str, Any], past: Past) -> ChatRequest:
-        asked = wire.convert(body, _Body)
-        prompts = _prompts(asked.prompt)
-        _check(asked, prompts)
+        parsed = wire.convert(body, _Body)
+        prompts = _prompts(parsed.prompt)
+        _check(parsed, prompts)
         return ChatRequest(
             body=body,
-            **asked.common(),
+            **parsed.common(),
             prompts=prompts,
-            logprobs=asked.logprobs is not None,
-            top_logprobs=asked.logprobs or 0,
-            max_tokens=MAX_TOKENS if asked.max_tokens is None else asked.max_tokens,
+            logprobs=parsed.logprobs is not None,
+            top_logprobs=parsed.logprobs or 0,
+            max_tokens=MAX_TOKENS if parsed.max_tokens is None else parsed.max_tokens,
         )
 
     def respond(self, reply: Reply) -> dict[str, Any]:
@@ -85,15 +84,16 @@ class OpenAICompletions:
         return Message(role="assistant", content=choice.text[choice.echoed :])
 
     def remember(self, past: Past, request: ChatRequest, response: Mapping[str, Any]) -> None:
-        """Every request brings all that is to be read."""
+        """Nothing: every request has its whole prompt."""
 
     def error(self, refused: Refused) -> dict[str, Any]:
         return wire.error_body(refused)
 
 
 class _Stream:
-    """Server-sent events: pieces, finish reason, usage if asked for, `[DONE]`. All of a piece but its text is encoded
-    once for each choice.
+    """Server-sent events: text, finish reason, usage if requested, `[DONE]`.
+
+    All of a text event but its text is encoded once for each choice.
     """
 
     media_type: MediaType = "text/event-stream"
@@ -104,11 +104,11 @@ class _Stream:
         self._text_end = b',"logprobs":null,"finish_reason":null}]' + self._chunks.tail
         self._text_begin: dict[int, bytes] = {}
         self._offsets: dict[int, int] = {}
-        """Characters that each choice has said."""
+        """Characters of each choice so far."""
         self._request = begun.request
 
     def reasoning(self, index: int, text: str) -> bytes:
-        """Raw answers have no thoughts apart: they are text."""
+        """Raw answers have no separate reasoning: it is text."""
         return self.text(index, text, None)
 
     def text(self, index: int, text: str, tokens: Sequence[TokenLogprob] | None) -> bytes:
@@ -148,23 +148,28 @@ def _prompts(prompt: str | list[Any]) -> tuple[str | tuple[int, ...], ...]:
     return tuple(one if isinstance(one, str) else tuple(one) for one in prompt)
 
 
-def _check(asked: _Body, prompts: Sequence[str | tuple[int, ...]]) -> None:
-    answers = len(prompts) * (asked.n or 1)
+def _check(parsed: _Body, prompts: Sequence[str | tuple[int, ...]]) -> None:
+    answers = len(prompts) * (parsed.n or 1)
     alone = len(prompts) == 1 and isinstance(prompts[0], str)
     for param, wrong, message, hint in (
         ("prompt", not all(prompts), "a prompt is empty", "send at least one token"),
         (
             "prompt",
             answers > MOST_PROMPTS,
-            f"`{answers}` answers are wanted, at most `{MOST_PROMPTS}` are given",
+            f"`{answers}` answers are requested, at most `{MOST_PROMPTS}` are allowed",
             "send fewer prompts",
         ),
-        ("suffix", bool(asked.suffix), "`suffix` is not supported", "send what comes before"),
-        ("best_of", asked.best_of not in (None, asked.n or 1), "`best_of` is not supported", "ask for `n` and choose"),
-        ("echo", asked.echo and not alone, "`echo` repeats a single text", "send one prompt, as text"),
+        ("suffix", bool(parsed.suffix), "`suffix` is not supported", "send what comes before"),
+        (
+            "best_of",
+            parsed.best_of not in (None, parsed.n or 1),
+            "`best_of` is not supported",
+            "ask for `n` and choose",
+        ),
+        ("echo", parsed.echo and not alone, "`echo` repeats a single text", "send one prompt, as text"),
         (
             "echo",
-            asked.echo and asked.logprobs is not None,
+            parsed.echo and parsed.logprobs is not None,
             "`echo` with `logprobs` is not supported",
             "prompts have no logprobs here",
         ),
@@ -178,20 +183,19 @@ def _echoed(request: ChatRequest) -> str:
 
 
 def _choice(choice: Choice, echoed: str) -> dict[str, Any]:
-    """`echoed` is our own addition: how many characters of `text` are the prompt's."""
-    said = {"echoed": len(echoed)} if echoed else {}
+    """The field `echoed` is our addition: how many characters of `text` belong to the prompt."""
     logprobs = _logprobs(choice.tokens, 0)
     return {
         "index": choice.index,
         "text": echoed + choice.message.content,
         "logprobs": logprobs,
         "finish_reason": choice.finish_reason,
-        **said,
+        **({"echoed": len(echoed)} if echoed else {}),
     }
 
 
 def _logprobs(tokens: Sequence[TokenLogprob] | None, offset: int) -> dict[str, Any] | None:
-    """`offset`: the characters before the first of these tokens."""
+    """`offset`: how many characters precede these tokens."""
     if tokens is None:
         return None
     offsets: list[int] = []

@@ -1,8 +1,7 @@
-"""How do the items of OpenAI's `responses` become messages, and an answer of ours items?
+"""Items of OpenAI's `responses` ⇄ messages.
 
-One answer is up to three kinds of items (thoughts, a message, function calls). Their ids carry the id of the response,
-so items that come back, one by one, by reference or as the past of a later response, become the one message again that
-was said.
+One answer has up to three kinds of items: reasoning, a message, function calls. Their ids hold the id of the response.
+So items that a client sends back become one message again, also if it sends them by reference.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,7 +40,7 @@ class _Input(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Turn:
-    """A message while its items come in."""
+    """A message under construction, item by item."""
 
     role: str
     content: str = ""
@@ -49,9 +48,9 @@ class _Turn:
     calls: list[ToolCall] = field(default_factory=list)
     tool_call_id: str | None = None
     reply_id: str | None = None
-    """The response of ours that said it; None: nothing proves that."""
+    """The recorded response that this message is the answer of; None: not proven."""
     rank: int = -1
-    """Of the last item."""
+    """The rank (see `_RANK`) of the last item."""
 
     def message(self) -> Message:
         return Message(
@@ -65,13 +64,13 @@ class _Turn:
 
 
 _RANK = {"reasoning": 0, "message": 1, "function_call": 2, "custom_tool_call": 2}
-"""The order in which one answer's items come."""
+"""The order of the items of one answer."""
 
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 
 
 def conversation(body: Mapping[str, Any], past: Past) -> tuple[Item, ...]:
-    """All items of the conversation; references among them are left as they are."""
+    """All items of the conversation. References to items stay as they are."""
     previous, given = body.get("previous_response_id"), body.get("input")
     if previous is not None and previous not in past.conversations:
         hint = "an attempt knows its own responses alone"
@@ -133,7 +132,7 @@ def _add(turns: list[_Turn], item: _Item, past: Past) -> None:
 
 
 def _kind(item: _Item) -> str:
-    """Raises `Refused` for what cannot be read."""
+    """Raises `Refused` for an item that is not supported."""
     kind = item.type or "message"
     if kind not in _RANK and kind not in _OUTPUTS:
         hint = "send messages, function calls and their outputs"
@@ -145,24 +144,23 @@ def _kind(item: _Item) -> str:
 
 
 def _continued(turns: Sequence[_Turn], rank: int, reply_id: str | None) -> _Turn | None:
-    """The answer that this item is a part of; None: it begins another. Between the calls of one answer there may be
-    their outputs.
+    """The answer that this item is a part of; None: it begins a new one. Outputs may stand between the calls of one
+    answer.
     """
     last = next((turn for turn in reversed(turns) if turn.role != "tool"), None)
     if last is None or last.role != "assistant":
         return None
     if reply_id is not None and last.reply_id is not None:
         return last if reply_id == last.reply_id else None
-    if last is not turns[-1] or (
-        rank == 2 and last.reply_id is not None
-    ):  # ids of calls come back verbatim: this one is not ours
+    foreign = rank == 2 and last.reply_id is not None  # clients send ids of calls back verbatim
+    if last is not turns[-1] or foreign:
         return None
     return last if rank > last.rank or rank == 2 else None
 
 
 def _known(item: _Item, past: Past) -> Item | None:
-    """The item of ours that came back. Clients that keep nothing on the server drop ids; they keep calls' ids and
-    encrypted thoughts.
+    """The recorded item that the client has sent back. A stateless client drops the ids of items, but keeps the ids of
+    calls and encrypted reasoning.
     """
     found = (past.items.get(key) for key in (item.id, item.call_id, item.encrypted_content) if key is not None)
     return next((known for known in found if known is not None), None)
@@ -182,19 +180,19 @@ def _reply_id(item: Item) -> str:
 
 
 def summarised(request: ChatRequest) -> bool:
-    """Has a summary of the thoughts been asked for? Then they stand there, in full."""
-    asked = request.body.get("reasoning") or {}
-    return bool(asked.get("summary") or asked.get("generate_summary"))
+    """Whether a summary of the reasoning is requested; the summary is then the full reasoning."""
+    parsed = request.body.get("reasoning") or {}
+    return bool(parsed.get("summary") or parsed.get("generate_summary"))
 
 
 def output(choice: Choice, request: ChatRequest, reply_id: str) -> list[dict[str, Any]]:
-    """There is a message unless there are calls: an agent that finds neither would ask again."""
-    said, items = choice.message, list[dict[str, Any]]()
+    """The items of an answer. Without calls there is always a message: agents retry if there is neither."""
+    answer, items = choice.message, list[dict[str, Any]]()
     status = "incomplete" if choice.finish_reason == "length" else "completed"
-    if said.reasoning.strip():
-        items.append(reasoning_item(said.reasoning, request, reply_id, status="completed"))
-    if said.content or not said.tool_calls:
-        content = [text_part(said.content, choice.tokens)]
+    if answer.reasoning.strip():
+        items.append(reasoning_item(answer.reasoning, request, reply_id, status="completed"))
+    if answer.content or not answer.tool_calls:
+        content = [text_part(answer.content, choice.tokens)]
         items.append(
             {
                 "id": item_id("msg", reply_id),
@@ -204,13 +202,13 @@ def output(choice: Choice, request: ChatRequest, reply_id: str) -> list[dict[str
                 "content": content,
             }
         )
-    odd = _odd_tools(request.body.get("tools") or ()) if said.tool_calls else {}
-    items += [_call_item(call, reply_id, place, odd.get(call.name, {})) for place, call in enumerate(said.tool_calls)]
+    odd = _odd_tools(request.body.get("tools") or ()) if answer.tool_calls else {}
+    items += [_call_item(call, reply_id, place, odd.get(call.name, {})) for place, call in enumerate(answer.tool_calls)]
     return items
 
 
 def reasoning_item(text: str, request: ChatRequest, reply_id: str, *, status: str) -> dict[str, Any]:
-    """Its id is all that is "encrypted": where a client keeps nothing else of it, that says whose thoughts they were."""
+    """Its "encrypted" content is just its id: a client that keeps nothing else still refers to the reasoning."""
     item: dict[str, Any] = {"id": item_id("rs", reply_id), "type": "reasoning", "status": status}
     if "reasoning.encrypted_content" in (request.body.get("include") or ()):
         item["encrypted_content"] = item["id"]
@@ -220,12 +218,14 @@ def reasoning_item(text: str, request: ChatRequest, reply_id: str, *, status: st
 
 
 def joined(namespace: str | None, name: str) -> str:
-    """How the model knows a tool of a namespace, such as those of one MCP server."""
-    return name if not namespace else f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
+    """The name by which the model calls a tool of a namespace, e.g. of one MCP server."""
+    if not namespace:
+        return name
+    return f"{namespace.removesuffix('__')}__{name}"
 
 
 def _odd_tools(tools: Iterable[Mapping[str, Any]], namespace: str | None = None) -> dict[str, Mapping[str, Any]]:
-    """How calls differ from plain functions': name that the model knows → fields of the item."""
+    """Tools whose calls differ from a plain function's: name → fields of the item of a call."""
     found: dict[str, Mapping[str, Any]] = {}
     for tool in tools:
         if tool["type"] == "namespace":

@@ -1,7 +1,7 @@
-"""OpenAI `responses`: the single home of this wire format. https://platform.openai.com/docs/api-reference/responses
+"""OpenAI's `responses`. https://platform.openai.com/docs/api-reference/responses
 
-The gateway remembers, for each attempt, what it has answered: a request may name an earlier response, or one of its
-items, in place of the words. What items are is in `openai_items`.
+A request may refer to an earlier response of its attempt, or to one of the response's items. `openai_items` reads and
+writes items.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ from lightningrl.dialects.openai_wire import encode
 from lightningrl.messages import Message
 
 COUNT_ONLY = "count_only"
-"""What a POST to `/responses/input_tokens` adds to its body."""
+"""The field that a POST to `/responses/input_tokens` adds to its body."""
 
 
 class _Tool(msgspec.Struct):
@@ -94,26 +94,26 @@ class OpenAIResponses:
         return found
 
     def parse(self, body: Mapping[str, Any], past: Past) -> ChatRequest:
-        asked = wire.convert(body, _Body)
-        _check(asked, counting=bool(body.get(COUNT_ONLY)))
-        tools, choice, name = wire.choose_tools(asked.tool_choice, list(_tools(asked.tools or ())))
-        top_logprobs = asked.top_logprobs or 0
-        system = (Message(role="system", content=asked.instructions),) if asked.instructions else ()
+        parsed = wire.convert(body, _Body)
+        _check(parsed, counting=bool(body.get(COUNT_ONLY)))
+        tools, choice, name = wire.choose_tools(parsed.tool_choice, list(_tools(parsed.tools or ())))
+        top_logprobs = parsed.top_logprobs or 0
+        system = (Message(role="system", content=parsed.instructions),) if parsed.instructions else ()
         return ChatRequest(
             body=body,
-            model=asked.model,
+            model=parsed.model,
             messages=wire.ended((*system, *items.messages(items.conversation(body, past), past))),
             tools=tools,
             tool_choice=choice,
             tool_name=name,
-            parallel_tool_calls=asked.parallel_tool_calls is not False,
-            json_schema=_json_schema(asked.text),
-            stream=bool(asked.stream),
-            logprobs=top_logprobs > 0 or "message.output_text.logprobs" in (asked.include or ()),
+            parallel_tool_calls=parsed.parallel_tool_calls is not False,
+            json_schema=_json_schema(parsed.text),
+            stream=bool(parsed.stream),
+            logprobs=top_logprobs > 0 or "message.output_text.logprobs" in (parsed.include or ()),
             top_logprobs=top_logprobs,
-            temperature=asked.temperature,
-            top_p=asked.top_p,
-            max_tokens=asked.max_output_tokens,
+            temperature=parsed.temperature,
+            top_p=parsed.top_p,
+            max_tokens=parsed.max_output_tokens,
             counted=_counted if body.get(COUNT_ONLY) else None,
         )
 
@@ -134,8 +134,8 @@ class OpenAIResponses:
         return _Stream(begun)
 
     def answer(self, response: Mapping[str, Any]) -> Message:
-        said = list(items.messages(msgspec.convert(response["output"], list[dict[str, Any]]), Past()))
-        return said[0] if said else Message(role="assistant", content="")
+        found = list(items.messages(msgspec.convert(response["output"], list[dict[str, Any]]), Past()))
+        return found[0] if found else Message(role="assistant", content="")
 
     def remember(self, past: Past, request: ChatRequest, response: Mapping[str, Any]) -> None:
         items.remember(past, request.body, response)
@@ -145,10 +145,10 @@ class OpenAIResponses:
 
 
 class _Stream:
-    """Server-sent events, numbered: the response begins; its items, one at a time, begin, grow and end; the response
+    """Numbered server-sent events: the response begins; its items begin, grow and end, one after another; the response
     ends.
 
-    A piece of text is by far the most frequent event: all of it but the text and its number is encoded once.
+    Most events are pieces of text, so all of such an event but its text and number is encoded once.
     """
 
     media_type: MediaType = "text/event-stream"
@@ -159,20 +159,20 @@ class _Stream:
         self._envelope = _echo(begun)
         self._number = 0
         self._items = 0
-        """Those that have ended."""
+        """How many items have ended."""
         self._open: Literal["reasoning", "message"] | None = None
         self._thoughts: list[str] = []
         self._waiting: list[TokenLogprob] = []
-        """Tokens whose text has not been shown yet."""
+        """Tokens whose text has not been sent yet."""
         self._head = b""
-        """Of a text event; empty until there is a message."""
+        """The constant start of a text event; empty until a message begins."""
 
     def reasoning(self, index: int, text: str) -> bytes:
         events = self._begin()
         self._thoughts.append(text)
         if self._open is None:
             text = "".join(self._thoughts)
-            if not text.strip():  # a template's empty thoughts are no item
+            if not text.strip():  # the empty reasoning of a template is no item
                 return events
             events += self._begin_reasoning()
         kind, place = THOUGHT[items.summarised(self._request)]
@@ -210,8 +210,8 @@ class _Stream:
         return self._event(f"response.{response['status']}", {"response": response})
 
     def error(self, refused: Refused) -> bytes:
-        """Said three times: at the top, as the SDK's types have it; in `error`, which makes the SDK raise; and as the
-        response's own end.
+        """The error stands in three places: at the top level, as in the SDK's types; in `error`, which makes the SDK
+        raise; and in the terminal event of the response.
         """
         body = wire.error_body(refused)["error"]
         events = self._begin() + self._event("error", {**body, "type": "error", "error": body})
@@ -236,7 +236,7 @@ class _Stream:
             "output": [],
             "usage": None,
         }
-        response = msgspec.Raw(encode(envelope))  # it is said twice
+        response = msgspec.Raw(encode(envelope))  # sent twice
         return self._event("response.created", {"response": response}) + self._event(
             "response.in_progress", {"response": response}
         )
@@ -337,25 +337,25 @@ STATUS = {
 }
 
 THOUGHT = {False: ("reasoning", "content_index"), True: ("reasoning_summary", "summary_index")}
-"""summarised? → (name of the events, place within the item)"""
+"""Is a summary requested? → (name of the events, name of the index)."""
 
 
-def _check(asked: _Body, *, counting: bool) -> None:
-    if not asked.model and not counting:
+def _check(parsed: _Body, *, counting: bool) -> None:
+    if not parsed.model and not counting:
         raise invalid("the body has no `model`", param="model", hint="name one")
-    if asked.input in (None, []) and asked.previous_response_id is None and not asked.instructions:
+    if parsed.input in (None, []) and parsed.previous_response_id is None and not parsed.instructions:
         raise invalid("the body has no `input`", param="input", hint="send text or items")
     for param, given, hint in (
-        ("conversation", asked.conversation, "send `previous_response_id`, or the whole history"),
-        ("prompt", asked.prompt, "send `instructions` and `input`"),
-        ("background", asked.background, "wait for the answer, or stream it"),
+        ("conversation", parsed.conversation, "send `previous_response_id`, or the whole history"),
+        ("prompt", parsed.prompt, "send `instructions` and `input`"),
+        ("background", parsed.background, "wait for the answer, or stream it"),
     ):
         if given:
             raise invalid(f"`{param}` is not supported", code="unsupported_parameter", param=param, hint=hint)
 
 
 def _tools(tools: Iterable[_Tool], namespace: str | None = None) -> Iterator[Mapping[str, Any]]:
-    """Tools that OpenAI's servers would run are left out: the model is not told of what nobody here can do."""
+    """Without tools that OpenAI's servers would run: this server cannot."""
     for tool in tools:
         if tool.type not in ("function", "custom", "namespace"):
             wire.leave_out(tool.type)

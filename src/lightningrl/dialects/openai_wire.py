@@ -1,6 +1,4 @@
-"""What do OpenAI's endpoints have in common? Azure's paths, refusals, the choice of tools, how logprobs and tool calls
-are shown.
-"""
+"""The parts that OpenAI's endpoints share: paths, errors, `tool_choice`, usage, log-probabilities, stream events."""
 
 import logging
 import re
@@ -31,10 +29,10 @@ T = TypeVar("T")
 encode = msgspec.json.Encoder().encode
 
 MOST_CHOICES = 128
-"""OpenAI's own limit of `n`."""
+"""OpenAI's limit of `n`."""
 
 MOST_TOP_LOGPROBS = 20
-"""OpenAI's own limit of `top_logprobs`."""
+"""OpenAI's limit of `top_logprobs`."""
 
 AZURE = re.compile(r"/openai(?:/v1)?(?:/deployments/(.+))?")
 
@@ -53,8 +51,8 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-class Asked(msgspec.Struct, kw_only=True):
-    """What chat and completions have in common."""
+class SharedFields(msgspec.Struct, kw_only=True):
+    """The request fields that chat and completions share."""
 
     model: str
     n: Annotated[int, msgspec.Meta(ge=1, le=MOST_CHOICES)] | None = None
@@ -67,7 +65,7 @@ class Asked(msgspec.Struct, kw_only=True):
     seed: int | None = None
 
     def common(self) -> dict[str, Any]:
-        """The fields of a `ChatRequest` that say the same."""
+        """The same as fields of a `ChatRequest`."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or ()
         return {
             "model": self.model,
@@ -76,15 +74,16 @@ class Asked(msgspec.Struct, kw_only=True):
             "include_usage": self.stream_options is not None and bool(self.stream_options.include_usage),
             "temperature": self.temperature,
             "top_p": self.top_p,
-            "top_k": None if self.top_k is None else max(0, self.top_k),  # -1 is how vLLM's clients say: all
+            "top_k": None if self.top_k is None else max(0, self.top_k),  # vLLM's clients write -1 for all
             "stop": tuple(stop for stop in stops if stop),
             "seed": self.seed,
         }
 
 
 def matched(path: str, endpoint: str) -> Mapping[str, Any] | None:
-    """`/openai/deployments/<model>/chat/completions` is how Azure's clients write `/chat/completions`: they name the
-    model in the path.
+    """The fields that `path` adds to the body of a request to `endpoint`; None: another endpoint.
+
+    Azure's clients name the model in the path: `/openai/deployments/<model>/chat/completions`.
     """
     if path == endpoint:
         return NOTHING
@@ -114,14 +113,14 @@ def text_of(content: str | Sequence[Part] | None, *, param: str) -> str:
 
 
 def custom_tool(name: str, description: str | None) -> dict[str, Any]:
-    """A custom tool takes plain text. Templates know functions alone: it becomes one with a single string."""
+    """A custom tool takes plain text. Templates know only functions, so it becomes a function of one string."""
     parameters = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
     return function_tool(name, description=description, parameters=parameters)
 
 
 @lru_cache(maxsize=100)  # once for each type
 def leave_out(kind: str) -> None:
-    """OpenAI's servers would run such a tool: the model is not told of what nobody here can do."""
+    """Leave out a tool that OpenAI's servers would run: this server cannot."""
     log.warning("tools of type %r are not served here: agents go without them", kind)
 
 
@@ -130,7 +129,7 @@ def custom_arguments(text: str) -> str:
 
 
 def custom_input(arguments: str) -> str:
-    """The inverse; arguments in another shape are handed on as they are."""
+    """The inverse of `custom_arguments`; arguments in another shape are returned unchanged."""
     try:
         value = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, RecursionError):
@@ -140,7 +139,7 @@ def custom_input(arguments: str) -> str:
 
 
 def ended(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """OpenAI's models never go on with a turn of the assistant's: they answer it with another one."""
+    """OpenAI's models never continue a final assistant message: they answer it with a new one."""
     if not messages or messages[-1].role != "assistant":
         return tuple(messages)
     return (*messages[:-1], replace(messages[-1], ended=True))
@@ -149,12 +148,12 @@ def ended(messages: Sequence[Message]) -> tuple[Message, ...]:
 def choose_tools(
     choice: Any, tools: Sequence[Mapping[str, Any]]
 ) -> tuple[tuple[Mapping[str, Any], ...], ToolChoice, str | None]:
-    """(tools, tool_choice, tool_name) of `tool_choice`, nested as in chat ({"type": "function", "function": {"name"}})
-    or flat as in responses.
+    """(tools, tool_choice, tool_name) of a `tool_choice`. It is nested in chat ({"type": "function", "function":
+    {"name"}}) and flat in responses.
 
-    `allowed_tools` leaves the others out: what is not in the prompt is not called.
+    With `allowed_tools`, other tools are left out of the prompt, so the model cannot call them.
     """
-    if choice is None or choice == "auto" or choice == "none":
+    if choice in (None, "auto", "none"):
         return tuple(tools), choice or "auto", None
     if choice == "required":
         return _required(tools, None)
