@@ -107,7 +107,7 @@ def test_rewards_outside_of_their_declared_range_teach_nothing_and_are_no_reward
         errors = {
             error.splitlines()[0] for (error,) in records.execute("select error from attempts where status = 'failed'")
         }
-    assert errors == {"GraderError: reward `final` is `7.0`, outside of its range `[0, 1]`"}
+    assert errors == {"GraderError: reward `final` is `7.0`, outside its range `[0, 1]`"}
 
 
 def test_an_agent_that_never_calls_the_model_is_named(small_recipe: SmallRecipe) -> None:

@@ -160,7 +160,7 @@ async def test_an_agent_rewards_its_own_calls_wherever_it_runs(
 async def test_a_thread_that_nobody_knows_is_told_so(opened: Opened, tmp_path: Path) -> None:
     async with opened() as stage:
         [(_, outcome)] = await run(stage, tmp_path, "lost")
-    assert outcome.output == ["it is not known which attempt this code belongs to"]
+    assert outcome.output == ["cannot tell which attempt this code belongs to"]
 
 
 @pytest.mark.parametrize("program", [False, True], ids=["function", "program"])

@@ -348,7 +348,7 @@ def test_attaching_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     with pytest.raises(lightningrl.UserError, match="no token"):
         lightningrl.attach(base_url="http://h/v1")
-    with pytest.raises(lightningrl.UserError, match="no URL"):
+    with pytest.raises(lightningrl.UserError, match="not the URL"):
         lightningrl.attach("token")
 
 

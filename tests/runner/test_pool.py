@@ -202,9 +202,9 @@ async def test_a_hung_grader_is_blamed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("reward", "said"),
     [
-        (1.5, "reward `final` is `1.5`, outside of its range `[-1, 1]`"),
-        ({"final": -2, "f1": 0.5}, "reward `final` is `-2.0`, outside of its range `[-1, 1]`"),
-        (1 + 1e-6, "reward `final` is `1.000001`, outside of its range `[-1, 1]`"),
+        (1.5, "reward `final` is `1.5`, outside its range `[-1, 1]`"),
+        ({"final": -2, "f1": 0.5}, "reward `final` is `-2.0`, outside its range `[-1, 1]`"),
+        (1 + 1e-6, "reward `final` is `1.000001`, outside its range `[-1, 1]`"),
     ],
 )
 async def test_a_reward_outside_of_its_declared_range_is_the_graders_failure(
@@ -213,7 +213,7 @@ async def test_a_reward_outside_of_its_declared_range_is_the_graders_failure(
     async with pool(tmp_path, "agent:pid", reward="agent:as_told", reward_range=(-1.0, 1.0)) as runner:
         outcome = await run(runner, reward=reward)
         assert outcome.status == "failed" and outcome.rewards == ()
-        assert outcome.error == f"GraderError: {said}\nhint: mend the reward function, or widen `agent.reward_range`"
+        assert outcome.error == f"GraderError: {said}\nhint: fix the reward function, or widen `agent.reward_range`"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,13 @@
-"""Run an unmodified agent: it sees a base URL and a key, and knows nothing else of us."""
+"""Runs an unmodified agent: it sees a base URL and a key, nothing else of LightningRL.
+
+dispatch      claims attempts from the store and finishes them
+pool          picks a worker for each attempt and replaces the broken ones; `process` is one worker, seen from outside
+worker        the process that calls the agent and the reward function; `wire` is what both sides send
+boundary      calls user code; `command` runs an agent that is a program
+attach        tells apart the calls of attempts that share a worker
+watchdog, exhaustion, keeper, leftovers     what protects attempts from each other
+environment   the variables that an agent gets
+"""
 
 from lightningrl.runner.base import Outcome, Runner
 

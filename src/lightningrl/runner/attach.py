@@ -1,11 +1,11 @@
-"""How do calls of attempts that share one process stay apart? By a context variable that the HTTP client is made to
-read.
+"""Attribute calls to attempts that share one process, through a context variable that patched HTTP clients read.
 
-The agent's own client sends its requests as ever; on the way out, those to the gateway (and only those) get the header
-`baggage: lightningrl.token=<token>`. Spans of OpenTelemetry get a mark as they begin. Contexts follow asyncio tasks,
-`asyncio.to_thread`, and the thread pools of LangChain and LangGraph by themselves; `ThreadPoolExecutor` is taught to
-hand the identity on. A bare `threading.Thread` is not: it may outlive the attempt and serve another, and a request
-refused by the gateway is better than one that is credited to the wrong attempt.
+Every request to the gateway, and no other, gets the header `baggage: lightningrl.token=<token>`. Every OpenTelemetry
+span gets a mark when it starts.
+
+The context variable follows asyncio tasks, `asyncio.to_thread`, and the thread pools of LangChain and LangGraph.
+`ThreadPoolExecutor` is patched to pass it on. A bare `threading.Thread` is not patched: it may outlive its attempt and
+serve another. Better the gateway refuses a request than credits it to the wrong attempt.
 """
 
 import functools
@@ -31,26 +31,26 @@ PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Whose code is running."""
+    """The attempt that the running code belongs to."""
 
     token: str
-    """Of the attempt."""
+    """The attempt's token."""
     gateway: SplitResult
-    """The token may be sent to what lies below this URL; it has no `/v1`."""
+    """The token is sent only to URLs below this one. Without `/v1`."""
     attempt_id: str = ""
-    """"" where only the token is known."""
+    """"" if only the token is known."""
 
 
 identity: ContextVar[Identity | None] = ContextVar("lightningrl_identity", default=None)
-"""None: no attempt, or its grader; nothing is attached."""
+"""None: no attempt, or its grader. Requests and spans are then left alone."""
 
 
 class Attached:
-    """What `attach` returns. As a context manager it ends with its block; otherwise with the context it was called in."""
+    """Result of `attach`: lasts as long as its `with` block, or, without one, as long as the calling context."""
 
-    def __init__(self, who: Identity) -> None:
+    def __init__(self, caller: Identity) -> None:
         self._before = identity.get()
-        identity.set(who)
+        identity.set(caller)
 
     def __enter__(self) -> "Attached":
         return self
@@ -60,11 +60,11 @@ class Attached:
 
 
 def attach(token: str | None = None, *, base_url: str | None = None, attempt_id: str = "") -> Attached:
-    """From here on, in this asyncio task or thread, every call to the gateway belongs to the attempt of `token`.
+    """Attribute all further calls of this asyncio task or thread to the attempt of `token`.
 
-    For rollouts that run at the same time in one process, through clients they may share: httpx, httpx2, aiohttp and
-    requests, and all SDKs on top of them. Defaults are OPENAI_API_KEY and OPENAI_BASE_URL. With its `attempt_id`, spans
-    find their attempt before its first call, too.
+    Use it for rollouts that run concurrently in one process. They may share clients: httpx, httpx2, aiohttp, requests,
+    and every SDK built on them. `token` defaults to OPENAI_API_KEY, `base_url` to OPENAI_BASE_URL. With `attempt_id`,
+    the gateway can also attribute spans that arrive before the attempt's first call.
 
         with lightningrl.attach(token):
             await agent.run(task)
@@ -72,27 +72,25 @@ def attach(token: str | None = None, *, base_url: str | None = None, attempt_id:
     base_url = base_url or os.environ.get("OPENAI_BASE_URL", "")
     token = token or os.environ.get("OPENAI_API_KEY", "")
     if not token:
-        raise UserError("no token to attach", hint="give the attempt's, or set OPENAI_API_KEY")
+        raise UserError("no token to attach", hint="pass the attempt's token, or set OPENAI_API_KEY")
     if not urlsplit(base_url).hostname:
-        raise UserError(f"`{base_url}` is no URL of a gateway", hint="give `base_url`, or set OPENAI_BASE_URL")
+        raise UserError(f"`{base_url}` is not the URL of a gateway", hint="pass `base_url`, or set OPENAI_BASE_URL")
     install()
     return Attached(Identity(token=token, gateway=gateway_of(base_url), attempt_id=attempt_id))
 
 
 def gateway_of(base_url: str) -> SplitResult:
-    """The gateway behind an SDK's base URL: all its dialects lie below `http://host:port` of `http://host:port/v1`."""
+    """The gateway's URL, from an SDK's base URL: `http://host:port/v1` → `http://host:port`."""
     url = urlsplit(base_url)
     return url._replace(path=url.path.rstrip("/").removesuffix("/v1"), query="", fragment="")
 
 
 def install() -> None:
-    """Teach this process's HTTP clients and thread pools, also those that are imported later. Doing it twice changes
-    nothing.
-    """
+    """Patch the HTTP clients and thread pools of this process, now or when they are imported. Idempotent."""
     _wrap(ThreadPoolExecutor, "submit", _handing_on)
-    for name, teach in CLIENTS.items():
+    for name, patch in CLIENTS.items():
         if name in sys.modules:
-            teach(importlib.import_module(name))  # waits for a thread that is importing it right now
+            patch(importlib.import_module(name))  # waits for a thread that is importing it right now
     if not any(isinstance(finder, _OnImport) for finder in sys.meta_path):
         sys.meta_path.insert(0, _OnImport())
 
@@ -108,35 +106,35 @@ def belongs(url: str, gateway: SplitResult) -> bool:
     )
 
 
-def _teach_httpx(module: ModuleType) -> None:
+def _patch_httpx(module: ModuleType) -> None:
     """httpx serves the SDKs of most vendors; openai ≥ 3 and anthropic ≥ 2 send through httpx2."""
     _wrap(module.Client, "send", _tagging)
     _wrap(module.AsyncClient, "send", _tagging)
 
 
-def _teach_aiohttp(module: ModuleType) -> None:
+def _patch_aiohttp(module: ModuleType) -> None:
     _wrap(module.ClientSession, "_request", _tagging_aiohttp)
 
 
-def _teach_requests(module: ModuleType) -> None:
+def _patch_requests(module: ModuleType) -> None:
     _wrap(module.Session, "send", _tagging)
 
 
-def _teach_opentelemetry(module: ModuleType) -> None:
+def _patch_opentelemetry(module: ModuleType) -> None:
     _wrap(module.Tracer, "start_span", _marking)
 
 
 CLIENTS: Mapping[str, Callable[[ModuleType], None]] = {
-    "httpx": _teach_httpx,
-    "httpx2": _teach_httpx,
-    "aiohttp": _teach_aiohttp,
-    "requests": _teach_requests,
-    "opentelemetry.sdk.trace": _teach_opentelemetry,
+    "httpx": _patch_httpx,
+    "httpx2": _patch_httpx,
+    "aiohttp": _patch_aiohttp,
+    "requests": _patch_requests,
+    "opentelemetry.sdk.trace": _patch_opentelemetry,
 }
 
 
 class _OnImport(MetaPathFinder):
-    """Teaches a client as soon as it has been imported. What finds and loads it is left as it is."""
+    """Patches a client right after its import; the client's own finder and loader do the importing."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -148,12 +146,12 @@ class _OnImport(MetaPathFinder):
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
-            def load_and_teach(module: ModuleType) -> None:
+            def load_and_patch(module: ModuleType) -> None:
                 load(module)
                 if module.__name__ == fullname:  # a loader may serve more than one module
                     CLIENTS[fullname](module)
 
-            spec.loader.exec_module = load_and_teach
+            spec.loader.exec_module = load_and_patch
         return spec
 
 
@@ -166,25 +164,25 @@ def _wrap(owner: type, name: str, wrapper: Callable[[Any], Any]) -> None:
 
 
 def _tagging(send: Callable[..., Any]) -> Callable[..., Any]:
-    """Of httpx and requests: the request is an object that is about to be sent."""
+    """Wraps `send(request)` of httpx and requests."""
 
     def tagged(self: Any, request: Any, **options: Any) -> Any:
-        who = identity.get()
-        if who is not None and belongs(str(request.url), who.gateway):
-            request.headers["baggage"] = _baggage(request.headers.get("baggage"), who.token)
+        caller = identity.get()
+        if caller is not None and belongs(str(request.url), caller.gateway):
+            request.headers["baggage"] = _baggage(request.headers.get("baggage"), caller.token)
         return send(self, request, **options)  # a coroutine, if `send` is async
 
     return tagged
 
 
 def _tagging_aiohttp(send: Callable[..., Any]) -> Callable[..., Any]:
-    """Of aiohttp: `_request(method, url, headers=…)` is what every verb of a session comes down to."""
+    """Wraps `_request(method, url, headers=…)` of aiohttp, which every method of a session calls."""
 
     def tagged(self: Any, method: str, url: Any, **options: Any) -> Any:
-        who = identity.get()
-        if who is not None and belongs(str(self._build_url(url)), who.gateway):
-            headers = self._prepare_headers(options.pop("headers", None))  # the session's own among them
-            headers["baggage"] = _baggage(headers.get("baggage"), who.token)
+        caller = identity.get()
+        if caller is not None and belongs(str(self._build_url(url)), caller.gateway):
+            headers = self._prepare_headers(options.pop("headers", None))  # with the session's own
+            headers["baggage"] = _baggage(headers.get("baggage"), caller.token)
             options["headers"] = headers
         return send(self, method, url, **options)  # a coroutine
 
@@ -192,19 +190,19 @@ def _tagging_aiohttp(send: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _marking(start_span: Callable[..., Any]) -> Callable[..., Any]:
-    """Of OpenTelemetry: exporters send spans of many attempts together, from a thread of their own."""
+    """Wraps `start_span` of OpenTelemetry, whose exporters send the spans of many attempts together."""
 
     def marked(self: Any, *args: Any, **options: Any) -> Any:
-        span, who = start_span(self, *args, **options), identity.get()
-        if who is not None:
-            span.set_attribute(MARK, mark_of(hash_token(who.token), attempt_id=who.attempt_id))
+        span, caller = start_span(self, *args, **options), identity.get()
+        if caller is not None:
+            span.set_attribute(MARK, mark_of(hash_token(caller.token), attempt_id=caller.attempt_id))
         return span
 
     return marked
 
 
 def _baggage(there: str | None, token: str) -> str:
-    """W3C baggage: what others have put there stays."""
+    """A W3C baggage header with the token; other members stay."""
     others = [
         member for member in (there or "").split(",") if member.strip() and not member.strip().startswith(BAGGAGE_KEY)
     ]
@@ -218,8 +216,8 @@ def _handing_on(submit: Callable[..., Any]) -> Callable[..., Any]:
     return handed_on
 
 
-def _as(who: Identity | None, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    before = identity.set(who)
+def _as(caller: Identity | None, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    before = identity.set(caller)
     try:
         return function(*args, **kwargs)
     finally:

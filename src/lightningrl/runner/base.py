@@ -1,4 +1,4 @@
-"""What a runner promises: one attempt in, one outcome out; whatever the agent does, the runner comes back."""
+"""The contract of a runner: one attempt in, one outcome out, whatever the agent does."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,22 +13,22 @@ class Outcome:
 
     status: AttemptStatus
     output: Any = None
-    """JSON: what the agent returned (or printed)."""
+    """JSON: what the agent returned or printed."""
     rewards: tuple[Reward, ...] = ()
     error: str | None = None
-    """One line that says whose failure it was, then the traceback; None if it succeeded."""
+    """One line that names the error and its owner, then the traceback. None if the attempt succeeded."""
 
 
 class Runner(Protocol):
-    """`lightningrl.runner.conformance` is the suite that every implementation passes."""
+    """Every implementation passes the checks of `lightningrl.runner.conformance`."""
 
     async def start(self) -> None: ...
 
     async def run(self, rollout: Rollout, attempt: Attempt, env: Mapping[str, str]) -> Outcome:
-        """Run the agent on `rollout.task` and grade it. `env` holds what any OpenAI client reads (base URL, key).
+        """Run the agent on `rollout.task` and grade its answer. `env` holds base URLs and keys for LLM clients.
 
-        Never raises for anything the agent or the grader does. A hang ends after `rollout.timeout_s` as `timeout`;
-        a worker that dies ends what it ran as `lost`.
+        Never raises for anything that the agent or the grader does. A hang ends after `rollout.timeout_s` with status
+        `timeout`. When a worker process dies, its attempts end with status `lost`.
         """
         ...
 

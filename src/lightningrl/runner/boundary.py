@@ -1,6 +1,4 @@
-"""Whose failure was it? User code raises plain Python; here it is called, and what it raises is attributed to its
-owner.
-"""
+"""Calls user code, and attributes what it raises to the agent or to the grader."""
 
 import asyncio
 import inspect
@@ -20,18 +18,16 @@ from lightningrl.runner.wire import MAX_OUTPUT
 from lightningrl.types import FINAL
 
 MAX_TRACEBACK = 8000
-"""Characters of a traceback that a record keeps: its end, where the cause is."""
+"""Characters of a traceback that a record keeps: the last ones, which name the cause."""
 ROUNDING = 1e-9
-"""Of the width of the range: parts of a reward that should add up to 1 may add up to a little more."""
+"""Tolerance, as a share of the range: parts of a reward that should add up to 1 may add up to slightly more."""
 OURS = str(Path(__file__).parent)
 
 Blame: TypeAlias = type[AgentError] | type[GraderError]
 
 
 async def call(function: Callable[..., Any], *args: Any, threads: list[threading.Thread]) -> Any:
-    """Call user code: `async def` in this event loop, anything else in a thread of its own, which is added to
-    `threads`.
-    """
+    """Call user code: `async def` in this event loop, anything else in a new thread, which is added to `threads`."""
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
         return await function(*args)
     result = await _in_thread(function, *args, threads=threads)
@@ -65,9 +61,7 @@ async def _in_thread(function: Callable[..., Any], *args: Any, threads: list[thr
 
 @contextmanager
 def attributed(blame: Blame) -> Iterator[None]:
-    """Whatever user code raises in this block becomes a `blame` whose first line names it and whose rest is the
-    traceback.
-    """
+    """Turn whatever user code raises in this block into a `blame`: a line that names the error, then the traceback."""
     try:
         yield
     except (blame, GeneratorExit):
@@ -75,7 +69,7 @@ def attributed(blame: Blame) -> Iterator[None]:
     except BaseException as error:
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-            raise  # it is us who stop it
+            raise  # we cancelled it
         raise blame(describe(error)) from error
 
 
@@ -90,14 +84,14 @@ def describe(error: BaseException) -> str:
 
 
 def as_json(output: Any) -> bytes:
-    """What the agent answered, as the record keeps it and as the grader will see it."""
+    """The agent's answer as JSON, for the record and the grader. Raises `AgentError` if it is no JSON, or too large."""
     try:
         encoded = msgspec.json.encode(output)
     except (TypeError, ValueError, NotImplementedError, RecursionError) as error:
         kind = f"{type(output).__module__}.{type(output).__qualname__}".removeprefix("builtins.")
         raise AgentError(
             f"the agent's answer, a `{kind}`, is not JSON: {error}",
-            hint="return text, numbers, lists or dicts of them (of a chat message: its `content`)",
+            hint="return text, numbers, or lists and dicts of them (for a chat message: its `content`)",
         ) from error
     if len(encoded) > MAX_OUTPUT:
         raise AgentError(
@@ -108,8 +102,9 @@ def as_json(output: Any) -> bytes:
 
 
 def as_rewards(value: Any, *, within: tuple[float, float] | None = None) -> dict[str, float]:
-    """A number is the final reward; a mapping names several, `final` among them. `within`: what `final` may be; None:
-    any finite number.
+    """Rewards by name. A number is the final reward; a mapping names several and must include `final`.
+
+    `within`: the range of `final`; None allows any finite number. Raises `GraderError`.
     """
     found = value if isinstance(value, Mapping) else {FINAL: value}
     if FINAL not in found:
@@ -125,8 +120,8 @@ def as_rewards(value: Any, *, within: tuple[float, float] | None = None) -> dict
 def _check_range(final: float, low: float, high: float) -> None:
     slack = ROUNDING * (high - low)
     if not low - slack <= final <= high + slack:
-        hint = "mend the reward function, or widen `agent.reward_range`"
-        raise GraderError(f"reward `{FINAL}` is `{final!r}`, outside of its range `[{low:g}, {high:g}]`", hint=hint)
+        hint = "fix the reward function, or widen `agent.reward_range`"
+        raise GraderError(f"reward `{FINAL}` is `{final!r}`, outside its range `[{low:g}, {high:g}]`", hint=hint)
 
 
 def _number(value: Any, *, name: str) -> float:

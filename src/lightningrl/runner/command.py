@@ -1,8 +1,6 @@
-"""Runs an agent that is a program: the task on its stdin, the answer on its stdout, and what it has started ended with
-it.
+"""Runs an agent that is a program: task on stdin, answer on stdout.
 
-A program has ended when its process has. Children that it leaves behind may go on writing for half a second; then they
-are ended.
+When the program's process has exited, its children may write for another half second. Then they are killed.
 """
 
 import asyncio
@@ -24,19 +22,17 @@ from lightningrl.runner.wire import MAX_OUTPUT
 OUTPUT = "LIGHTNINGRL_OUTPUT"
 """The environment variable that names the file a program may write its answer to."""
 MAX_ENV = 120_000
-"""Linux refuses a program any single variable of 128 KiB or more (MAX_ARG_STRLEN); a larger task is on stdin alone."""
+"""Linux limits a single variable to 128 KiB (MAX_ARG_STRLEN); a larger task is on stdin only."""
 MAX_STDERR = 4000
-"""Characters of stderr that a record keeps: the last."""
+"""Characters of stderr that a record keeps: the last ones."""
 LAST_WORDS_S = 0.5
-"""What is still written after the program's end, by its children, is read for this long."""
+"""After the program's exit, its children's output is read for this long."""
 REASON = re.compile(r"^[\w.]*(?:[Ee]rror|Exception|panic)\b[^:\n]*: .+", re.MULTILINE)
-"""A line that says what went wrong, in Python, JavaScript, Java or Go. Some print more after it: node its version, Go
-where it was.
-"""
+"""The line that names the error, in Python, JavaScript, Java or Go. Node and Go print more lines after it."""
 
 
 class _Program(asyncio.SubprocessProtocol):
-    """Keeps what a program writes: its stdout up to a limit, the end of its stderr."""
+    """Collects a program's stdout up to a limit, and the end of its stderr."""
 
     def __init__(self) -> None:
         self.stdout, self.stderr = bytearray(), b""
@@ -67,7 +63,7 @@ class _Program(asyncio.SubprocessProtocol):
 async def run_command(
     command: Sequence[str], task: bytes, env: Mapping[str, str], *, attempt_id: str, started: Callable[[int], None]
 ) -> Any:
-    """The program's answer. `started` is told its process group."""
+    """Returns the program's answer. Calls `started` with its process group."""
     with tempfile.TemporaryDirectory(prefix="lightningrl-", ignore_cleanup_errors=True) as folder:
         output = Path(folder) / "output"
         task_env = {"LIGHTNINGRL_TASK": task.decode()} if len(task) < MAX_ENV else {}
@@ -81,7 +77,7 @@ async def run_command(
 async def _run(
     command: Sequence[str], task: bytes, env: Mapping[str, str], *, attempt_id: str, started: Callable[[int], None]
 ) -> tuple[int, _Program]:
-    """The exit code, negative for a signal, and what was written."""
+    """Returns the exit code, negative for a signal, and the output."""
     spawning = asyncio.create_task(
         asyncio.get_running_loop().subprocess_exec(_Program, *command, env=env, start_new_session=True)
     )
@@ -89,15 +85,15 @@ async def _run(
         transport, program = await asyncio.shield(spawning)
         started(transport.get_pid())
         stdin = cast(asyncio.WriteTransport, transport.get_pipe_transport(0))
-        stdin.write(task)  # a program need not read it
+        stdin.write(task)  # a program may ignore it
         stdin.close()
         await program.exited.wait()
         await _wait(program.silent)
     finally:
-        transport, program = await spawning  # a program that is given up while it is being started is ended as well
+        transport, program = await spawning  # if cancelled while it starts, end it as well
         await end_leftovers(attempt_id, group=transport.get_pid())
         await program.exited.wait()
-        await _wait(program.silent)  # what they had written before they were ended
+        await _wait(program.silent)  # output from before the kill
         transport.close()
     code = transport.get_returncode()
     assert code is not None, "it has exited"
@@ -119,11 +115,19 @@ def _failure(name: str, code: int, stderr: str) -> str:
 
 
 def answer_of(printed: bytes, file: Path) -> Any:
-    """Raises `AgentError` for one that is too long."""
+    """The program's answer: the contents of `file`, or else the program's stdout.
+
+    written to $LIGHTNINGRL_OUTPUT      that file: parsed if it is JSON, else its text
+    printed JSON                        that, parsed
+    printed logs, then `{…}` or `[…]`   the last line, parsed
+    printed anything else               all of it, as text
+
+    Raises `AgentError` if the answer is too long.
+    """
     if len(printed) > MAX_OUTPUT:
         raise AgentError(
             f"the agent printed more than `{MAX_OUTPUT}` bytes",
-            hint=f"log to stderr; the answer may go to the file `{OUTPUT}`",
+            hint=f"log to stderr, or write the answer to the file named by `{OUTPUT}`",
         )
     if file.exists() and file.stat().st_size:
         with file.open("rb") as stream:
@@ -131,11 +135,12 @@ def answer_of(printed: bytes, file: Path) -> Any:
         if len(written) > MAX_OUTPUT:
             raise AgentError(
                 f"the agent wrote more than `{MAX_OUTPUT}` bytes to `{OUTPUT}`",
-                hint="write it elsewhere and return its path",
+                hint="write it to another file and return its path",
             )
         return _parsed(written)
     last = printed.rstrip().rpartition(b"\n")[2].strip()
-    return _parsed(last if last[:1] in (b"{", b"[") and _is_json(last) and not _is_json(printed) else printed)
+    logs_before = last[:1] in (b"{", b"[") and _is_json(last) and not _is_json(printed)
+    return _parsed(last if logs_before else printed)
 
 
 def _parsed(text: bytes) -> Any:

@@ -1,7 +1,6 @@
-"""What every runner must do, as checks that a plugin's tests can call: `for check in CHECKS: await check(make,
-folder)`.
+"""Checks that every runner passes. A plugin's tests call them: `for check in CHECKS: await check(make, folder)`.
 
-`make(agent, root)` returns a runner that has not been started; `folder` is empty and may be written to.
+`make(agent, root)` returns a runner that has not been started. `folder` is an empty folder to write to.
 """
 
 import asyncio
@@ -54,7 +53,7 @@ def reward(task, output):
 def attempt(
     input: Mapping[str, Any], *, name: str = "1", timeout_s: float = 20.0
 ) -> tuple[Rollout, Attempt, dict[str, str]]:
-    """The arguments of `Runner.run` for a task with this input."""
+    """Arguments of `Runner.run` for a task with this input."""
     rollout = Rollout(
         id=f"rollout-{name}", group_id="group", task=Task(id=name, input=input, split="train"), timeout_s=timeout_s
     )
@@ -65,11 +64,10 @@ def attempt(
 async def outcomes(
     make: MakeRunner, folder: Path, *inputs: Mapping[str, Any], entry: str = "agent:run", timeout_s: float = 20.0
 ) -> list[Outcome]:
-    """What becomes of these tasks when they are run at the same time."""
+    """The outcomes of these tasks when they run concurrently."""
     (folder / "agent.py").write_text(AGENT)
-    runner = make(
-        AgentConfig.model_validate({"entry": entry, "reward": "agent:reward", "workers": 1, "concurrency": 8}), folder
-    )
+    agent = {"entry": entry, "reward": "agent:reward", "workers": 1, "concurrency": 8}
+    runner = make(AgentConfig.model_validate(agent), folder)
     await runner.start()
     try:
         return await asyncio.gather(
@@ -107,22 +105,21 @@ async def an_agent_that_raises_fails_without_a_reward(make: MakeRunner, folder: 
 
 async def a_grader_that_fails_is_blamed_and_is_no_reward_of_zero(make: MakeRunner, folder: Path) -> None:
     grades = ["raise", "nan", "inf", "no final", "0.5", {"final": None}, [1]]
-    for grade, outcome in zip(
-        grades, await outcomes(make, folder, *({"do": "a", "grade": g} for g in grades)), strict=True
-    ):
+    graded = await outcomes(make, folder, *({"do": "a", "grade": grade} for grade in grades))
+    for grade, outcome in zip(grades, graded, strict=True):
         assert outcome.status == "failed" and outcome.rewards == (), (grade, outcome)
         assert outcome.error and outcome.error.startswith("GraderError: "), (grade, outcome)
-        assert outcome.output == {"said": ["a", 1]}, "what the agent did is kept"
+        assert outcome.output == {"said": ["a", 1]}, "the agent's answer is kept"
 
 
-async def a_hang_ends_on_time_and_harms_nobody(make: MakeRunner, folder: Path) -> None:
+async def a_hang_ends_on_time_and_harms_no_other_attempt(make: MakeRunner, folder: Path) -> None:
     async with asyncio.timeout(15):
         hung, fine = await outcomes(make, folder, {"do": "hang"}, {"do": "a"}, timeout_s=1.0)
     assert hung.status == "timeout" and hung.rewards == () and hung.error and hung.error.startswith("AgentError: ")
     assert fine.status == "succeeded" and math.isclose(fine.rewards[0].value, 1.0)
 
 
-async def what_cannot_be_loaded_is_refused_at_the_start(make: MakeRunner, folder: Path) -> None:
+async def broken_code_is_refused_at_the_start(make: MakeRunner, folder: Path) -> None:
     (folder / "agent.py").write_text(AGENT)
     (folder / "broken.py").write_text("import agent\nraise OSError('no disk')\n")
     (folder / "script.py").write_text("import sys\nsys.exit(3)\n")
@@ -150,6 +147,6 @@ CHECKS: tuple[Check, ...] = (
     the_grader_sees_the_task_as_it_was,
     an_agent_that_raises_fails_without_a_reward,
     a_grader_that_fails_is_blamed_and_is_no_reward_of_zero,
-    a_hang_ends_on_time_and_harms_nobody,
-    what_cannot_be_loaded_is_refused_at_the_start,
+    a_hang_ends_on_time_and_harms_no_other_attempt,
+    broken_code_is_refused_at_the_start,
 )

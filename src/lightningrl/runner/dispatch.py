@@ -1,8 +1,8 @@
-"""From the store to a runner and back: claim what is queued, run it, finish it, and keep the leases alive meanwhile."""
+"""Claims queued attempts from the store, runs and finishes them, and renews their leases."""
 
 import asyncio
 
-from lightningrl.runner.base import Outcome, Runner
+from lightningrl.runner.base import Runner
 from lightningrl.runner.environment import addresses
 from lightningrl.store import Store
 from lightningrl.types import Attempt, Rollout
@@ -12,7 +12,7 @@ IDLE_POLL_S = 0.02
 
 
 class Dispatcher:
-    """Keeps a runner busy with up to `concurrency` attempts until it is cancelled."""
+    """Keeps a runner busy with up to `concurrency` attempts, until cancelled."""
 
     def __init__(self, *, store: Store, runner: Runner, base_url: str, concurrency: int, worker: str) -> None:
         self._store = store
@@ -23,7 +23,7 @@ class Dispatcher:
         self._running: dict[asyncio.Task[None], str] = {}
 
     async def run(self) -> None:
-        """Claim and run for ever. An error in here is ours, not the agent's, and ends it."""
+        """Claim and run attempts for ever. An error here is LightningRL's, not the agent's, and is raised."""
         heart = asyncio.create_task(self._beat())
         try:
             while True:
@@ -38,14 +38,14 @@ class Dispatcher:
             await asyncio.gather(heart, *self._running, return_exceptions=True)
 
     async def _settle(self, heart: asyncio.Task[None], *, timeout_s: float | None) -> None:
-        """Wait until something has ended, or for `timeout_s`; hand on what went wrong."""
+        """Wait until a task ends, or for `timeout_s`. Raises the error of a task that failed."""
         ended, _ = await asyncio.wait([heart, *self._running], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         for task in ended:
             self._running.pop(task, None)
             task.result()
 
     async def _attempt(self, rollout: Rollout, attempt: Attempt) -> None:
-        outcome: Outcome = await self._runner.run(rollout, attempt, addresses(self._base_url, key=attempt.token))
+        outcome = await self._runner.run(rollout, attempt, addresses(self._base_url, key=attempt.token))
         await self._store.finish(
             attempt.id, outcome.status, rewards=outcome.rewards, output=outcome.output, error=outcome.error
         )

@@ -1,4 +1,4 @@
-"""Is a worker running out of something that all of its attempts need: files, memory, threads?"""
+"""Detects that a worker is running out of files, memory or threads, which all of its attempts need."""
 
 import errno
 import os
@@ -6,16 +6,16 @@ import resource
 from contextlib import suppress
 
 FILES = 0.8
-"""Share of the files that a process may have open. A worker that has more is replaced before it hurts anybody."""
+"""Share of the limit on open files. A worker with more is replaced before other attempts suffer."""
 FOLDERS = ("/proc/self/fd", "/dev/fd")
-"""What lists the open files, on Linux and elsewhere."""
+"""Folders that list the open files, on Linux and on other systems."""
 
 
 def is_exhaustion(error: BaseException | None) -> bool:
-    """Whether an error, or one that it came from, says that files, memory or threads are used up."""
+    """Whether an error, or one of its causes, says that files, memory or threads are used up."""
     seen: set[int] = set()
     found = [error]
-    for one in found:  # it grows meanwhile
+    for one in found:  # the list grows during the loop
         if one is None or id(one) in seen:
             continue
         seen.add(id(one))
@@ -30,7 +30,7 @@ def is_exhaustion(error: BaseException | None) -> bool:
 
 
 def files_are_short() -> bool:
-    """Whether most of the files that this process may have open are open."""
+    """Whether this process has nearly as many open files as it may have."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return False
@@ -38,6 +38,6 @@ def files_are_short() -> bool:
         with suppress(FileNotFoundError):
             try:
                 return len(os.listdir(folder)) > FILES * limit
-            except OSError:  # not one is left to look with
+            except OSError:  # no file descriptor is left to list them
                 return True
     return False

@@ -1,6 +1,4 @@
-"""Spans of an attempt are to be there when it ends: whatever its process still holds back is sent off, if anybody
-traces in it at all.
-"""
+"""Sends the spans that this process still buffers, so that an attempt's spans arrive before its end."""
 
 import asyncio
 import contextvars
@@ -8,9 +6,7 @@ import sys
 from typing import Protocol, runtime_checkable
 
 FLUSH_S = 2.0
-"""What sending may take. A gateway on this machine takes milliseconds; a collector that is gone must not cost an
-attempt.
-"""
+"""Timeout. A gateway on this machine takes milliseconds; an unreachable collector must not cost an attempt."""
 
 
 @runtime_checkable
@@ -21,12 +17,11 @@ class Provider(Protocol):
 
 
 async def flush_spans() -> None:
-    """Does nothing where OpenTelemetry was never imported, or nobody has set it up."""
+    """Does nothing if OpenTelemetry was never imported or set up."""
     api = sys.modules.get("opentelemetry.trace")
     provider = None if api is None else api.get_tracer_provider()
     if isinstance(provider, Provider):
-        # In a context of its own: the queue holds spans of other attempts, too, and they must not go under the name of
-        # this one.
+        # In an empty context: the queue also holds spans of other attempts; this attempt's token must not go with them.
         await asyncio.create_task(_flushed(provider), context=contextvars.Context())
 
 
@@ -34,4 +29,4 @@ async def _flushed(provider: Provider) -> None:
     flushing = asyncio.ensure_future(asyncio.to_thread(provider.force_flush, int(FLUSH_S * 1000)))
     done, _ = await asyncio.wait({flushing}, timeout=FLUSH_S)
     for task in done:
-        task.exception()  # an exporter that breaks is not the attempt's failure
+        task.exception()  # a broken exporter is not the attempt's failure

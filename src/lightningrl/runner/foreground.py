@@ -1,8 +1,7 @@
-"""Runs a program as a shell would: with our stdin, stdout and stderr, in a process group of its own that is ended with
-it.
+"""Runs a program as a shell would: with our stdin, stdout and stderr, in its own process group.
 
-At a terminal the group is in the foreground, so that Ctrl-C and Ctrl-Z reach the program as ever. Signals that we get
-are handed on.
+At a terminal, the group runs in the foreground, so Ctrl-C and Ctrl-Z reach the program. Signals to us are forwarded.
+When the program exits, its process group is ended.
 """
 
 import asyncio
@@ -18,16 +17,16 @@ from contextlib import contextmanager, suppress
 from lightningrl.errors import UserError
 from lightningrl.runner.keeper import end_group
 
-HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 GRACE_S = 10.0
-"""What a program that was told to end gets to do so."""
+"""Grace period for a program after SIGTERM, SIGHUP or SIGQUIT."""
 LEFTOVERS_S = 1.0
-"""The same for what it has left in its group."""
+"""Grace period for the processes that it leaves in its group."""
 
 
 async def run_foreground(command: Sequence[str], env: Mapping[str, str]) -> int:
-    """The exit code, as a shell gives it: 128 + the number of the signal that ended the program."""
-    with _terminal() as give, _handing_on() as to:
+    """Returns the exit code as a shell would: 128 + the signal's number if a signal killed the program."""
+    with _terminal() as give, _forwarding() as to:
         process = _start(command, env)
         to(process.pid)
         give(process.pid)
@@ -48,23 +47,23 @@ def _start(command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[b
     try:
         return subprocess.Popen(command, env=dict(env), process_group=0)
     except OSError as error:
-        raise UserError(f"cannot start `{command[0]}`: {error.strerror}", hint="can it be executed?") from error
+        raise UserError(f"cannot start `{command[0]}`: {error.strerror}", hint="is it executable?") from error
 
 
 def _wait(process: subprocess.Popen[bytes], give: Callable[[int], None]) -> int:
-    """Wait for the end; meanwhile, when the program is suspended, so are we: the shell shall get the terminal."""
+    """Wait for the exit. When the program is suspended, suspend ourselves, so that the shell gets the terminal."""
     while True:
         _, status = os.waitpid(process.pid, os.WUNTRACED)
         if not os.WIFSTOPPED(status):
             process.returncode = os.waitstatus_to_exitcode(status)
             return process.returncode
         give(os.getpgrp())
-        os.kill(0, signal.SIGSTOP)  # here we are until `fg`
+        os.kill(0, signal.SIGSTOP)  # until `fg`
         give(process.pid)
 
 
 def _end_leftovers(group: int) -> None:
-    """What the program has started and left behind."""
+    """End the processes that the program leaves behind."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGTERM)
         deadline = time.monotonic() + LEFTOVERS_S
@@ -75,36 +74,37 @@ def _end_leftovers(group: int) -> None:
 
 
 @contextmanager
-def _handing_on() -> Iterator[Callable[[int], None]]:
-    """Signals to us reach the process group that is named, also those that come before it is. A program that is started
-    in here begins with each of them as it is by default, even where a shell has us ignore them.
+def _forwarding() -> Iterator[Callable[[int], None]]:
+    """Forward our signals to a process group; signals that come before the group is set are kept for it.
+
+    A program that starts in this block has the default action for each signal, even if we were started to ignore some.
     """
     loop = asyncio.get_running_loop()
     groups: list[int] = []
     early: list[signal.Signals] = []
     timers: list[asyncio.TimerHandle] = []
 
-    def hand_on(number: signal.Signals) -> None:
+    def forward(number: signal.Signals) -> None:
         if not groups:
             early.append(number)
             return
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(groups[0], number)
-        if number is not signal.SIGINT:  # what a program does on Ctrl-C is its own affair
+        if number is not signal.SIGINT:  # a program may survive Ctrl-C
             timers.append(loop.call_later(GRACE_S, end_group, groups[0]))
 
     def to(group: int) -> None:
         groups.append(group)
         for number in early:
-            hand_on(number)
+            forward(number)
 
-    before = {number: signal.getsignal(number) for number in HANDED_ON}
-    for number in HANDED_ON:
-        loop.add_signal_handler(number, hand_on, number)
+    before = {number: signal.getsignal(number) for number in FORWARDED}
+    for number in FORWARDED:
+        loop.add_signal_handler(number, forward, number)
     try:
         yield to
     finally:
-        for number in HANDED_ON:
+        for number in FORWARDED:
             loop.remove_signal_handler(number)
             signal.signal(number, before[number])
         for timer in timers:
@@ -113,8 +113,9 @@ def _handing_on() -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def _terminal() -> Iterator[Callable[[int], None]]:
-    """Puts a process group into the foreground of our terminal, and us again at the end. Without a terminal it only
-    wakes the group.
+    """Yields a function that moves a process group into the terminal's foreground. At the end we move back.
+
+    Without a terminal, the function does nothing.
     """
     ours = os.getpgrp()
     try:
@@ -123,15 +124,11 @@ def _terminal() -> Iterator[Callable[[int], None]]:
         yield lambda group: None
         return
     holders = {ours, 0}
-    """From whom we may take it: ourselves, the program, and groups that have ended. If it is somebody else's, we run in
-    the background.
-    """
+    """Groups that we may take the terminal from: ours, the program's, and ended ones. Else we run in the background."""
 
     def give(group: int) -> None:
         holders.add(group)
-        blocked = signal.pthread_sigmask(
-            signal.SIG_BLOCK, {signal.SIGTTOU}
-        )  # or we would be stopped: it may be in the background who gives
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})  # it would stop us in the background
         try:
             if os.tcgetpgrp(descriptor) in holders:
                 os.tcsetpgrp(descriptor, group)
@@ -139,7 +136,7 @@ def _terminal() -> Iterator[Callable[[int], None]]:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         if group != ours:
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(group, signal.SIGCONT)  # it may have asked for the terminal before it had it
+                os.killpg(group, signal.SIGCONT)  # it may have stopped, waiting for the terminal
 
     try:
         yield give

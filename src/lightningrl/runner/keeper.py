@@ -1,15 +1,13 @@
-"""What cleans up after a worker? Its keeper: the small process above it, to which Linux gives every orphan among its
-descendants.
+"""The parent process of a worker, which cleans up after it. Linux makes it the parent of every orphan below it.
 
-    python -I -S keeper.py FD COMMAND…      run COMMAND in a session of its own; end as it ended
+    python -I -S keeper.py FD COMMAND…      run COMMAND in its own session; exit as it exits
 
-The keeper leaves when its command has ended, when it gets SIGTERM, or when the other end of the socket FD has been
-closed. Before it leaves it kills everything that is still below it, also processes that have made sessions of their
-own. It runs as a file and imports a few modules of the standard library: it starts in milliseconds, takes little
-memory, and no agent's code can break it.
+The keeper exits when its command has exited, when it gets SIGTERM, or when the other end of the socket FD is closed.
+Before that it kills all of its descendants, including those in sessions of their own. It runs as a file and imports
+only the standard library: it starts in milliseconds, takes little memory, and no agent's code can break it.
 
-Elsewhere than on Linux orphans go to the system. There the keeper kills the command and its process group; what has
-left that group stays.
+On other systems orphans go to init. There the keeper kills the command and its process group; processes that have left
+the group survive.
 """
 
 import ctypes
@@ -25,14 +23,14 @@ from contextlib import suppress
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 """From <linux/prctl.h>."""
 EXIT_S = 3.0
-"""What a command gets to leave after the socket's other end was closed."""
+"""Grace period for a command after the socket's other end was closed."""
 END_S = 5.0
-"""How long processes that were killed may take to end; some wait for a disk that has gone."""
+"""Timeout for killed processes to end. Some hang in the kernel, e.g. on a lost disk."""
 POLL_S = 0.005
 
 
 class Keeper:
-    """Starts a command, waits for it, and ends what it leaves behind."""
+    """Starts a command, waits for it, and kills what it leaves behind."""
 
     def __init__(self) -> None:
         self._told_to_end = False
@@ -44,7 +42,7 @@ class Keeper:
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
     def run(self, command: Sequence[str], descriptor: int) -> int:
-        """The command's wait status."""
+        """Returns the command's wait status."""
         process = _start(command)
         status = self._wait(process, descriptor)
         end_group(process)
@@ -54,7 +52,7 @@ class Keeper:
     def _wait(self, process: int, descriptor: int) -> int:
         poll = select.poll()
         poll.register(self._wakes, select.POLLIN)
-        poll.register(descriptor, 0)  # only that it has been closed is reported
+        poll.register(descriptor, 0)  # report only that it was closed
         deadline: float | None = None
         while True:
             wait_s = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -76,7 +74,7 @@ class Keeper:
 
 
 def parents() -> dict[int, int]:
-    """Process → its parent, of all that are alive; zombies are left out. Empty elsewhere than on Linux."""
+    """Process id → its parent's, of all living processes except zombies. Empty on systems other than Linux."""
     found: dict[int, int] = {}
     for name in os.listdir("/proc") if sys.platform == "linux" else ():
         if name.isdigit():
@@ -91,30 +89,30 @@ def parents() -> dict[int, int]:
 
 
 def descendants(roots: Sequence[int], parent_of: Mapping[int, int]) -> list[int]:
-    """The roots, and everything below them."""
+    """The roots and all of their descendants."""
     children: dict[int, list[int]] = {}
     for process, parent in parent_of.items():
         children.setdefault(parent, []).append(process)
     found = list(roots)
-    for process in found:  # it grows meanwhile
+    for process in found:  # the list grows during the loop
         found += children.get(process, ())
     return found
 
 
 def kill(process: int) -> None:
-    """SIGKILL to a process that may have ended already, or may belong to somebody else by now."""
+    """Send SIGKILL to a process that may have ended, or may belong to another user by now."""
     with suppress(ProcessLookupError, PermissionError):
         os.kill(process, signal.SIGKILL)
 
 
 def end_group(group: int) -> None:
-    """SIGKILL to a process group that may have ended already."""
-    with suppress(ProcessLookupError, PermissionError):  # PermissionError: what macOS says of a group of zombies
+    """Send SIGKILL to a process group that may have ended."""
+    with suppress(ProcessLookupError, PermissionError):  # PermissionError: macOS, for a group of zombies
         os.killpg(group, signal.SIGKILL)
 
 
 def _end_all() -> None:
-    """Kill our children until there are none: those of each one that ends become ours."""
+    """Kill our children until none is left. The children of a killed process become ours."""
     until = time.monotonic() + END_S
     while time.monotonic() < until:
         try:
@@ -133,7 +131,7 @@ def _start(command: Sequence[str]) -> int:
     if process:
         return process
     try:
-        os.setsid()  # signals to its own group do not reach the keeper
+        os.setsid()  # signals to its group do not reach the keeper
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         os.execv(command[0], tuple(command))
     finally:
@@ -146,9 +144,9 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _end_like(status: int) -> None:
-    """End with the command's exit code, or by the signal that ended it."""
+    """Exit with the command's exit code, or by the signal that killed it."""
     if os.WIFSIGNALED(status):
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the memory to look at is the command's
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core dump of the keeper
         number = os.WTERMSIG(status)
         if number != signal.SIGKILL:
             signal.signal(number, signal.SIG_DFL)

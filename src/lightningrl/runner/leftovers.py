@@ -1,8 +1,8 @@
-"""What has a program left running when its attempt ends, and how is it ended without harm to other attempts?
+"""Kills the processes that a program leaves behind when its attempt ends, and no other attempt's.
 
-First its process group. Then, on Linux, whatever has left that group: orphans below the worker's keeper whose
-environment names the attempt, and everything below them. A process that has also wiped its environment goes when its
-worker goes. Elsewhere only the group can be ended.
+First the program's process group. Then, on Linux, processes that have left the group: orphans below the worker's keeper
+whose environment names the attempt, and their descendants. A process that has also wiped its environment is killed when
+its worker ends. On other systems only the group is killed.
 """
 
 import asyncio
@@ -13,20 +13,20 @@ from contextlib import suppress
 from lightningrl.runner import keeper
 
 ATTEMPT = "LIGHTNINGRL_ATTEMPT"
-"""The environment variable of a program that holds the id of its attempt; the processes that it starts inherit it."""
+"""The environment variable with the attempt's id. A program's child processes inherit it."""
 ENDING_S = 0.3
-"""What a group that was killed may take to end, and then the orphans of the attempt."""
+"""Timeout for a killed group to end, and then for the attempt's orphans."""
 POLL_S = 0.005
 
 
 async def end_leftovers(attempt_id: str, *, group: int) -> None:
-    """End what a program has started. The program, the leader of `group`, has ended or is ended as well."""
+    """Kill everything that a program has started, and the program itself, the leader of `group`."""
     keeper.end_group(group)
     if sys.platform != "linux":
         return
-    with suppress(TimeoutError):  # it waits for a disk that has gone; its keeper comes back to it
+    with suppress(TimeoutError):  # stuck in the kernel, e.g. on a lost disk; the keeper tries again
         async with asyncio.timeout(ENDING_S):
-            await _ended(group)  # whoever has left the group is an orphan only then
+            await _ended(group)  # only then are processes that left the group orphans
     with suppress(TimeoutError):
         async with asyncio.timeout(ENDING_S):
             while found := await asyncio.to_thread(_orphans, attempt_id, group):
@@ -36,14 +36,14 @@ async def end_leftovers(attempt_id: str, *, group: int) -> None:
 
 
 async def _ended(group: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # of another user, who cannot be told to end
+    with suppress(ProcessLookupError, PermissionError):  # another user's process cannot be signalled
         while True:
             os.killpg(group, 0)
             await asyncio.sleep(POLL_S)
 
 
 def _orphans(attempt_id: str, session: int) -> list[int]:
-    """Processes of this attempt that have lost their parents, and all that is below them."""
+    """Processes of this attempt that have lost their parents, and their descendants."""
     parent_of = keeper.parents()
     orphans = [process for process, parent in parent_of.items() if parent == os.getppid() and process != os.getpid()]
     return keeper.descendants([process for process in orphans if _is_of(process, attempt_id, session)], parent_of)

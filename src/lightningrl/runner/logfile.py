@@ -1,8 +1,6 @@
-"""How does a log that others write stay small? Beyond a limit its end is kept beside it, under its name and `.1`, and
-it begins anew.
+"""Keeps a log small that other processes write: beyond a limit its end moves to `<name>.1`, and the log is emptied.
 
-Its writers have opened it for appending, so that they go on at its new end. What they write while its end is being
-copied is lost.
+The writers have opened it in append mode, so they continue at the new end. Output written during the copy is lost.
 """
 
 import asyncio
@@ -10,11 +8,11 @@ import os
 from pathlib import Path
 
 LOOK_S = 1.0
-"""Between two looks: a program can write a gigabyte a second."""
+"""Interval between checks. A program can write a gigabyte per second."""
 
 
 async def keep_small(path: Path, *, limit: int) -> None:
-    """Look at it until cancelled. `limit`: bytes."""
+    """Check the log's size until cancelled. `limit`: bytes."""
     while True:
         await asyncio.sleep(LOOK_S)
         if path.exists() and path.stat().st_size > limit:
@@ -22,9 +20,9 @@ async def keep_small(path: Path, *, limit: int) -> None:
 
 
 def begin_anew(path: Path, *, keep: int) -> None:
-    """Keep the last `keep` bytes as `<path>.1`, in the place of what was kept before, and empty the log."""
+    """Write the last `keep` bytes to `<path>.1`, replacing the previous ones, and empty the log."""
     kept = path.with_name(path.name + ".1")
     with path.open("rb") as whole, kept.open("wb") as end:
         whole.seek(-keep, os.SEEK_END)
-        end.write(whole.read(keep))  # and not what is added meanwhile, by a writer that may be as fast as we are
+        end.write(whole.read(keep))  # no more: a fast writer may be appending
         os.truncate(path, 0)

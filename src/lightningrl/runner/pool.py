@@ -1,9 +1,8 @@
-"""Which process runs an attempt? The worker with the least to do. One that dies, is blocked, or runs out of files or
-memory is replaced.
+"""Runs attempts in worker processes. Each attempt goes to the worker with the fewest jobs.
 
-Attempts share a worker, so one may take others along. Where it is known which one did harm, it alone is charged, and
-the others are `lost`, which costs their rollouts nothing. Where it is not known, all of them are lost and each rollout
-is tried again in a worker of its own.
+A worker that dies, blocks, or runs out of files or memory is replaced. Attempts share a worker, so one of them can
+break it for the others. If the culprit is known, it alone fails; the others are `lost`, which costs their rollouts
+nothing. If it is unknown, all of them are lost, and each rollout is retried in a worker of its own.
 """
 
 import asyncio
@@ -30,17 +29,13 @@ from lightningrl.types import Attempt, Reward, Rollout
 log = logging.getLogger(__name__)
 
 LOG_LIMIT = 32 * 2**20
-"""Bytes of what agents have printed; as many again are kept of what came before."""
+"""Bytes of the log with the agents' output. As many bytes again are kept from before it was emptied."""
 RESTARTS = 3
-"""Replacements that may fail to start, one after the other, before a place in the pool stays empty."""
+"""Attempts to start a replacement before its place in the pool stays empty."""
 
 
 class WorkerPool:
-    """A `Runner`. `root` is the recipe's folder: agents are imported from it and run in it.
-
-    `env` is what the processes get from the start, for agents that build their client when they are imported; give it
-    the base URL.
-    """
+    """A `Runner` with a pool of worker processes."""
 
     def __init__(
         self,
@@ -55,12 +50,14 @@ class WorkerPool:
         watchdog_s: float = 5.0,
         grace_s: float = 30.0,
     ) -> None:
-        """`secrets`: environment variables that agents must not get, whatever the recipe says.
+        """`root`: the recipe's folder. Agents are imported from it and run in it.
 
-        `log_path`: where the agents' stdout and stderr go; None throws them away. Beyond `log_limit` bytes its end is
-        moved to `<log_path>.1`.
-        `watchdog_s`: a worker that is this late with saying that an attempt has timed out is blocked, and killed.
-        `grace_s`: what the other attempts in a worker that is being replaced get to finish.
+        `env`: variables of the worker processes; pass the base URL, for agents that build their client on import.
+        `secrets`: variables that agents must not get, whatever the recipe says.
+        `log_path`: file for the agents' stdout and stderr; None discards them. At `log_limit` bytes it is emptied, and
+        its end is kept as `<log_path>.1`.
+        `watchdog_s`: a worker that reports a timeout later than this is blocked, and is killed.
+        `grace_s`: grace period for the other attempts in a worker that is being replaced.
         """
         self._setup = wire.Setup(
             entry=agent.entry,
@@ -79,7 +76,7 @@ class WorkerPool:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._background: set[asyncio.Task[None]] = set()
         self._suspects: set[str] = set()
-        """Rollouts that are tried in a worker of their own: each may have brought one down."""
+        """Ids of rollouts that may have broken a worker. They run in a worker of their own."""
         self._alone = asyncio.Semaphore(agent.workers)
         self._starting = 0
         self._closed = False
@@ -128,28 +125,23 @@ class WorkerPool:
             raise
 
     def _overdue(self, worker: WorkerProcess, job: wire.Job) -> wire.Done:
-        """The worker has not said in time how a job ended, so its event loop is blocked: by this job, by another one,
-        or nobody knows.
-        """
+        """Handle a job whose result is overdue: its worker's event loop is blocked, by this job or by another one."""
         blocker = worker.blocked_by
         if blocker == job.id or worker.jobs <= {job.id}:
             log.warning("worker %d is blocked and is killed attempt=%s", worker.pid, job.id)
             worker.kill(reason=f"attempt `{job.id}` blocked the event loop of their process")
-            error = (
-                f"AgentError: timed out, no answer within {job.timeout_s:g} s; it blocks the event loop of its process"
-            )
-            return wire.Done(id=job.id, status="timeout", error=error)
+            error = f"timed out, no answer within {job.timeout_s:g} s; it blocks the event loop of its process"
+            return wire.Done(id=job.id, status="timeout", error=f"AgentError: {error}")
         if blocker in worker.jobs:  # its own time is not over yet
             worker.abandon(job.id)
-            return wire.Done(
-                id=job.id, status="lost", error=f"attempt `{blocker}` blocked the event loop of their process"
-            )
+            error = f"attempt `{blocker}` blocked the event loop of their process"
+            return wire.Done(id=job.id, status="lost", error=error)
         log.warning("worker %d is blocked and is killed; by which attempt is not known", worker.pid)
         worker.kill()
         return wire.Done(id=job.id, status="lost", error="the event loop of its process was blocked", suspect=True)
 
     async def _run_alone(self, rollout_id: str, job: wire.Job) -> Outcome:
-        """In a process of its own, after harm that it may have done. If there is harm again, it has failed."""
+        """Run a suspect in a process of its own. If that process breaks too, the attempt has failed."""
         async with self._alone:
             try:
                 worker = None if self._closed else await self._new_worker()
@@ -175,7 +167,7 @@ class WorkerPool:
         return _outcome(done)
 
     async def close(self) -> None:
-        """End every process. What still runs is lost."""
+        """End all processes. Running attempts are lost."""
         self._closed = True
         for task in self._background:
             task.cancel()
@@ -187,7 +179,7 @@ class WorkerPool:
         self._wake_all()
 
     async def _place(self) -> WorkerProcess | None:
-        """A worker with room, in the order of asking. None when there will never be one."""
+        """Wait for a worker with room, first come, first served. None if there will never be one."""
         while True:
             free = [w for w in self._workers if not w.retired and w.load < self._capacity]
             if free:
@@ -200,7 +192,7 @@ class WorkerPool:
                 await turn
             except asyncio.CancelledError:
                 if turn.done() and not turn.cancelled():
-                    self._wake()  # the turn came, and is handed on
+                    self._wake()  # pass the turn on
                 raise
 
     def _wake(self) -> None:
@@ -238,7 +230,7 @@ class WorkerPool:
         self._wake()
 
     async def _wind_down(self, worker: WorkerProcess) -> None:
-        """Let the other attempts of a worker finish, then end it."""
+        """Let a worker's other attempts finish, then end it."""
         await worker.idle(timeout_s=self._grace_s)
         worker.kill(reason="its process was replaced because of another attempt")
         await worker.close()
@@ -282,13 +274,10 @@ def _refused(error: AgentError | GraderError) -> Outcome:
 def _environment(
     agent: AgentConfig, given: Mapping[str, str], *, secrets: Collection[str], folder: Path | None
 ) -> dict[str, str]:
-    """The processes' environment. What an attempt gets is laid over it, in programs as a whole, in functions without
-    the key.
-    """
+    """The environment of the worker processes. An attempt's own variables come later, for functions without keys."""
     gateway = given.get("OPENAI_BASE_URL", "").removesuffix("/v1") or None
-    path = os.pathsep.join(
-        [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
-    )  # `python` means this one
+    # `python` is this process's Python
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     codex_home = make_codex_home(folder / "codex", gateway=gateway) if folder and gateway else None
     wishes = {"PATH": path, **agent.env}
     environment = process_environment(

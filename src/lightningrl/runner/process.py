@@ -1,4 +1,4 @@
-"""One worker process, as its parent sees it: jobs go in, what became of them comes out, even when it dies."""
+"""A worker process, seen from its parent: jobs go in, and results come out, even if the process dies."""
 
 import asyncio
 import os
@@ -19,13 +19,13 @@ from lightningrl.runner.keeper import end_group
 from lightningrl.runner.watchdog import read_note
 
 DRAIN_S = 1.0
-"""What is left in the socket of a worker that has ended is read within this time."""
+"""Timeout for reading what an ended worker has left in its socket."""
 EXIT_S = 3.0
-"""A worker that was told to leave is killed after this."""
+"""Grace period for a worker after it was told to exit."""
 
 
 class WorkerProcess:
-    """A worker that has loaded the agent. `changed` is called whenever a job has ended, or the worker itself."""
+    """A worker that has loaded the agent. It calls `changed` whenever a job or the worker itself has ended."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class WorkerProcess:
     ) -> None:
         self.pid = process.pid
         self.retired = False
-        """It takes no more jobs: an agent that cannot be stopped runs in it, or it is dead."""
+        """It takes no more jobs: it is dead, or runs an agent that cannot be stopped."""
         self.changed: Callable[[WorkerProcess], None] | None = None
         self._process = process
         self._reader = reader
@@ -50,17 +50,17 @@ class WorkerProcess:
 
     @property
     def load(self) -> int:
-        """Jobs that run in it."""
+        """Number of jobs that run in it."""
         return len(self._jobs)
 
     @property
     def jobs(self) -> Set[str]:
-        """What runs in it."""
+        """Ids of the jobs that run in it."""
         return self._jobs.keys()
 
     @property
     def blocked_by(self) -> str | None:
-        """The job that blocks the event loop right now; "" if it is not known which, None if none does."""
+        """The job that blocks the event loop now; "" if it is not known which, None if the loop is not blocked."""
         return None if self._notes.closed else read_note(self._notes.fileno())
 
     @classmethod
@@ -75,18 +75,18 @@ class WorkerProcess:
             reader, writer = await asyncio.open_unix_connection(sock=ours, limit=wire.MAX_LINE)
             opened.callback(writer.close)
             process = await _launch(theirs, notes, env=env, root=setup.root, log=log)
-            opened.pop_all()  # it is open for as long as the worker lives
+            opened.pop_all()  # they stay open as long as the worker lives
         worker = cls(process, reader, writer, notes)
         try:
             async with asyncio.timeout(timeout_s):
                 writer.write(wire.line(setup))
                 line = await reader.readline()
         except ConnectionError:
-            line = b""  # it died before it had read everything, or anything
+            line = b""  # it died before it had read the setup
         except TimeoutError as error:
             await worker.close()
             name = setup.entry or "command"
-            hint = "is something slow or waiting at the top of its module?"
+            hint = "does its module do something slow, or wait, when it is imported?"
             raise AgentError(f"agent `{name}` was not loaded within {timeout_s:g} s", hint=hint) from error
         except BaseException:
             await worker.close()
@@ -106,7 +106,7 @@ class WorkerProcess:
                 )
 
     def submit(self, job: wire.Job) -> asyncio.Future[wire.Done]:
-        """What will have become of the job. Cancelling the future does not end the job; `cancel` does."""
+        """The job's future result. Cancelling the future does not end the job; `cancel` does."""
         future: asyncio.Future[wire.Done] = asyncio.get_running_loop().create_future()
         self._jobs[job.id] = future
         self._writer.write(wire.line(job))
@@ -117,13 +117,14 @@ class WorkerProcess:
             self._writer.write(wire.line(wire.Cancel(id=job_id)))
 
     def abandon(self, job_id: str) -> None:
-        """No longer wait for a job, which may still run."""
+        """Stop waiting for a job that may still run."""
         self.cancel(job_id)
         self._jobs.pop(job_id, None)
 
     def kill(self, *, reason: str | None = None) -> None:
-        """Have the keeper kill the worker and everything that was started in it. What runs is lost, for this reason;
-        without one, each of the jobs may have caused it.
+        """Have the keeper kill the worker and everything started in it. Its jobs are lost, for `reason`.
+
+        Without a reason, any of the jobs may be to blame: each becomes a suspect.
         """
         self.retired = True
         self._killed_for = self._killed_for or reason
@@ -135,16 +136,16 @@ class WorkerProcess:
         self._groups.clear()
 
     async def idle(self, *, timeout_s: float) -> None:
-        """Wait until all its jobs have ended, or the time is up."""
+        """Wait until all of its jobs have ended, or for `timeout_s`."""
         if self._jobs:
             await asyncio.wait(self._jobs.values(), timeout=timeout_s)
 
     async def close(self) -> None:
-        """Have the worker end its commands and itself; returns when it is gone."""
+        """Tell the worker to end its commands and itself; returns when it is gone."""
         self.retired = True
         self.changed = None
         if not self._writer.is_closing():
-            self._writer.write_eof()  # what it says of commands that it has just started is still to be read
+            self._writer.write_eof()  # its messages about commands it has just started are still read
         try:
             async with asyncio.timeout(EXIT_S):
                 await self._process.wait()
@@ -155,14 +156,12 @@ class WorkerProcess:
         await self._ended()
         self._gone = True
         if self._watching is not None:
-            await asyncio.shield(
-                self._watching
-            )  # whoever gives up closing must not end it: closing may be asked for again
+            await asyncio.shield(self._watching)  # if `close` is cancelled, it may be called again
         self._writer.close()
         self._notes.close()
 
     async def _watch(self) -> None:
-        """Read until the worker has ended; then everything that still ran in it is lost."""
+        """Read until the worker has ended; then all of its remaining jobs are lost."""
         reading = asyncio.create_task(self._read())
         ending = asyncio.create_task(self._process.wait())
         await asyncio.wait({reading, ending}, return_when=asyncio.FIRST_COMPLETED)
@@ -181,7 +180,7 @@ class WorkerProcess:
         self._change()
 
     async def _ended(self) -> None:
-        """Wait for the keeper's end; it takes no longer than this, unless it was stopped."""
+        """Wait for the keeper's exit, and kill it if it takes longer than it should, e.g. because it was stopped."""
         try:
             async with asyncio.timeout(keeper.END_S + EXIT_S):
                 await self._process.wait()
@@ -202,7 +201,7 @@ class WorkerProcess:
                     case message:
                         raise AssertionError(f"unexpected `{message}`")
         except (ConnectionError, msgspec.DecodeError):
-            pass  # it was killed before it had read everything, or in the middle of a line
+            pass  # the worker was killed, maybe in the middle of a line
 
     def _end(self, done: wire.Done) -> None:
         self._groups.pop(done.id, None)
@@ -222,20 +221,12 @@ class WorkerProcess:
 async def _launch(
     connection: socket.socket, notes: BinaryIO, *, env: Mapping[str, str], root: str, log: Path | None
 ) -> asyncio.subprocess.Process:
+    socket_fd = str(connection.fileno())
     with open(log or os.devnull, "ab") as output:
         return await asyncio.create_subprocess_exec(
-            # -P: a file of the recipe must not stand in for a module of Python; -u: what was printed is there after a
-            # crash
-            *(sys.executable, "-I", "-S", keeper.__file__, str(connection.fileno())),
-            *(
-                sys.executable,
-                "-P",
-                "-u",
-                "-m",
-                "lightningrl.runner.worker",
-                str(connection.fileno()),
-                str(notes.fileno()),
-            ),
+            *(sys.executable, "-I", "-S", keeper.__file__, socket_fd),
+            # -P: no file of the recipe may shadow a module of Python; -u: printed lines survive a crash
+            *(sys.executable, "-P", "-u", "-m", "lightningrl.runner.worker", socket_fd, str(notes.fileno())),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,

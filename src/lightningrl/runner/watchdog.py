@@ -1,8 +1,8 @@
-"""Which attempt blocks the event loop that a worker's attempts share? A thread asks the loop for a sign of life, and
-notes who holds it up.
+"""Detects which attempt blocks the event loop that a worker's attempts share.
 
-The note goes to a file that the pool has open too, as a blocked loop cannot send messages. Code that holds the GIL
-stops the thread as well: then the block is seen when it is over, and nobody knows whose it was.
+A thread pings the loop. If the loop does not answer, the thread writes the blocking attempt's id to a file that the
+pool reads: a blocked loop cannot send messages. Code that holds the GIL stops the thread as well. Such a block is
+noticed when it is over, and its cause stays unknown.
 """
 
 import asyncio
@@ -17,21 +17,19 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 BLOCKED_S = 1.0
-"""A loop that gives no sign of life for this long is blocked."""
+"""A loop that does not answer for this long is blocked."""
 LOOK_S = 0.25
-"""Between two looks."""
+"""Interval between pings."""
 LENGTH = 1024
-"""Bytes of a note, padded with spaces."""
+"""Bytes of a note in the file, padded with spaces. A note is a job's id in JSON, or null."""
 
 running: ContextVar[str] = ContextVar("lightningrl_running", default="")
-"""The job whose code runs; tasks that it starts inherit it."""
+"""Id of the job whose code runs; inherited by the tasks that it starts."""
 _owners: WeakKeyDictionary[asyncio.Task[Any], str] = WeakKeyDictionary()
 
 
 class Watchdog:
-    """Watches one loop from a thread of its own. `held_up` is called in the loop after each block, with (job id or "",
-    seconds).
-    """
+    """Watches one loop from a thread. After each block it calls `held_up(job id or "", seconds)` in the loop."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, descriptor: int, *, held_up: Callable[[str, float], None]
@@ -45,23 +43,23 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._loop.is_closed():
-            sign = threading.Event()
-            self._loop.call_soon_threadsafe(self._sign, sign, time.monotonic())
-            if not sign.wait(BLOCKED_S):
+            ping = threading.Event()
+            self._loop.call_soon_threadsafe(self._answer, ping, time.monotonic())
+            if not ping.wait(BLOCKED_S):
                 task = asyncio.current_task(self._loop)
                 self._blocker = "" if task is None else _owners.get(task, "")
                 _write(self._descriptor, self._blocker)
-                sign.wait()
+                ping.wait()
                 _write(self._descriptor, None)
                 self._blocker = ""
             time.sleep(LOOK_S)
 
-    def _sign(self, sign: threading.Event, asked: float) -> None:
-        """In the loop, before any timer that has run out meanwhile."""
-        waited_s = time.monotonic() - asked
+    def _answer(self, ping: threading.Event, sent_at: float) -> None:
+        """Runs in the loop, before timers that expired during the block."""
+        waited_s = time.monotonic() - sent_at
         if waited_s >= BLOCKED_S:
             self._held_up(self._blocker, waited_s)
-        sign.set()
+        ping.set()
 
 
 def read_note(descriptor: int) -> str | None:

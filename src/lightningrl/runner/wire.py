@@ -1,4 +1,4 @@
-"""What pool and worker say to each other: one JSON object a line, over a socket pair that user code never sees.
+"""The messages between pool and worker: one JSON object per line, over a socket pair that user code never sees.
 
 parent → worker: `Setup` once, then `Job` and `Cancel`. worker → parent: `Ready` or `Refused` once, then `Started` and
 `Done`.
@@ -11,13 +11,13 @@ import msgspec
 from lightningrl.types import AttemptStatus
 
 MAX_OUTPUT = 16 * 2**20
-"""Bytes of JSON that an agent may answer with; what is larger belongs into a file."""
+"""Largest answer of an agent, in bytes of JSON. A larger one belongs in a file."""
 MAX_LINE = 4 * MAX_OUTPUT
-"""Bytes of one message; above any line that can come up, so that a reader never chokes on one."""
+"""Largest message, in bytes; larger than any message can be, so that a reader never fails on one."""
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What a worker is for."""
+    """The agent and the reward function that a worker loads."""
 
     entry: str | None
     command: list[str] | None
@@ -32,15 +32,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     id: str
     token: str
     input: msgspec.Raw
-    """The task's input as JSON; decoded afresh for the agent and for the grader, so that neither sees what the other
-    did to it.
-    """
+    """The task's input as JSON. Agent and grader each get a copy, so the grader never sees the agent's changes."""
     env: dict[str, str]
     timeout_s: float
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Nobody waits for this attempt any more."""
+    """End this attempt; its result is no longer needed."""
 
     id: str
 
@@ -58,7 +56,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The process group of an attempt's command, so that the parent can end it should the worker die."""
+    """The process group of an attempt's command. If the worker dies, the parent kills the group."""
 
     id: str
     group: int
@@ -73,11 +71,9 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     rewards: dict[str, float] = {}
     error: str | None = None
     replace: bool = False
-    """This worker is to be replaced: an agent goes on in it that cannot be stopped, or it runs out of files or memory.
-    """
+    """Replace this worker: it runs an agent that cannot be stopped, or it is short of files or memory."""
     suspect: bool = False
-    """The attempt is lost, and may itself have done the harm: its rollout is to be tried again in a worker of its own.
-    """
+    """The attempt is lost and may have caused the failure itself. Retry its rollout in a worker of its own."""
 
 
 ToWorker: TypeAlias = Setup | Job | Cancel
@@ -88,7 +84,7 @@ from_worker = msgspec.json.Decoder(FromWorker)
 
 
 def speakable(text: str) -> str:
-    """With half surrogates, which agents read from broken JSON, spelled out: UTF-8 has none."""
+    """Escape lone surrogates, which come from broken JSON and have no UTF-8 encoding."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -1,8 +1,8 @@
 """The process that runs agents: `python -m lightningrl.runner.worker <fd> <notes>`, several attempts at the same time.
 
-It reads jobs from the socket `fd`, calls agent and reward function for each, and writes back how that ended. Its
-watchdog writes to the file `notes` which of them blocks the others. Its own stdout and stderr belong to user code. When
-the socket closes, its parent is gone, and it goes too; its keeper ends what it has started.
+It reads jobs from the socket `fd`, calls the agent and the reward function for each, and writes back the results. Its
+watchdog writes to the file `notes` which attempt blocks the event loop. Its stdout and stderr belong to user code. When
+the parent dies, the socket closes and the worker exits; its keeper then kills what the worker has started.
 """
 
 import asyncio
@@ -31,28 +31,28 @@ from lightningrl.runner.exhaustion import files_are_short, is_exhaustion
 from lightningrl.runner.flush import flush_spans
 
 SETTLE_S = 1.0
-"""What a coroutine or a command gets to clean up after it was cancelled."""
+"""Grace period for a coroutine or a command after it was cancelled."""
 HELD_UP = 0.1
-"""Share of an attempt's time; if others have blocked it for longer, that it was late says nothing of it."""
+"""Share of an attempt's timeout. If others have blocked it for longer, it is not to blame for its timeout."""
 STOP_S = 2.0
-"""What all of them get when the worker leaves."""
+"""Grace period for all attempts when the worker exits."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """One attempt under way."""
+    """A running attempt."""
 
     job: wire.Job
     phase: Literal["agent", "grader"] = "agent"
     threads: list[threading.Thread] = field(default_factory=list)
     held_up_s: float = 0.0
-    """For how long others have blocked the event loop."""
-    by_whom: bool = True
-    """Whether it is known who has."""
+    """Seconds for which other attempts have blocked the event loop."""
+    culprits_known: bool = True
+    """Whether it is known which attempts those were."""
 
 
 class Worker:
-    """Runs jobs; `send` carries its answers."""
+    """Runs jobs and reports on them through `send`."""
 
     def __init__(self, setup: wire.Setup, *, send: Callable[[wire.FromWorker], None]) -> None:
         self._command = setup.command
@@ -82,21 +82,21 @@ class Worker:
             self._tasks[job_id].cancel()
 
     async def stop(self) -> None:
-        """End everything that can be ended."""
+        """Cancel all jobs and wait for them, for `STOP_S` at most."""
         for task in self._tasks.values():
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks.values(), timeout=STOP_S)
 
     def held_up(self, job_id: str, seconds: float) -> None:
-        """This job, or an unknown one if it is "", has blocked the event loop."""
+        """Note that a job, or an unknown one if `job_id` is "", has blocked the event loop."""
         for progress in self._progress.values():
             if progress.job.id != job_id and len(self._progress) > 1:
                 progress.held_up_s += seconds
-                progress.by_whom = progress.by_whom and bool(job_id)
+                progress.culprits_known = progress.culprits_known and bool(job_id)
 
     async def _supervise(self, progress: Progress, task: asyncio.Task[wire.Done]) -> None:
-        """Report how the attempt ended, on time even if it does not end."""
+        """Report the attempt's result, on time even if the attempt does not end."""
         job = progress.job
         late = not (await asyncio.wait({task}, timeout=job.timeout_s))[0]
         if late:
@@ -117,17 +117,17 @@ class Worker:
             output = as_json(await self._run_agent(progress))
             await flush_spans()
             progress.phase = "grader"
-            attach.identity.set(None)  # what a judge model is asked is not the agent's doing
+            attach.identity.set(None)  # a grader's calls to a judge model are not the agent's
             with attributed(GraderError):
                 value = await call(
                     self._grade, msgspec.json.decode(job.input), msgspec.json.decode(output), threads=progress.threads
                 )
                 rewards = as_rewards(value, within=self._reward_range)
         except (AgentError, GraderError) as error:
-            told = wire.speakable(f"{type(error).__name__}: {error}")
-            if is_exhaustion(error):  # by whichever of its attempts
-                return wire.Done(id=job.id, status="lost", error=told, replace=True, suspect=True)
-            return wire.Done(id=job.id, status="failed", output=msgspec.Raw(output), error=told)
+            error_text = wire.speakable(f"{type(error).__name__}: {error}")
+            if is_exhaustion(error):  # any attempt of this worker may be the cause
+                return wire.Done(id=job.id, status="lost", error=error_text, replace=True, suspect=True)
+            return wire.Done(id=job.id, status="failed", output=msgspec.Raw(output), error=error_text)
         return wire.Done(
             id=job.id,
             status="succeeded",
@@ -154,11 +154,12 @@ class Worker:
 
 
 def _late(progress: Progress) -> wire.Done:
-    """Its own fault, unless others have blocked the event loop for a good part of its time."""
+    """The result of an attempt that timed out: its own fault, unless others blocked the event loop for too long."""
     job = progress.job
     if progress.held_up_s > HELD_UP * job.timeout_s:
-        error = f"other attempts in its process blocked the event loop for {progress.held_up_s:.1f} of its {job.timeout_s:g} s"
-        return wire.Done(id=job.id, status="lost", error=error, suspect=not progress.by_whom)
+        share = f"{progress.held_up_s:.1f} of its {job.timeout_s:g} s"
+        error = f"other attempts in its process blocked the event loop for {share}"
+        return wire.Done(id=job.id, status="lost", error=error, suspect=not progress.culprits_known)
     blame, what = ("AgentError", "answer") if progress.phase == "agent" else ("GraderError", "reward")
     return wire.Done(id=job.id, status="timeout", error=f"{blame}: timed out, no {what} within {job.timeout_s:g} s")
 
@@ -168,9 +169,7 @@ def _load(name: str, *, kind: str, root: Path, blame: Blame) -> Callable[..., An
         function = plugins.load(name, kind=kind, root=root)
     except UserError as error:
         raise blame(error.message, hint=error.hint) from error
-    except (
-        BaseException
-    ) as error:  # importing user code may raise anything; `SystemExit` is what a script without a main guard does
+    except BaseException as error:  # a script without a main guard may even raise `SystemExit`
         module = name.partition(":")[0]
         raise blame(
             f"{kind} `{name}` cannot be imported: {describe(error)}",
@@ -204,19 +203,16 @@ async def _serve(connection: socket.socket, notes: int) -> NoReturn:
     try:
         worker = Worker(setup, send=send)
     except (AgentError, GraderError) as error:
-        send(
-            wire.Refused(
-                owner="agent" if isinstance(error, AgentError) else "grader", message=error.message, hint=error.hint
-            )
-        )
+        owner = "agent" if isinstance(error, AgentError) else "grader"
+        send(wire.Refused(owner=owner, message=error.message, hint=error.hint))
         await writer.drain()
         os._exit(0)
     watchdog.Watchdog(asyncio.get_running_loop(), notes, held_up=worker.held_up)
     send(wire.Ready())
-    with suppress(ConnectionError):  # the parent was killed before it had read everything
+    with suppress(ConnectionError):  # the parent was killed while we wrote
         await _listen(reader, worker)
     await worker.stop()
-    os._exit(0)  # what is left is ended by the keeper
+    os._exit(0)  # the keeper kills what is left
 
 
 async def _listen(reader: asyncio.StreamReader, worker: Worker) -> None:
