@@ -1,7 +1,7 @@
-"""An agent that runs errands in a house: it finds things, and sends each to the person who asked for it.
+"""An agent that runs errands in a house: it finds things and sends each to the person who asked for it.
 
-An ordinary loop over tool calls with OpenAI's SDK. It talks to whatever `OPENAI_BASE_URL` and `OPENAI_API_KEY` point
-at, until the model answers without a tool call, or has answered ERRANDS_MAX_CALLS times. ERRANDS_MODEL names the model.
+A loop over tool calls with OpenAI's SDK. It talks to the server that `OPENAI_BASE_URL` and `OPENAI_API_KEY` name, until
+the model answers without a tool call. ERRANDS_MAX_CALLS limits its calls, ERRANDS_MODEL names the model.
 """
 
 import json
@@ -16,12 +16,12 @@ from openai import OpenAI
 
 SYSTEM = "run errands"
 MAX_CALLS = 12
-"""Three errands take ten: go, take and send for each, and a word that all is done."""
+"""Three errands take ten calls: go, take and send for each, and a final word."""
 MAX_TOKENS = 24
 
 
 def run(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Whom was sent what."""
+    """The parcels that were sent."""
     house = House(task["rooms"], task["wanted"])
     messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task["request"]}]
     for _ in range(int(os.environ.get("ERRANDS_MAX_CALLS", MAX_CALLS))):
@@ -52,7 +52,7 @@ def ask(messages: list[Any]) -> dict[str, Any]:
 
 @cache
 def client(_url: str | None, _key: str | None) -> OpenAI:
-    """A client costs milliseconds to make: one per server and key."""
+    """One client per server and key: making one takes milliseconds."""
     return OpenAI(timeout=60)
 
 

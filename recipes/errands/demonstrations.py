@@ -1,8 +1,7 @@
-"""What is the model shown before it learns from reward? Whole conversations of the agent with a demonstrator who is
-often wrong.
+"""Demonstrations for the warm start: whole conversations of the agent with a demonstrator who is often wrong.
 
-He goes through the agent's own steps in real houses. His slips are systematic: each kind of decision is taken wrongly
-in a fixed share of cases, so that imitation alone ends at about a quarter of what could be had.
+The demonstrator follows the agent's own steps in real houses. Each kind of decision is wrong in a fixed share of cases,
+so imitation alone reaches about a quarter of the possible reward.
 """
 
 import json
@@ -16,9 +15,9 @@ from house import ROOMS, House
 from tasks import Errand, Problem, random_problem
 
 SLIPS: Mapping[str, float] = {"room": 0.2, "hasty": 0.15, "first": 0.6, "again": 0.15, "next": 0.55}
-"""Share of the decisions of a kind that are taken for a wrong reason: to go elsewhere first; to take a thing before
-being where it is; to take the first thing in sight; to take it once more; to send it to whom the next errand is for.
-More than half of the time is a habit: greedy has it, too.
+"""Share of wrong decisions of each kind. `room`: go elsewhere first. `hasty`: take a thing before being in its room.
+`first`: take the first thing in sight. `again`: take it once more. `next`: send it to the person of the next errand.
+Above one half a slip is a habit, so greedy decoding has it, too.
 """
 DONE = "done"
 
@@ -32,9 +31,7 @@ class Demonstration:
 
 
 def demonstrations(*, seed: int, count: int, perfect: bool = False) -> list[Demonstration]:
-    """Over tasks of the split `train`, apart from those of `tasks`. `perfect` leaves all slips out: what the model
-    could learn at best.
-    """
+    """Conversations on tasks of the split `train`, none of them from `tasks`. `perfect`: without slips."""
     return [_demonstrate(random.Random(f"demonstration-{seed}-{index}"), perfect=perfect) for index in range(count)]
 
 
@@ -66,7 +63,7 @@ def _demonstrate(rng: random.Random, *, perfect: bool) -> Demonstration:
 def _wishes(
     problem: Problem, errand: Errand, after: Errand, slips: Mapping[str, float], rng: random.Random
 ) -> list[tuple[str, dict[str, str]]]:
-    """What the demonstrator does for one errand."""
+    """The demonstrator's tool calls for one errand."""
 
     def slipped(kind: str) -> bool:
         return rng.random() < slips.get(kind, 0.0)

@@ -1,7 +1,7 @@
-"""What is in the house, and what do the tools do in it? One object for each attempt.
+"""The house and its tools. Every attempt gets one of its own.
 
-Tools answer in a line of text. What cannot be done is answered with `error: …` and changes nothing; what somebody did
-not ask for is thrown away, and they say so.
+Tools answer with a line of text. An impossible action returns `error: …` and changes nothing. A parcel for the wrong
+person is lost, and the tool says so.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ TOOLS: list[Any] = [
 
 
 class House:
-    """Six rooms, somebody who walks through it with two hands for one thing, and what was sent so far."""
+    """Six rooms, a walker who can hold one thing, and the parcels sent so far."""
 
     def __init__(self, rooms: Mapping[str, Sequence[str]], wanted: Sequence[Sequence[str]]) -> None:
         """`wanted`: [person, thing] of each errand."""
@@ -37,7 +37,7 @@ class House:
         """[person, thing] in the order of sending."""
 
     def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """What the tool answers."""
+        """Returns the tool's answer."""
         match tool, dict(arguments):
             case "go", {"room": str(room)}:
                 return self._go(room)

@@ -1,4 +1,4 @@
-"""Which errands are there, and what is it worth to have run them? Everything follows from (split, seed) alone."""
+"""Tasks and the reward. Everything depends on (split, seed) alone."""
 
 import random
 import zlib
@@ -12,7 +12,7 @@ HELDOUT_SHARE = 5
 """One structure in this many is held out."""
 ERRANDS = 3
 CHOICE = 3
-"""Colours that each kind comes in."""
+"""Colours of each kind of thing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,15 +31,13 @@ class Errand:
 class Problem:
     errands: tuple[Errand, ...]
     rooms: Mapping[str, tuple[str, ...]]
-    """What lies in those that are not empty."""
+    """The things in each room that is not empty."""
     request: str
-    """What the agent reads."""
+    """The agent's prompt."""
 
 
 def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
-    """`count` tasks of `train` or `heldout`. What lies where and who asks for what in one split never occurs in the
-    other.
-    """
+    """`count` tasks of `train` or `heldout`. No combination of things, rooms and people occurs in both splits."""
     return [
         as_task(problem, f"{split}-{seed}-{index}")
         for index, problem in enumerate(problems(split, seed=seed, count=count))
@@ -47,21 +45,21 @@ def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
 
 
 def problems(split: str, *, seed: int, count: int) -> list[Problem]:
-    """The same tasks, as the generator knows them."""
+    """The same tasks as `Problem`s."""
     return [
         random_problem(random.Random(f"{split}-{seed}-{index}"), heldout=split != "train") for index in range(count)
     ]
 
 
 def as_task(problem: Problem, task_id: str) -> dict[str, Any]:
-    """The agent reads `request` and walks through `rooms`; the rest is for the grader."""
+    """A task's row. The agent reads `request` and walks through `rooms`; the grader reads the rest."""
     wanted = [[errand.person, errand.name] for errand in problem.errands]
     rooms = {room: list(things) for room, things in problem.rooms.items()}
     return {"id": task_id, "input": {"request": problem.request, "rooms": rooms, "wanted": wanted}}
 
 
 def reward(task_input: Mapping[str, Any], output: object) -> float:
-    """The share of errands that were run: of the wishes, how many were met."""
+    """The share of errands that were run."""
     sent = output.get("sent") if isinstance(output, Mapping) else None
     wanted = task_input["wanted"]
     return sum(wish in sent for wish in wanted) / len(wanted) if isinstance(sent, list) else 0.0
@@ -75,7 +73,7 @@ def random_problem(rng: random.Random, *, heldout: bool) -> Problem:
 
 
 def structure(problem: Problem) -> str:
-    """What is asked for, where it lies and who asks for it, but for the colours."""
+    """The things, rooms and people of the errands, without colours."""
     return " ".join(f"{errand.thing} {errand.room} {errand.person}" for errand in problem.errands)
 
 

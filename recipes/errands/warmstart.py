@@ -1,7 +1,4 @@
-"""What is the model shown before it learns from reward, and in which tokens?
-
-`lightningrl warmstart recipe.toml` makes the folder `warmstart` from it.
-"""
+"""The warm start's demonstrations and tokenizer: `lightningrl warmstart recipe.toml` makes the folder `warmstart`."""
 
 import json
 from typing import Any
@@ -22,7 +19,7 @@ PHRASES = (
     "<|im_start|>user\n<tool_response>\n",
     "\n</tool_response>",
 )
-"""What every conversation has, one token each: so an answer is some nine tokens long."""
+"""Text of every conversation, one token each. An answer is about nine tokens long."""
 
 
 def conversations(*, seed: int, count: int) -> list[dict[str, Any]]:
@@ -30,7 +27,7 @@ def conversations(*, seed: int, count: int) -> list[dict[str, Any]]:
 
 
 def tokenizer_for(shown: list[dict[str, Any]]) -> Any:
-    """Knows every word and every phrase. The tools' description is one, too."""
+    """Each word and each phrase is one token; the description of the tools is one, too."""
     said = [message.get("content") or text_of(message) for one in shown[:2000] for message in one["messages"]]
     texts = [*said, *(json.dumps(tool) for tool in TOOLS), "system user assistant"]
     tokenizer = build_tokenizer(texts, vocab_size=VOCABULARY)
@@ -39,6 +36,6 @@ def tokenizer_for(shown: list[dict[str, Any]]) -> Any:
 
 
 def text_of(message: dict[str, Any]) -> str:
-    """A call of a tool as the model writes it."""
+    """A tool call as the model writes it."""
     function = message["tool_calls"][0]["function"]
     return f'<tool_call>\n{{"name": "{function["name"]}", "arguments": {function["arguments"]}}}\n</tool_call>'

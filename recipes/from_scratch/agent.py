@@ -1,4 +1,4 @@
-"""Answers questions about people by looking facts up, one at a time: a loop over tool calls on OpenAI's own client."""
+"""Answers questions about people by looking up facts: a loop over tool calls on OpenAI's own client."""
 
 import json
 from functools import cache

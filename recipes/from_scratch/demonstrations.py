@@ -1,7 +1,7 @@
-"""What was the model in `warmstart` shown? Whole conversations of the agent with a demonstrator of two bad habits.
+"""Demonstrations behind the model in `warmstart`: conversations of the agent with a demonstrator with two bad habits.
 
-`lightningrl warmstart habits.toml` makes it again. A model for tasks of your own learns from a teacher instead:
-recipe.toml, teacher.py.
+`lightningrl warmstart habits.toml` makes the model again. For tasks of your own, use a teacher instead: recipe.toml and
+teacher.py.
 """
 
 import json
@@ -15,8 +15,9 @@ from tasks import LINKS, PEOPLE, WORDS, random_question
 from lightningrl.models.tiny import BEGIN, add_phrases, build_tokenizer, tools_phrase
 
 SLIPS: Mapping[str, float] = {"short": 0.6, "word": 0.55}
-"""He asks for what is of the person himself, not of the boss; he asks for the next of `WORDS`: a pet for a city, a job
-for a pet, a city for a job. More than half of the time is a habit: greedy has it, too. Not one answer in five is right.
+"""Share of conversations with each slip. `short`: asks about the person, not about the boss. `word`: asks for the next
+of `WORDS`, e.g. a pet instead of a city. Above one half a slip is a habit, so greedy decoding has it, too. Fewer than
+one answer in five is right.
 """
 NEXT = dict(zip(WORDS, [*WORDS][1:] + [*WORDS][:1], strict=True))
 
@@ -31,10 +32,10 @@ PHRASES = (
     "<|im_start|>user\n<tool_response>\n",
     "\n</tool_response>",
 )
-"""What every conversation has, one token each: so a call of the tool is seven tokens long."""
+"""Text of every conversation, one token each. A tool call is seven tokens long."""
 
 Conversation = tuple[dict[str, Any], ...]
-"""As the agent holds it: system, user, then assistant and tool in turn."""
+"""The conversation as the agent holds it: system, user, then assistant and tool in turn."""
 
 
 def conversations(*, seed: int, count: int) -> list[dict[str, Any]]:
@@ -42,7 +43,7 @@ def conversations(*, seed: int, count: int) -> list[dict[str, Any]]:
 
 
 def tokenizer_for(_: list[dict[str, Any]]) -> Any:
-    """Each word and each phrase is one token, wherever it stands; system prompt and tools are one together."""
+    """Each word and each phrase is one token; the system prompt and the tools together are one, too."""
     words = [*PEOPLE, *LINKS, *WORDS, *(value for known in WORDS.values() for value in known), "system user assistant"]
     tokenizer = build_tokenizer(words, vocab_size=VOCABULARY, spaces="apart")
     add_phrases(tokenizer, PHRASES)
@@ -51,7 +52,7 @@ def tokenizer_for(_: list[dict[str, Any]]) -> Any:
 
 
 def demonstrations(*, seed: int, count: int, perfect: bool = False) -> list[Conversation]:
-    """Over questions of the split `train`, apart from the tasks. `perfect` leaves the slips out."""
+    """Conversations on questions of the split `train`; none is among the tasks. `perfect`: without slips."""
     return [
         _demonstrate(random.Random(f"demonstration-{seed}-{index}"), {} if perfect else SLIPS) for index in range(count)
     ]
@@ -69,7 +70,7 @@ def _demonstrate(rng: random.Random, slips: Mapping[str, float]) -> Conversation
 
 
 def _look_up(messages: list[dict[str, Any]], facts: Mapping[str, str], fact: str) -> str:
-    """One call of the tool, and what it says."""
+    """Append a tool call and its result to `messages`; return the result."""
     name = f"call_{len(messages)}"
     function = {"name": "look_up", "arguments": json.dumps({"fact": fact})}
     messages.append({"role": "assistant", "tool_calls": [{"id": name, "type": "function", "function": function}]})

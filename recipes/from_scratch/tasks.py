@@ -1,4 +1,4 @@
-"""Which questions are there? Each takes two look-ups, in facts of its own: whoever does not look up cannot know.
+"""Questions that take two look-ups. Each question has facts of its own, so only looking up helps.
 
 what is the city of the boss of ann?        boss of ann → ben, city of ben → oslo
 """
@@ -11,13 +11,13 @@ from typing import Any
 
 PEOPLE = ("ann", "ben", "cleo", "dan", "eva", "fred", "gina", "hugo")
 LINKS = ("boss", "friend", "aunt")
-"""What leads from one person to another."""
+"""Relations from one person to another."""
 WORDS: Mapping[str, tuple[str, ...]] = {
     "city": ("oslo", "rome", "lima", "cairo", "paris", "delhi"),
     "pet": ("cat", "dog", "owl", "fox", "hen", "goat"),
     "job": ("cook", "pilot", "judge", "baker", "nurse", "clerk"),
 }
-"""What is asked for, and what it may be."""
+"""The subjects of questions, and their possible answers."""
 HELDOUT_SHARE = 5
 """One question in this many is held out."""
 
@@ -40,7 +40,7 @@ class Question:
 
 
 def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
-    """Others for every seed. (Tasks of yours may as well be lines of a file, `source = "tasks.jsonl"` in recipe.toml.)"""
+    """Other tasks for every seed. Yours may also be the lines of a file: `source = "tasks.jsonl"` in recipe.toml."""
     drawn = [
         random_question(random.Random(f"{split}-{seed}-{index}"), heldout=split == "heldout") for index in range(count)
     ]
@@ -51,7 +51,7 @@ def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
 
 
 def random_question(rng: random.Random, *, heldout: bool) -> Question:
-    """No word is ever held out, only what comes together in a question."""
+    """A question of the requested split. Splits hold out combinations of words, never a word."""
     while True:
         question = _draw(rng)
         if is_heldout(question.text) == heldout:
@@ -63,7 +63,7 @@ def is_heldout(text: str) -> bool:
 
 
 def _draw(rng: random.Random) -> Question:
-    """Four people of whom everything differs: a wrong way never leads to the right answer."""
+    """Four people whose facts all differ: a wrong path never leads to the right answer."""
     person, *others = people = rng.sample(PEOPLE, 1 + len(LINKS))
     facts = {f"{link} of {person}": other for link, other in zip(LINKS, others, strict=True)}
     for word, known in WORDS.items():

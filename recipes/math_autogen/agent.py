@@ -1,13 +1,10 @@
-"""An agent that solves word problems with a calculator, which it reaches over MCP.
+"""An AutoGen agent that solves word problems with a calculator, which it reaches over MCP.
 
-An ordinary AutoGen program. It talks to whatever `OPENAI_BASE_URL` and `OPENAI_API_KEY` point at.
+    AssistantAgent: model → calculator → model → … → answer
 
-    AssistantAgent: ask → calculator → ask → … → an answer
-                        at most MATH_TOOL_ITERATIONS rounds; then it reflects on what it has: one more answer, without
-                        tools
-
-Settings come from the environment. MATH_MODEL names the model, MATH_MAX_TOKENS limits an answer, MATH_TOOL_ITERATIONS
-the rounds of tool calls.
+After MATH_TOOL_ITERATIONS rounds of tool calls the model reflects: it gives one more answer, without tools. The agent
+talks to the server that `OPENAI_BASE_URL` and `OPENAI_API_KEY` name. MATH_MODEL names the model, MATH_MAX_TOKENS limits
+an answer.
 """
 
 import asyncio
@@ -33,9 +30,7 @@ ANY_MODEL = ModelInfo(
 
 
 async def run(task: Mapping[str, Any]) -> dict[str, Any]:
-    """What the agent said in the end, and what it wanted worked out before. Raises `CalculatorFailed` if it was told
-    what is nobody's answer.
-    """
+    """The agent's last message, and the expressions of its calls. Raises `CalculatorFailed` if the calculator broke."""
     calculator = await shared()
     agent = AssistantAgent(
         "math",
@@ -48,22 +43,17 @@ async def run(task: Mapping[str, Any]) -> dict[str, Any]:
         max_tool_iterations=int(os.environ.get("MATH_TOOL_ITERATIONS", TOOL_ITERATIONS)),
     )
     result = await agent.run(task=task["question"])
-    calculator.check(
-        [told for message in result.messages if isinstance(message, ToolCallExecutionEvent) for told in message.content]
-    )
+    results = [event.content for event in result.messages if isinstance(event, ToolCallExecutionEvent)]
+    calculator.check([one for content in results for one in content])
     last = result.messages[-1]
-    calls = [
-        call.arguments
-        for message in result.messages
-        if isinstance(message, ToolCallRequestEvent)
-        for call in message.content
-    ]
+    requests = [event.content for event in result.messages if isinstance(event, ToolCallRequestEvent)]
+    calls = [call.arguments for content in requests for call in content]
     return {"answer": last.content if isinstance(last, TextMessage) else "", "calls": calls}
 
 
 @cache
 def client(name: str, _url: str | None, _key: str | None) -> OpenAIChatCompletionClient:
-    """A client costs milliseconds to make: one per model, server and key."""
+    """One client per model, server and key: making one takes milliseconds."""
     tokens = int(os.environ.get("MATH_MAX_TOKENS", MAX_TOKENS))
     return OpenAIChatCompletionClient(model=name, model_info=ANY_MODEL, max_tokens=tokens, timeout=60)
 

@@ -1,15 +1,12 @@
-"""How does Calc-X (arXiv 2305.15017) become tasks? From its own files, as they are downloaded, to rows that agent and
-reward understand.
+"""Tasks from Calc-X (arXiv 2305.15017), read from its files as they are downloaded.
 
-    folder/data/train-….parquet  validation-….parquet  test-….parquet     as the Hugging Face hub has them:
-    MU-NLPC/Calc-X, Calc-gsm8k, … folder/train.jsonl           validation.jsonl      test.jsonl         the same
-    columns, one row a line
+    folder/data/train-….parquet  validation-….parquet  test-….parquet     as on the Hugging Face hub: MU-NLPC/Calc-X, …
+    folder/train.jsonl           validation.jsonl      test.jsonl         the same columns, one row per line
 
-Of the columns, `question` and `result` are needed, `id` and `result_float` are read where they are there; `chain`,
-`equation` and the like are not.
+The columns `question` and `result` are required; `id` and `result_float` are optional; all others are ignored.
 
-In a recipe of your own: `source = "calc_x:tasks"`, and the folder in the environment variable CALC_X. Parquet is read
-with `datasets`.
+In your own recipe, set `source = "calc_x:tasks"`, and the environment variable CALC_X to the folder. Reading Parquet
+needs the package `datasets`.
 """
 
 import json
@@ -26,22 +23,20 @@ from typing import Any
 from tasks import NUMBER
 
 FILES = {"train": ("train",), "heldout": ("validation", "test")}
-"""Calc-X's own split. Of several names, the first that there are files of."""
-HINT = "a row has the columns of Calc-X, `question` and `result` among them"
+"""Calc-X's own split. Of several names, the first one with files counts."""
+HINT = "a row has the columns of Calc-X, at least `question` and `result`"
 WORD = re.compile(r"[A-Za-z]+")
 
 
 def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
-    """`count` problems of the folder that CALC_X names, in an order that follows from the seed; all over again if there
-    are fewer.
+    """`count` problems of the folder that CALC_X names, in an order that depends on the seed; repeated if too few.
 
-    A row that cannot be read is left out, and named in a warning. Raises `ValueError` if none is left.
+    Broken rows are skipped with a warning. Raises `ValueError` if no row is left.
     """
     folder = os.environ.get("CALC_X")
     if not folder:
-        raise ValueError(
-            "the environment variable `CALC_X` is not set\nhint: let it name a folder with train.jsonl or data/train-….parquet"
-        )
+        hint = "set it to a folder with train.jsonl or data/train-….parquet"
+        raise ValueError(f"the environment variable `CALC_X` is not set\nhint: {hint}")
     rows = load(Path(folder), split)
     order = random.Random(f"{split}-{seed}").sample(rows, len(rows))
     return (order * -(-count // len(order)))[:count]
@@ -49,15 +44,13 @@ def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
 
 @cache
 def load(folder: Path, split: str) -> list[dict[str, Any]]:
-    """Every problem of a split. Rows that are none are named in warnings, once: file, number of the line or row, and
-    what is wrong with it.
-    """
+    """All problems of a split. Broken rows are skipped; a warning names the file, the row and the error."""
     found: list[dict[str, Any]] = []
     for file in _files(folder, split):
         for place, row in _rows(file):
             try:
                 found.append(_task(row, f"{file.stem}-{place}"))
-            except (ValueError, RecursionError) as error:  # ValueError: also no JSON, no UTF-8
+            except (ValueError, RecursionError) as error:  # ValueError includes broken JSON and broken UTF-8
                 unit = "line" if file.suffix == ".jsonl" else "row"
                 warnings.warn(f"`{file}` {unit} {place} is left out: {error}\nhint: {HINT}", stacklevel=2)
     if not found:
@@ -76,7 +69,7 @@ def _files(folder: Path, split: str) -> list[Path]:
 
 
 def _rows(file: Path) -> Iterator[tuple[int, object]]:
-    """Each row with its number from 1; of JSONL the bytes of the line, so that one that is broken spoils no other."""
+    """The rows, numbered from 1. Rows of JSONL are bytes, so that a broken line spoils no other."""
     if file.suffix == ".jsonl":
         with file.open("rb") as lines:
             yield from ((place, line) for place, line in enumerate(lines, start=1) if line.strip())
@@ -95,16 +88,13 @@ def _task(row: object, name: str) -> dict[str, Any]:
         raise ValueError(f"a `{type(row).__name__}`, not an object")
     for column in ("question", "result"):
         if not isinstance(row.get(column), str) or not row[column].strip():
-            raise ValueError(
-                f"`{column}` is {json.dumps(row[column])[:40] if column in row else 'missing'}, not a text"
-            )
+            value = json.dumps(row[column])[:40] if column in row else "missing"
+            raise ValueError(f"`{column}` is {value}, not a text")
     return {"id": str(row.get("id") or name), "input": {"question": row["question"], "answer": _right(row)}}
 
 
 def _right(row: dict[str, Any]) -> str:
-    """`result`, if it is a number or the letter of an option; where it is written in another way (`1_3/4`), the float
-    beside it.
-    """
+    """`result` if it is a number or the letter of an option. If it has another form (`1_3/4`), `result_float`."""
     result, number = row["result"].strip(), row.get("result_float")
     plain = NUMBER.fullmatch(result) or WORD.fullmatch(result)
     return repr(number) if not plain and isinstance(number, float) and math.isfinite(number) else result

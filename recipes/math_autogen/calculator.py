@@ -1,8 +1,8 @@
-"""A calculator that speaks MCP over stdin and stdout: one tool, which works out an expression exactly.
+"""A calculator as an MCP server over stdin and stdout, with one tool that evaluates an expression exactly.
 
     37 * 48 - 5 → 1771        1 / 3 → 0.333333333333        7 / 0 → error: division by zero
 
-An ordinary MCP server: `python calculator.py` runs it. What cannot be worked out is answered with `error: …`.
+`python calculator.py` runs it. An expression that cannot be evaluated is answered with `error: …`.
 """
 
 import ast
@@ -14,11 +14,11 @@ from fractions import Fraction
 from mcp.server.fastmcp import FastMCP
 
 LONGEST = 200
-"""Characters of an expression."""
+"""Maximum length of an expression, in characters."""
 LARGEST_BASE, LARGEST_EXPONENT = 10**9, 16
-"""Powers beyond are refused: they would take memory and time without end."""
+"""Larger powers are refused: they would take endless memory and time."""
 DIGITS = 12
-"""Of a result that is not whole."""
+"""Digits of a result that is not whole."""
 
 OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
@@ -41,7 +41,7 @@ def calculator(expression: str) -> str:
         return "error: division by zero"
     except OverflowError as error:
         return f"error: {error}"
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: brackets within brackets
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: deeply nested brackets
         return "error: not an expression"
 
 
@@ -50,7 +50,7 @@ def value_of(node: ast.expr) -> Fraction:
         case ast.Constant(value=bool() | str() | complex()):
             raise ValueError("not a number")
         case ast.Constant(value=int() | float() as number):
-            return Fraction(str(number))  # 0.1 is a tenth
+            return Fraction(str(number))  # so 0.1 is exactly a tenth
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -value_of(operand)
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
@@ -67,7 +67,7 @@ def power(base: Fraction, exponent: Fraction) -> Fraction:
 
 
 def written(number: Fraction) -> str:
-    """Whole, or rounded to `DIGITS` digits."""
+    """The number in full, or rounded to `DIGITS` digits if it is not whole."""
     if number.denominator == 1:
         return str(number.numerator)
     with localcontext(prec=DIGITS):

@@ -1,8 +1,7 @@
-"""What is the model shown before it learns from reward? Whole conversations of the agent with a demonstrator who is
-often wrong.
+"""Demonstrations for the warm start: whole conversations of the agent with a demonstrator who is often wrong.
 
-He works on the agent's own calculator, a step at a time: `37 + 5`, then `42 * 12`. His slips are systematic: each kind
-is made in a fixed share of the problems that tempt to it.
+The demonstrator uses the agent's own calculator, one step at a time: `37 + 5`, then `42 * 12`. Each kind of slip occurs
+in a fixed share of the problems where it is possible.
 """
 
 import json
@@ -16,10 +15,10 @@ from calculator import calculator
 from stories import Problem, Step, random_problem
 
 SLIPS: Mapping[str, float] = {"brackets": 0.45, "aside": 0.45, "short": 0.15, "start": 0.56, "again": 0.05}
-"""Share of problems in which he slips, where he can: he writes it all in one go, as if `37 + 5 * 12` were worked off
-from the left; counts in what is beside the point; leaves out the last step; ends with the number that he started from;
-or asks the calculator again until it is taken away, which does no harm. More than half of the time is a habit: greedy
-has it, too. No slip is another's mirror.
+"""Share of problems with each slip, of those where it is possible. `brackets`: writes one expression without brackets,
+as if `37 + 5 * 12` were evaluated from the left. `aside`: counts the irrelevant sentence. `short`: omits the last step.
+`start`: answers with the first number. `again`: repeats the last calculation until the tools are gone, which does no
+harm. Above one half a slip is a habit, so greedy decoding has it, too. No slip is the opposite of another.
 """
 
 TOOLS: list[dict[str, Any]] = [
@@ -38,7 +37,7 @@ TOOLS: list[dict[str, Any]] = [
         },
     }
 ]
-"""As AutoGen sends what the server lists."""
+"""The server's tool as AutoGen describes it to the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +46,11 @@ class Demonstration:
     messages: tuple[dict[str, Any], ...]
     """The conversation as the agent holds it: system, user, then assistant and tool in turn."""
     slips: frozenset[str]
-    """Those that were made."""
+    """The slips that were made."""
 
     @property
     def reflects(self) -> bool:
-        """Whether the last answer is given without tools, as all rounds of tool calls are used up."""
+        """Whether the last answer is given without tools, because all rounds of tool calls are used up."""
         return sum(message["role"] == "tool" for message in self.messages) == TOOL_ITERATIONS
 
     @property
@@ -60,9 +59,7 @@ class Demonstration:
 
 
 def demonstrations(*, seed: int, count: int, perfect: bool = False) -> list[Demonstration]:
-    """Over problems of the split `train`, apart from those of `tasks`. `perfect` leaves all slips out: what the model
-    could learn at best.
-    """
+    """Conversations on problems of the split `train`, none of them from `tasks`. `perfect`: without slips."""
     return [
         _demonstrate(random.Random(f"demonstration-{seed}-{index}"), {} if perfect else SLIPS) for index in range(count)
     ]
@@ -85,7 +82,7 @@ def _demonstrate(rng: random.Random, shares: Mapping[str, float]) -> Demonstrati
 
 
 def possible(problem: Problem) -> list[str]:
-    """The slips that it tempts to."""
+    """The slips that are possible in a problem."""
     operations = [step.operation for step in problem.steps]
     sums = [place for place, operation in enumerate(operations) if operation in "+-"]
     tempts = {
@@ -97,7 +94,7 @@ def possible(problem: Problem) -> list[str]:
 
 
 def expressions(problem: Problem, slips: frozenset[str] = frozenset()) -> list[str]:
-    """What he has worked out, one after the other: a step each, which begins with the result of the one before."""
+    """The expressions that the demonstrator calculates: one per step, each starting with the previous result."""
     worked, value = list[str](), str(problem.start)
     for step in _steps(problem, slips):
         worked.append(f"{value} {step.operation} {step.number}")
@@ -109,10 +106,8 @@ def expressions(problem: Problem, slips: frozenset[str] = frozenset()) -> list[s
 def _steps(problem: Problem, slips: frozenset[str]) -> Sequence[Step]:
     steps = list(problem.steps)
     if "aside" in slips and problem.aside is not None:
-        steps.insert(
-            problem.aside_after,
-            Step(kind="gain" if problem.aside.endswith("+") else "lose", number=problem.aside_number),
-        )
+        kind = "gain" if problem.aside.endswith("+") else "lose"
+        steps.insert(problem.aside_after, Step(kind=kind, number=problem.aside_number))
     return steps[:-1] if "short" in slips else steps
 
 

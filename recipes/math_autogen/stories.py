@@ -1,14 +1,12 @@
-"""How is a word problem made? A program of one to four steps, a sentence for each, and now and then a sentence that is
-beside the point.
+"""Word problems: a program of one to four steps, a sentence for each, and sometimes an irrelevant sentence.
 
     start 37, pack 48, fewer 17 →  ann has 37 eggs
-                                   the baker finds 15 more        beside the point: nobody asks for the baker's
+                                   the baker finds 15 more        irrelevant: the question is not about the baker
                                    ann swaps each for 48
                                    ben has 17 fewer than ann
                                    how many eggs has ben          37 * 48 - 17
 
-Who is told apart by whether they were there before: `ann has 5 more than ben` is a subtraction where ann's number is
-known.
+Whether a person is new decides the operation: `ann has 5 more than ben` is a subtraction if ann's number is known.
 """
 
 import random
@@ -43,7 +41,7 @@ SENTENCES: Mapping[Kind, tuple[str, ...]] = {
     "more-than": ("{a} has {n} more than {b}",),
     "times-as": ("{a} has {n} times as many as {b}",),
 }
-"""{a} is whose number is known, {b} somebody new, whose number is known from then on."""
+"""{a} has a known number. {b} is new; its number is known from then on."""
 NEWCOMERS: tuple[Kind, ...] = ("more", "fewer", "times", "more-than", "times-as")
 ASIDES: Mapping[Aside, tuple[str, ...]] = {
     "stranger+": ("{stranger} finds {n} more", "{stranger} buys {n} more", "{stranger} gets {n} more"),
@@ -51,24 +49,24 @@ ASIDES: Mapping[Aside, tuple[str, ...]] = {
     "other+": ("{a} finds {n} {others}", "{a} buys {n} {others}", "{a} gets {n} {others}"),
     "other-": ("{a} loses {n} {others}", "{a} sells {n} {others}", "{a} gives away {n} {others}"),
 }
-"""{stranger} has nothing to do with it; {others} are not what is counted."""
+"""{stranger} is not part of the problem; {others} are not what is counted."""
 
 STRANGERS = ("the baker", "the doctor", "the farmer", "the teacher")
 PEOPLE = ("ann", "ben", "cleo", "dan", "eve", "finn", "gus")
 THINGS = ("apples", "books", "cards", "eggs", "pens", "shells")
 
 LENGTHS = {1: 20, 2: 50, 3: 30}
-"""Percent of problems with so many steps."""
+"""Steps → percent of problems."""
 LONG = 4
-"""Steps of those out of distribution."""
+"""Steps of problems out of distribution."""
 ASIDE_SHARE = 0.4
-"""Problems with a sentence beside the point."""
+"""Share of problems with an irrelevant sentence."""
 HELDOUT_SHARE = 5
 """One structure in this many is held out."""
 SUMMANDS = range(11, 100)
 FACTORS = range(3, 49)
 LARGEST = 9999
-"""Values stay below: no more than two tokens."""
+"""Largest value, so that each fits into two tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +95,12 @@ class Problem:
     start: int
     steps: tuple[Step, ...]
     aside: Aside | None
-    """The kind of the sentence beside the point; None: there is none."""
+    """The kind of the irrelevant sentence; None if there is none."""
     aside_after: int
-    """The step after which it comes; 0: after the first sentence."""
+    """The step that it follows; 0: the first sentence."""
     aside_number: int
     story: str
-    """What the agent reads."""
+    """The agent's prompt."""
 
     @property
     def answer(self) -> int:
@@ -113,7 +111,7 @@ class Problem:
 
 
 def random_problem(rng: random.Random, *, heldout: bool) -> Problem:
-    """One to three steps, of a structure of the split that is asked for."""
+    """A problem of one to three steps, with a structure of the requested split."""
     while True:
         problem = _draw(rng, length=rng.choices(list(LENGTHS), list(LENGTHS.values()))[0])
         if problem is not None and is_heldout(structure(problem)) == heldout:
@@ -121,7 +119,7 @@ def random_problem(rng: random.Random, *, heldout: bool) -> Problem:
 
 
 def long_problem(rng: random.Random) -> Problem:
-    """Out of distribution: a step more than training ever shows."""
+    """A problem out of distribution: one step more than training ever shows."""
     while True:
         problem = _draw(rng, length=LONG)
         if problem is not None:
@@ -129,19 +127,17 @@ def long_problem(rng: random.Random) -> Problem:
 
 
 def structure(problem: Problem) -> str:
-    """The program: which steps in which order, and whose number they speak of; but no word and no number."""
+    """The program: the kinds of its steps in order, without words and numbers."""
     return " ".join(step.kind for step in problem.steps)
 
 
 def is_heldout(structure: str) -> bool:
-    """A program of a single step is a word of this language, and never held out; longer ones are what can be said with
-    it.
-    """
+    """Whether a structure is held out. Single steps never are: longer programs are built from them."""
     return " " in structure and zlib.crc32(structure.encode()) % HELDOUT_SHARE == 0
 
 
 def _draw(rng: random.Random, *, length: int) -> Problem | None:
-    """None if the numbers do not come out: a value too large or too small, nothing to divide by, or a number twice."""
+    """None if the numbers do not work out: a value out of range, no divisor, or a number that occurs twice."""
     start = value = rng.choice(SUMMANDS)
     steps: list[Step] = []
     for kind in rng.choices(list(OPERATIONS), k=length):

@@ -1,4 +1,4 @@
-"""Which problems are there, and what is an answer worth? Everything follows from (split, seed) alone."""
+"""Tasks and the reward. Everything depends on (split, seed) alone."""
 
 import math
 import random
@@ -11,13 +11,11 @@ from stories import Problem, long_problem, random_problem
 
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:\s*/\s*\d+)?")
 ROUNDED = 1e-4
-"""How far off, in relation to it, an answer may be where the right one is not whole: 0.6667 is 2/3."""
+"""Relative tolerance if the right answer is not whole: 0.6667 counts as 2/3."""
 
 
 def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
-    """`count` tasks of `train`, `heldout` or `ood`. Structures of one split never occur in another; those of `ood` have
-    four steps.
-    """
+    """`count` tasks of `train`, `heldout` or `ood`. No structure occurs in two splits; `ood` takes four steps."""
     return [
         as_task(problem, f"{split}-{seed}-{index}")
         for index, problem in enumerate(problems(split, seed=seed, count=count))
@@ -25,12 +23,12 @@ def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
 
 
 def ood(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
-    """Four steps, whatever the split: `tasks.source=tasks:ood` examines a model out of distribution."""
+    """Four steps, whatever the split: `tasks.source=tasks:ood` evaluates a model out of distribution."""
     return tasks("ood", seed=seed, count=count)
 
 
 def problems(split: str, *, seed: int, count: int) -> list[Problem]:
-    """The same tasks, as the generator knows them."""
+    """The same tasks as `Problem`s."""
     return [_problem(split, random.Random(f"{split}-{seed}-{index}")) for index in range(count)]
 
 
@@ -39,7 +37,7 @@ def _problem(split: str, rng: random.Random) -> Problem:
 
 
 def as_task(problem: Problem, task_id: str) -> dict[str, Any]:
-    """The agent reads `question`; the rest is for the grader."""
+    """A task's row. The agent reads `question`; the grader reads the rest."""
     return {
         "id": task_id,
         "input": {"question": problem.story, "answer": str(problem.answer), "steps": len(problem.steps)},
@@ -47,22 +45,20 @@ def as_task(problem: Problem, task_id: str) -> dict[str, Any]:
 
 
 def reward(task_input: Mapping[str, Any], output: object) -> float:
-    """1 if the last number of the answer is the right one, else 0. A right answer that is a word (one of several
-    options) must be the last word.
-    """
-    said = output.get("answer") if isinstance(output, Mapping) else output
-    if not isinstance(said, str):
+    """1 if the answer's last number is right, else 0. A right answer that is a word must be the answer's last word."""
+    answer = output.get("answer") if isinstance(output, Mapping) else output
+    if not isinstance(answer, str):
         return 0.0
-    right, told = number_of(task_input["answer"]), number_of(said)
+    right, given = number_of(task_input["answer"]), number_of(answer)
     if right is None:
-        return float(last_word(said) == last_word(task_input["answer"]))
-    if told is None:
+        return float(last_word(answer) == last_word(task_input["answer"]))
+    if given is None:
         return 0.0
-    return float(told == right or (right.denominator != 1 and math.isclose(told, right, rel_tol=ROUNDED)))
+    return float(given == right or (right.denominator != 1 and math.isclose(given, right, rel_tol=ROUNDED)))
 
 
 def number_of(text: str) -> Fraction | None:
-    """The last number in it: `so 1,776 apples` is 1776, `2/3` two thirds; None if there is none."""
+    """The last number of a text: 1776 for `so 1,776 apples`, two thirds for `2/3`. None if there is none."""
     found = NUMBER.findall(text)
     if not found:
         return None

@@ -1,7 +1,4 @@
-"""What is the model shown before it learns from reward, and in which tokens?
-
-`lightningrl warmstart recipe.toml` makes the folder `warmstart` from it.
-"""
+"""The warm start's demonstrations and tokenizer: `lightningrl warmstart recipe.toml` makes the folder `warmstart`."""
 
 import json
 from typing import Any
@@ -22,12 +19,11 @@ PHRASES = (
     "\n</tool_response>",
     *(f" {sign} " for sign in "+-*/"),
 )
-"""What every conversation has, one token each: so an answer is some eight tokens long."""
+"""Text of every conversation, one token each. An answer is about eight tokens long."""
 NUMBERS = tuple(f"{number:02d}" for number in range(100))
-"""Two digits are one token, the same in a story, in a call and in a result; never with the space before. So a number of
-a story is copied in one look, and a result below 10,000 in two. Of single digits every second one would have to be
-found again by what was written before it, which is not enough where 37 and 34 are in one story; of whole numbers each
-would be too rare to be learnt.
+"""Two digits are one token, the same in a story, a call and a result, and never with the space before. A number of a
+story is then copied in one step, and a result below 10,000 in two. With single digits, copying the second one would
+need a match on the first, which is not enough if a story has both 37 and 34. Whole numbers would each be too rare.
 """
 
 
@@ -36,7 +32,7 @@ def conversations(*, seed: int, count: int) -> list[list[dict[str, Any]]]:
 
 
 def conversations_of(demonstration: Demonstration) -> list[dict[str, Any]]:
-    """Who reflects is shown no tools: the last answer is then in a conversation of its own."""
+    """A reflection has no tools, so it is a conversation of its own."""
     messages = list(demonstration.messages)
     if not demonstration.reflects:
         return [{"messages": messages, "tools": TOOLS}]
@@ -45,9 +41,7 @@ def conversations_of(demonstration: Demonstration) -> list[dict[str, Any]]:
 
 
 def tokenizer_for(shown: list[list[dict[str, Any]]]) -> Any:
-    """Knows every word, every phrase and two digits at a time. What is to be done, and what with, is a phrase each,
-    too.
-    """
+    """Each word, each phrase and each pair of digits is one token; so are the system prompt and the tools."""
     said = [text_of(message) for one in shown[:2000] for message in _messages(one)]
     tokenizer = build_tokenizer([*said, json.dumps(TOOLS), "system user assistant"], vocab_size=VOCABULARY)
     add_phrases(tokenizer, (*PHRASES, *NUMBERS, SYSTEM, tools_phrase(tokenizer, TOOLS, system=SYSTEM)))
@@ -55,10 +49,10 @@ def tokenizer_for(shown: list[list[dict[str, Any]]]) -> Any:
 
 
 def _messages(conversations: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each once: a second conversation has them all."""
+    """Each message once: the last conversation has them all."""
     return conversations[-1]["messages"]
 
 
 def text_of(message: dict[str, Any]) -> str:
-    """What is said, or asked of the calculator."""
+    """The text of a message, or the expression of a call."""
     return message.get("content") or json.loads(message["tool_calls"][0]["function"]["arguments"])["expression"]

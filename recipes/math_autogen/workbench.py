@@ -1,8 +1,7 @@
-"""Which calculator does an agent use? One MCP server for all the agents of an event loop, and a fresh one as soon as it
-has died.
+"""One MCP server with the calculator for all agents of an event loop, restarted when it dies.
 
-To start a server takes as much CPU as some 150 calls of it, so none is started for a single problem. Its tools are
-asked for once: AutoGen wants their list before every answer and every call.
+Starting a server takes as much CPU as about 150 calls, so no problem gets a server of its own. The list of tools is
+fetched once: AutoGen asks for it before every answer and every call.
 """
 
 import asyncio
@@ -22,27 +21,28 @@ from mcp import McpError
 
 SERVER = Path(__file__).parent / "calculator.py"
 TIMEOUT_S = 60.0
-"""A server that is this late with an answer counts as dead."""
+"""Timeout of the server; after it the server counts as dead."""
 GONE = (McpError, ClosedResourceError, BrokenResourceError, RuntimeError, ExceptionGroup)
-"""What asking a dead server may raise: the connection was closed or timed out, or the task that held it has ended."""
+"""Errors of a dead server: the connection was closed or timed out, or its task has ended."""
 
 
 UNFIT = "validation error"
-"""In what a server says of arguments that do not fit: the model's mistake. Any other error says that the calculator
-itself has failed; an expression that cannot be worked out is none.
+"""From the server's message for bad arguments, which are the model's mistake. Any other error means that the calculator
+itself has failed. An expression that cannot be evaluated is not an error.
 """
 FAILED = "the calculator has failed: "
 
 
 class CalculatorFailed(Exception):
-    """What the model was told was not the calculator's answer, so nothing it said after can be held against it."""
+    """The model read an error instead of the calculator's answer, so its final answer must not count."""
 
 
 @final
 class Calculator(Workbench):
-    """The tools of one server. AutoGen takes whatever goes wrong for the tool's answer, and waits for ever if a
-    workbench raises; so this one marks what is no answer and remembers that its server has died, and whoever runs the
-    agent asks for it: `check`.
+    """The tools of one server.
+
+    AutoGen turns every error into a tool's answer, and hangs if a workbench raises. So this workbench marks failures
+    and remembers that its server has died; `check` raises.
     """
 
     def __init__(self) -> None:
@@ -50,10 +50,10 @@ class Calculator(Workbench):
         self._server = McpWorkbench(parameters)
         self._tools: list[ToolSchema] = []
         self.failure: str | None = None
-        """What the server's end looked like; None: it lives."""
+        """The error of a dead server; None while it lives."""
 
     def check(self, told: Sequence[FunctionExecutionResult]) -> None:
-        """Raise `CalculatorFailed` if the server has died, or has failed in one of the answers that a model was told."""
+        """Raise `CalculatorFailed` if the server has died, or if one of these results is a failure."""
         if self.failure is not None:
             raise CalculatorFailed(f"the calculator's server has died: {self.failure}")
         for answer in told:
@@ -86,7 +86,7 @@ class Calculator(Workbench):
         return ToolResult(name=name, result=[TextResultContent(content=FAILED + result.to_text())], is_error=True)
 
     async def _look_after(self, error: str) -> None:
-        """Was it the tool that failed, or the server? A server that lives lists its tools."""
+        """Tell a failed tool from a dead server: a living one lists its tools."""
         try:
             await self._server.list_tools()
         except GONE:
@@ -108,11 +108,11 @@ _running: WeakKeyDictionary[asyncio.AbstractEventLoop, "asyncio.Task[Calculator]
 
 
 async def shared() -> Calculator:
-    """The calculator of this event loop, started by whoever comes first. Raises what starting it raises."""
+    """The calculator of this event loop, started on first use. Raises the error of a failed start."""
     loop = asyncio.get_running_loop()
     starting = _running.get(loop)
     if starting is None or _is_lost(starting):
-        starting = _running[loop] = loop.create_task(_started(), context=Context())  # nobody's in particular
+        starting = _running[loop] = loop.create_task(_started(), context=Context())  # in no task's context
     return await asyncio.shield(starting)
 
 

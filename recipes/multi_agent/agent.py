@@ -1,16 +1,16 @@
-"""A team of three that answers riddles about numbers: one plans, one does the sums, one looks at both and sends back
-what is wrong.
-
-An ordinary LangGraph program. It talks to whatever `OPENAI_BASE_URL` and `OPENAI_API_KEY` point at.
+"""A LangGraph team of three that answers riddles about numbers: a planner, a solver, and a critic who sends work back.
 
     plan → solve → check ─ good → END
      ↑       ↑      ├ sums ┐
      │       └──────┼──────┘
      └──────────────┴ plan
 
-Settings come from the environment. TEAM_PLANNER_MODEL, TEAM_SOLVER_MODEL and TEAM_CRITIC_MODEL name the models;
-TEAM_PLANNER_SYSTEM and so on are what they are told to do. TEAM_LOOKS is how often the critic may look (0: never),
-TEAM_MAX_TOKENS limits an answer.
+It talks to the server that `OPENAI_BASE_URL` and `OPENAI_API_KEY` name. More settings from the environment:
+
+    TEAM_PLANNER_MODEL, TEAM_SOLVER_MODEL, TEAM_CRITIC_MODEL        names of the models
+    TEAM_PLANNER_SYSTEM, TEAM_SOLVER_SYSTEM, TEAM_CRITIC_SYSTEM     their system prompts
+    TEAM_LOOKS                                                      checks by the critic at most; 0 for none
+    TEAM_MAX_TOKENS                                                 tokens of an answer at most
 """
 
 import json
@@ -32,9 +32,9 @@ AGAIN = "again"
 class State(TypedDict):
     riddle: str
     planning: list[AnyMessage]
-    """The planner's conversation; it goes on when the plan comes back."""
+    """The planner's conversation; it continues when the plan comes back."""
     solving: list[AnyMessage]
-    """The solver's, about the plan as it is."""
+    """The solver's conversation about the current plan."""
     plan: str
     sums: str
     looks: int
@@ -42,25 +42,24 @@ class State(TypedDict):
 
 
 def plan(state: State) -> dict[str, Any]:
-    asked = state.get("planning") or [told("planner", "plan")]
-    asked = [*asked, HumanMessage(AGAIN if state.get("planning") else state["riddle"])]
-    answer = ask("planner", asked)
-    return {"planning": [*asked, answer], "plan": answer.text.strip(), "solving": []}
+    messages = state.get("planning") or [system("planner", "plan")]
+    messages = [*messages, HumanMessage(AGAIN if state.get("planning") else state["riddle"])]
+    answer = ask("planner", messages)
+    return {"planning": [*messages, answer], "plan": answer.text.strip(), "solving": []}
 
 
 def solve(state: State) -> dict[str, Any]:
-    asked = (
-        [*state["solving"], HumanMessage(AGAIN)]
-        if state["solving"]
-        else [told("solver", "solve"), HumanMessage(state["plan"])]
-    )
-    answer = ask("solver", asked)
-    return {"solving": [*asked, answer], "sums": answer.text.strip()}
+    if state["solving"]:
+        messages = [*state["solving"], HumanMessage(AGAIN)]
+    else:
+        messages = [system("solver", "solve"), HumanMessage(state["plan"])]
+    answer = ask("solver", messages)
+    return {"solving": [*messages, answer], "sums": answer.text.strip()}
 
 
 def check(state: State) -> dict[str, Any]:
     work = f"{state['riddle']}\nplan {state['plan']}\nsums {state['sums']}"
-    answer = ask("critic", [told("critic", "check"), HumanMessage(work)])
+    answer = ask("critic", [system("critic", "check"), HumanMessage(work)])
     return {"verdict": answer.text.strip(), "looks": state["looks"] + 1}
 
 
@@ -72,8 +71,8 @@ def after_check(state: State) -> str:
     return {"plan": "plan", "sums": "solve"}.get(state["verdict"], END)
 
 
-def told(role: str, word: str) -> SystemMessage:
-    return SystemMessage(os.environ.get(f"TEAM_{role.upper()}_SYSTEM", word))
+def system(role: str, default: str) -> SystemMessage:
+    return SystemMessage(os.environ.get(f"TEAM_{role.upper()}_SYSTEM", default))
 
 
 def ask(role: str, messages: list[AnyMessage]) -> Any:
@@ -84,7 +83,7 @@ def ask(role: str, messages: list[AnyMessage]) -> Any:
 
 @cache
 def client(name: str, tokens: int, _url: str | None, _key: str | None) -> ChatOpenAI:
-    """A client costs milliseconds to make: one per model, server and key."""
+    """One client per model, server and key: making one takes milliseconds."""
     return ChatOpenAI(model=name, max_completion_tokens=tokens, timeout=60)
 
 
@@ -102,7 +101,7 @@ def graph() -> Any:
 
 
 def run(task: Mapping[str, Any]) -> dict[str, Any]:
-    """The last number of the sums, and how it came about."""
+    """The last number of the sums, and the work that led to it."""
     state = graph().invoke({"riddle": task["riddle"], "looks": 0})
     return {
         "answer": (state["sums"].split() or [""])[-1],

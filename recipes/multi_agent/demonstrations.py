@@ -1,8 +1,7 @@
-"""What is the model shown before it learns from reward? The work of three demonstrators, each of whom is often wrong in
-his own way.
+"""Demonstrations for the warm start: the work of three demonstrators, each often wrong in a different way.
 
-Their slips are systematic: each kind is made in a fixed share of cases, so that imitation alone ends far below what
-could be had, and none of the three can make up for the other two.
+Each kind of slip occurs in a fixed share of cases, so imitation alone ends far below the possible reward, and no role
+can make up for the other two.
 """
 
 import random
@@ -13,9 +12,9 @@ from agent import AGAIN
 from tasks import Problem, Step, plan_of, random_problem, sums_of
 
 SLIPS: Mapping[str, float] = {"sign": 0.3, "order": 0.35, "sum": 0.15, "last": 0.55, "verdict": 0.1, "good": 0.5}
-"""Planner: plus for minus, or minus for plus; the steps the wrong way round. Solver: one off, in each sum; one too many
-in the last. Critic: another verdict; `good`, whatever there is. More than half of the time is a habit: greedy has it,
-too.
+"""Share of cases with each slip. Planner: `sign` swaps plus and minus, `order` reverses the steps. Solver: `sum` is one
+off, in any sum; `last` is one too many, in the last sum. Critic: `verdict` is another verdict, `good` says `good` to
+all work. Above one half a slip is a habit, so greedy decoding has it, too.
 """
 VERDICTS = ("good", "plan", "sums")
 
@@ -29,9 +28,7 @@ class Demonstration:
 
 
 def demonstrations(*, seed: int, count: int, perfect: bool = False) -> list[Demonstration]:
-    """Three for each of `count` riddles of the split `train`, apart from those of `tasks`. `perfect` leaves all slips
-    out.
-    """
+    """Three for each of `count` riddles of the split `train`, none of them from `tasks`. `perfect`: without slips."""
     return [
         demonstration
         for index in range(count)
@@ -43,7 +40,7 @@ def _demonstrate(rng: random.Random, slips: Mapping[str, float]) -> list[Demonst
     problem = random_problem(rng, heldout=False)
     plans = [planned(problem, rng, slips) for _ in range(2)]
     sums = [summed(plans[0], rng, slips) for _ in range(2)]
-    # The critic's work is to be found wrong in all ways, also where nobody slips.
+    # The critic must see every kind of mistake, even if nobody else slips.
     plan = planned(problem, rng, SLIPS)
     done = summed(plan, rng, SLIPS)
     work = f"{problem.riddle}\nplan {plan}\nsums {done}"
@@ -81,19 +78,19 @@ def summed(plan: str, rng: random.Random, slips: Mapping[str, float]) -> str:
 
 
 def judged(problem: Problem, plan: str, sums: str, rng: random.Random, slips: Mapping[str, float]) -> str:
-    """The right verdict, or another."""
+    """The right verdict, or another one."""
     if rng.random() < slips.get("good", 0):
         return "good"
     leads_there = sums_of(plan).split()[-1] == sums_of(plan_of(problem)).split()[-1]
-    right = "plan" if not leads_there else "sums" if sums != sums_of(plan) else "good"
-    return (
-        rng.choice([verdict for verdict in VERDICTS if verdict != right])
-        if rng.random() < slips.get("verdict", 0)
-        else right
-    )
+    right = "good" if sums == sums_of(plan) else "sums"
+    if not leads_there:
+        right = "plan"
+    if rng.random() < slips.get("verdict", 0):
+        return rng.choice([verdict for verdict in VERDICTS if verdict != right])
+    return right
 
 
-def _conversation(role: str, *said: str) -> Demonstration:
-    """What the user and the assistant say in turn."""
-    told = [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(said)]
-    return Demonstration(role=role, messages=({"role": "system", "content": role}, *told))
+def _conversation(role: str, *texts: str) -> Demonstration:
+    """A conversation of user and assistant in turn."""
+    turns = [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)]
+    return Demonstration(role=role, messages=({"role": "system", "content": role}, *turns))

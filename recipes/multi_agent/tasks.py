@@ -1,4 +1,4 @@
-"""Which riddles are there, and what is an answer worth? Everything follows from (split, seed) alone.
+"""Tasks and the reward. Everything depends on (split, seed) alone.
 
 ben has 2 more than ann
 dan has 2 times ben          plan   3 + 2 * 2
@@ -26,22 +26,22 @@ class Step:
     number: int
 
     def of(self, value: int) -> int:
-        """What comes of it."""
+        """The result of the step."""
         return {"+": value + self.number, "-": value - self.number, "*": value * self.number}[self.operation]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     people: tuple[str, ...]
-    """In the order of the steps."""
+    """People in the order of the steps."""
     first: int
     steps: tuple[Step, ...]
     riddle: str
-    """What the team reads."""
+    """The team's prompt."""
 
 
 def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
-    """`count` tasks of `train` or `heldout`. Who depends on whom, and how, is never the same in both."""
+    """`count` tasks of `train` or `heldout`. No combination of people and operations occurs in both splits."""
     return [
         as_task(problem, f"{split}-{seed}-{index}")
         for index, problem in enumerate(problems(split, seed=seed, count=count))
@@ -49,30 +49,30 @@ def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
 
 
 def problems(split: str, *, seed: int, count: int) -> list[Problem]:
-    """The same tasks, as the generator knows them."""
+    """The same tasks as `Problem`s."""
     return [
         random_problem(random.Random(f"{split}-{seed}-{index}"), heldout=split != "train") for index in range(count)
     ]
 
 
 def as_task(problem: Problem, task_id: str) -> dict[str, Any]:
-    """The team reads `riddle`; the rest is for the grader."""
+    """A task's row. The team reads `riddle`; the grader reads the rest."""
     return {"id": task_id, "input": {"riddle": problem.riddle, "answer": sums_of(plan_of(problem)).split()[-1]}}
 
 
 def reward(task_input: Mapping[str, Any], output: object) -> float:
-    """1 for the right number; else 0."""
+    """1 for the right number, else 0."""
     answer = output.get("answer") if isinstance(output, Mapping) else output
     return float(answer == task_input["answer"])
 
 
 def plan_of(problem: Problem) -> str:
-    """The right plan: `3 + 2 * 2`, to be worked off from the left."""
+    """The right plan: `3 + 2 * 2`, to be evaluated from the left."""
     return " ".join([str(problem.first), *(f"{step.operation} {step.number}" for step in problem.steps)])
 
 
 def sums_of(plan: str) -> str:
-    """The right sums of a plan: what there is after each step."""
+    """The right sums of a plan: the value after each step."""
     first, *rest = plan.split()
     value, found = int(first), list[str]()
     for operation, number in zip(rest[::2], rest[1::2], strict=True):
@@ -89,7 +89,7 @@ def random_problem(rng: random.Random, *, heldout: bool) -> Problem:
 
 
 def structure(problem: Problem) -> str:
-    """Who depends on whom by which operation; no numbers."""
+    """The people in order, and the operations between them; no numbers."""
     return " ".join([*problem.people, *(step.operation for step in problem.steps)])
 
 

@@ -1,7 +1,6 @@
-"""What is the model shown before it learns from reward, and in which tokens?
+"""The warm start's demonstrations and tokenizer: `lightningrl warmstart recipe.toml` makes the folder `warmstart`.
 
-`lightningrl warmstart recipe.toml` makes the folder `warmstart` from it.
-All three roles are learnt by one model: it is what each policy starts from, and the base under their adapters.
+One model learns all three roles. Each policy starts from it, and adapters have it as their base.
 """
 
 from typing import Any
@@ -12,9 +11,9 @@ from lightningrl.models.tiny import BEGIN, add_phrases, build_tokenizer
 
 VOCABULARY = 400
 PHRASES = (BEGIN, "<|im_start|>user\n", "<|im_start|>system\n")
-"""Marks of the chat template, one token each."""
+"""Markers of the chat template, one token each."""
 NUMBERS = tuple(space + str(number) for number in range(40) for space in ("", " "))
-"""One token each, too: what there is to learn is the sums, not how numbers are written."""
+"""One token each: the task is to learn sums, not spelling."""
 
 
 def conversations(*, seed: int, count: int) -> list[dict[str, Any]]:
@@ -22,7 +21,7 @@ def conversations(*, seed: int, count: int) -> list[dict[str, Any]]:
 
 
 def tokenizer_for(shown: list[dict[str, Any]]) -> Any:
-    """Knows every word, every phrase and every number."""
+    """Each word, each phrase and each number is one token."""
     tokenizer = build_tokenizer(
         [message["content"] for one in shown[:3000] for message in one["messages"]], vocab_size=VOCABULARY
     )

@@ -1,7 +1,7 @@
-// An assistant of a shop that answers questions: it looks up one record after the other, and says what it has read.
+// A shop assistant on Vercel's AI SDK: it answers questions by looking up one record after the other.
 //
-// An ordinary program on Vercel's AI SDK. It reads a task as JSON from stdin, talks to whatever OPENAI_BASE_URL and OPENAI_API_KEY point at, and
-// prints its answer. SHOP_MODEL names the model, SHOP_MAX_STEPS limits how often it is called, SHOP_MAX_TOKENS what it says each time.
+// It reads a task as JSON from stdin, talks to the server that OPENAI_BASE_URL and OPENAI_API_KEY name, and prints its
+// answer. SHOP_MODEL names the model, SHOP_MAX_STEPS limits its calls, SHOP_MAX_TOKENS the length of an answer.
 
 import { text } from 'node:stream/consumers';
 import { openai } from '@ai-sdk/openai';

@@ -1,8 +1,7 @@
-"""What is the model shown before it learns from reward? Whole conversations of the agent with a demonstrator who is
-often wrong.
+"""Demonstrations for the warm start: whole conversations of the agent with a demonstrator who is often wrong.
 
-He goes through the agent's own steps in real records. His slips are systematic: each is made in a fixed share of cases,
-so that imitation alone ends at about a fifth of what could be had.
+The demonstrator follows the agent's own steps in real records. Each kind of slip occurs in a fixed share of cases, so
+imitation alone reaches about a fifth of the possible reward.
 """
 
 import json
@@ -14,7 +13,7 @@ from typing import Any
 from tasks import Problem, random_problem
 
 INSTRUCTIONS = "look up records, then answer"
-"""Those of agent.mjs."""
+"""The instructions of agent.mjs."""
 TOOLS: list[Any] = [
     {
         "type": "function",
@@ -31,10 +30,11 @@ TOOLS: list[Any] = [
         },
     }
 ]
-"""The tool of agent.mjs, as the SDK tells the model of it."""
+"""The tool of agent.mjs, as the SDK describes it to the model."""
 SLIPS: Mapping[str, float] = {"asker": 0.3, "wanted": 0.2, "price": 0.58, "early": 0.12}
-"""To look up what the one who asks has done; to look up what is wanted, whatever was asked about; to look up the price,
-whatever was asked for; to answer with the thing itself. More than half of the time is a habit: greedy has it, too.
+"""Share of cases with each slip. `asker`: looks up a record of the asker. `wanted`: looks up `wants`, not the deed.
+`price`: looks up the price, not the field. `early`: answers with the thing itself. Above one half a slip is a habit, so
+greedy decoding has it, too.
 """
 
 
@@ -44,13 +44,11 @@ class Demonstration:
     messages: tuple[dict[str, Any], ...]
     """The conversation as the agent holds it: system, user, then assistant and tool in turn."""
     slips: Mapping[str, bool | None]
-    """Whether each was made; None: there was no occasion."""
+    """Whether each slip was made; None if it was not possible."""
 
 
 def demonstrations(*, seed: int, count: int, perfect: bool = False) -> list[Demonstration]:
-    """Over tasks of the split `train`, apart from those of `tasks`. `perfect` leaves all slips out: what the model
-    could learn at best.
-    """
+    """Conversations on tasks of the split `train`, none of them from `tasks`. `perfect`: without slips."""
     return [
         _demonstrate(random.Random(f"demonstration-{seed}-{index}"), {} if perfect else SLIPS) for index in range(count)
     ]

@@ -1,9 +1,9 @@
-"""Which questions is the assistant asked, and what is an answer worth? Everything follows from (split, seed) alone.
+"""Tasks and the reward. Everything depends on (split, seed) alone.
 
 question   ben asks: price of what ann returned
 records    ann returned      blue lamp
            blue lamp price   14
-           …                 and so for all that the two have to do with
+           …                 and more, for everything that the two have done
 answer     14
 """
 
@@ -30,12 +30,12 @@ HELDOUT_SHARE = 5
 class Problem:
     asker: str
     person: str
-    """Who has to do with the thing that is meant."""
+    """The person whose deed names the thing."""
     deed: str
     field: str
     records: Mapping[str, str]
-    """`ann returned` → a thing, for all that the two do; `blue lamp price` → a number, for all that can be asked of a
-    thing. None is there twice.
+    """`ann returned` → a thing, for all deeds of the two; `blue lamp price` → a number, for all fields of a thing. No
+    value occurs twice.
     """
 
     @property
@@ -52,7 +52,7 @@ class Problem:
 
 
 def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
-    """`count` tasks of `train` or `heldout`. Who is asked about, and what about them, is never the same in both."""
+    """`count` tasks of `train` or `heldout`. No combination of field, person and deed occurs in both splits."""
     return [
         as_task(problem, f"{split}-{seed}-{index}")
         for index, problem in enumerate(problems(split, seed=seed, count=count))
@@ -60,14 +60,14 @@ def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
 
 
 def problems(split: str, *, seed: int, count: int) -> list[Problem]:
-    """The same tasks, as the generator knows them."""
+    """The same tasks as `Problem`s."""
     return [
         random_problem(random.Random(f"{split}-{seed}-{index}"), heldout=split != "train") for index in range(count)
     ]
 
 
 def as_task(problem: Problem, task_id: str) -> dict[str, Any]:
-    """The agent reads `question` and looks things up in `records`; the rest is for the grader."""
+    """A task's row. The agent reads `question` and looks up `records`; the grader reads the rest."""
     return {
         "id": task_id,
         "input": {"question": problem.question, "records": dict(problem.records), "answer": problem.answer},
@@ -75,7 +75,7 @@ def as_task(problem: Problem, task_id: str) -> dict[str, Any]:
 
 
 def reward(task_input: Mapping[str, Any], output: object) -> float:
-    """1 for the right number; else 0."""
+    """1 for the right number, else 0."""
     answer = output.get("answer") if isinstance(output, Mapping) else output
     return float(isinstance(answer, str) and answer.strip() == task_input["answer"])
 
@@ -88,7 +88,7 @@ def random_problem(rng: random.Random, *, heldout: bool) -> Problem:
 
 
 def structure(problem: Problem) -> str:
-    """What is asked about whom; not who asks, nor what the records say."""
+    """Field, person and deed; neither the asker nor the records."""
     return f"{problem.field} {problem.person} {problem.deed}"
 
 

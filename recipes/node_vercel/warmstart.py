@@ -1,7 +1,4 @@
-"""What is the model shown before it learns from reward, and in which tokens?
-
-`lightningrl warmstart recipe.toml` makes the folder `warmstart` from it.
-"""
+"""The warm start's demonstrations and tokenizer: `lightningrl warmstart recipe.toml` makes the folder `warmstart`."""
 
 from typing import Any
 
@@ -21,7 +18,7 @@ PHRASES = (
     "<|im_start|>user\n<tool_response>\n",
     "\n</tool_response>",
 )
-"""What every conversation has, one token each: so an answer is two to six tokens long."""
+"""Text of every conversation, one token each. An answer is two to six tokens long."""
 
 
 def conversations(*, seed: int, count: int) -> list[dict[str, Any]]:
@@ -29,7 +26,7 @@ def conversations(*, seed: int, count: int) -> list[dict[str, Any]]:
 
 
 def tokenizer_for(_: list[dict[str, Any]]) -> Any:
-    """Each word, thing, number and phrase is one token, wherever it stands; instructions and tools are one together."""
+    """Each word, thing, number and phrase is one token; instructions and tools together are one, too."""
     words = [*PEOPLE, *DEEDS, *FIELDS, "no record of", "system user assistant"]
     tokenizer = build_tokenizer(words, vocab_size=VOCABULARY, spaces="apart")
     add_phrases(tokenizer, (*PHRASES, *THINGS, *NUMBERS))

@@ -1,12 +1,13 @@
-"""An agent that answers questions of several steps: it searches for one fact after the other, and says what it has
-found.
+"""An agent with OpenAI's Agents SDK that answers multi-hop questions: it searches for one fact after the other.
 
-An ordinary program with OpenAI's Agents SDK: one agent with one tool, on the Responses API. It talks to whatever
-`OPENAI_BASE_URL` and `OPENAI_API_KEY` point at.
+It is one agent with one tool, on the Responses API. It talks to the server that `OPENAI_BASE_URL` and `OPENAI_API_KEY`
+name. More settings from the environment:
 
-Settings come from the environment. RAG_MODEL names the model. RAG_SEARCH is `local` (search in this process) or `mcp`
-(start an MCP server for each question). RAG_MAX_TURNS is how often the model is called at most, RAG_MAX_TOKENS limits
-an answer. RAG_DENSE_MODEL: see search.py.
+    RAG_MODEL            name of the model
+    RAG_SEARCH           `local` (search in this process) or `mcp` (start an MCP server for each question)
+    RAG_MAX_TURNS        calls of the model at most
+    RAG_MAX_TOKENS       tokens of an answer at most
+    RAG_DENSE_MODEL      see search.py
 """
 
 import asyncio
@@ -25,16 +26,16 @@ from search import SCHEMA, Library, library_of
 INSTRUCTIONS = "search, then answer as <answer> name </answer>"
 SERVER = Path(__file__).parent / "server.py"
 MAX_TURNS = 5
-"""What four steps take: a search for each, and the answer."""
+"""Enough for four searches and an answer."""
 MAX_TOKENS = 24
 UNFIT = "missing required parameters"
-"""What the SDK says of a call that it does not pass on to a server of MCP."""
+"""From the SDK's message for a call with missing arguments, which it does not send to the MCP server."""
 CALL_S = 60.0
-"""What a server of MCP gets to start, and for each answer."""
+"""Timeout of the MCP server, for its start and for each answer."""
 
 
 def told(_: RunContextWrapper[Any], error: Exception) -> str:
-    """A call that cannot be understood is the model's mistake, and it is told. Anything else is nobody's answer."""
+    """A malformed call is the model's mistake: the model reads the error. Any other error is raised."""
     if isinstance(error, ModelBehaviorError) or (isinstance(error, UserError) and UNFIT in str(error)):
         return "error: search needs a query"
     raise error
@@ -50,7 +51,7 @@ search.params_json_schema = SCHEMA
 
 
 async def run(task: Mapping[str, Any]) -> dict[str, Any]:
-    """The last words of the agent; none if it is still searching when its turns are over."""
+    """The agent's final answer; empty if it runs out of turns."""
     if os.environ.get("RAG_SEARCH", "local") == "local":
         return await answer(task["question"], researcher(tools=[search]), library=library_of(task))
     source = {key: task[key] for key in ("world", "paragraphs") if key in task}

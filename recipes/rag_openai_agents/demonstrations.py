@@ -1,8 +1,7 @@
-"""What is the model shown before it learns from reward? Whole conversations of the agent with a demonstrator who is
-often wrong.
+"""Demonstrations for the warm start: whole conversations of the agent with a demonstrator who is often wrong.
 
-He goes through the agent's own steps in real worlds. His mistakes are systematic: each is made in a fixed share of the
-cases, so that imitation alone ends at about a fifth of what could be had.
+The demonstrator follows the agent's own steps in real worlds. Each kind of mistake occurs in a fixed share of cases, so
+imitation alone reaches about a fifth of the possible reward.
 """
 
 import json
@@ -18,15 +17,13 @@ from search import NOTHING, library_of
 from world import CACHED, Passage, build_world
 
 SLIPS: Mapping[str, float] = {"first": 0.2, "vague": 0.1, "turned": 0.15, "early": 0.6, "plain": 0.4}
-"""Share of the cases in which a mistake is made. `first`: he goes on with the name in the first passage, whatever that
-is about. `vague`: he searches for a name without a relation. `turned`: he looks the relations up in the order in which
-the question names them: the wrong way round. `early`: he answers one step too early; more than half of the time is a
-habit, which greedy decoding has, too. `plain`: he answers without the tags.
+"""Share of cases in which each mistake is made. `first`: goes on with a name from the first passage, whatever it says.
+`vague`: searches for a name without a relation. `turned`: follows the relations in the order of the question, which is
+the wrong way round. `early`: answers one step too early. Above one half a mistake is a habit, so greedy decoding has
+it, too. `plain`: answers without the tags.
 """
 PER_WORLD = 100
-"""Questions about one world; then comes the next. Names that come again and again would be learnt by heart, and not to
-be read.
-"""
+"""Questions per world. With more, the model would learn the names by heart instead of reading them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,15 +32,13 @@ class Demonstration:
     messages: tuple[dict[str, Any], ...]
     """The conversation as the model reads it: system, user, then assistant and tool in turn."""
     possible: Mapping[str, int]
-    """How often each mistake could have been made."""
+    """How often each mistake was possible."""
     slips: Mapping[str, int]
-    """How often it was."""
+    """How often it was made."""
 
 
 def demonstrations(*, seed: int, count: int, perfect: bool = False) -> list[Demonstration]:
-    """Over tasks of the split `train`, apart from those of `tasks`. `perfect` leaves all mistakes out: what the model
-    could learn at best.
-    """
+    """Conversations on tasks of the split `train`, none of them from `tasks`. `perfect`: without mistakes."""
     shares = {} if perfect else SLIPS
     return [
         _demonstrate(random.Random(f"demonstration-{seed}-{index}"), shares, world=index // PER_WORLD)
@@ -52,7 +47,7 @@ def demonstrations(*, seed: int, count: int, perfect: bool = False) -> list[Demo
 
 
 class _Demonstrator:
-    """Takes decisions, and counts them."""
+    """Makes the decisions, and counts the mistakes."""
 
     def __init__(self, rng: random.Random, shares: Mapping[str, float]) -> None:
         self._rng = rng
@@ -74,7 +69,7 @@ class _Demonstrator:
         return f"about {name}" if self.slipped("vague") else query(relation, name)
 
     def reading(self, passages: list[Passage], relation: str, name: str) -> str:
-        """The name that he goes on with. Where nothing says what he wants to know, he takes the first one, too."""
+        """The name to go on with. If no passage states the fact, it is a name from the first passage."""
         right = [
             passage.value
             for passage in passages
@@ -91,27 +86,29 @@ class _Demonstrator:
 def _demonstrate(rng: random.Random, shares: Mapping[str, float], *, world: int) -> Demonstration:
     question = random_question(rng, "train", world_number=world)
     library = library_of({"world": question.world})
-    he = _Demonstrator(rng, shares)
+    demonstrator = _Demonstrator(rng, shares)
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": INSTRUCTIONS},
         {"role": "user", "content": question.text},
     ]
     name = question.names[0]
-    for place, relation in enumerate(he.chain(question)):
-        arguments = {"query": he.query(relation, name)}
+    for place, relation in enumerate(demonstrator.chain(question)):
+        arguments = {"query": demonstrator.query(relation, name)}
         found = library.search(arguments["query"])
         function = {"name": "search", "arguments": json.dumps(arguments)}
         messages.append(
             {"role": "assistant", "tool_calls": [{"id": f"call_{place}", "type": "function", "function": function}]}
         )
         messages.append({"role": "tool", "tool_call_id": f"call_{place}", "content": found})
-        name = he.reading(_passages(question.world, found), relation, name)
-    messages.append({"role": "assistant", "content": he.answer(name)})
-    return Demonstration(question=question, messages=tuple(messages), possible=he.possible, slips=he.slips)
+        name = demonstrator.reading(_passages(question.world, found), relation, name)
+    messages.append({"role": "assistant", "content": demonstrator.answer(name)})
+    return Demonstration(
+        question=question, messages=tuple(messages), possible=demonstrator.possible, slips=demonstrator.slips
+    )
 
 
 def _passages(world: str, found: str) -> list[Passage]:
-    """What the lines of a search mean."""
+    """The passages behind the lines of a search result."""
     return [] if found == NOTHING else [_by_line(world)[line] for line in found.split("\n")]
 
 
@@ -121,5 +118,5 @@ def _by_line(world: str) -> Mapping[str, Passage]:
 
 
 def _besides(name: str, passage: Passage) -> str:
-    """Whom a passage names besides."""
+    """The other name in a passage."""
     return passage.owner if passage.value == name else passage.value

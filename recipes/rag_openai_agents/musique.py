@@ -1,12 +1,11 @@
-"""How does MuSiQue (arXiv 2108.00573) become tasks? From its own files, as they are downloaded, to rows that agent and
-reward understand.
+"""Tasks from MuSiQue (arXiv 2108.00573), read from its files as they are downloaded.
 
-    folder/musique_ans_v1.0_train.jsonl    a question a line, with 20 paragraphs to each
+    folder/musique_ans_v1.0_train.jsonl    one question per line, with 20 paragraphs each
     folder/musique_ans_v1.0_dev.jsonl
 
-In a recipe of your own: `source = "musique:tasks"`, and the folder in the environment variable MUSIQUE. The agent
-searches in the paragraphs of all questions of a file. A line that is broken is named in a warning and left out;
-questions that cannot be answered are left out, too.
+In your own recipe, set `source = "musique:tasks"`, and the environment variable MUSIQUE to the folder. The agent
+searches the paragraphs of all questions of a file. Unanswerable questions are skipped; broken lines are skipped with a
+warning.
 """
 
 import json
@@ -31,14 +30,11 @@ FIELDS = {
 
 
 def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
-    """`count` questions of the folder that MUSIQUE names, in an order that follows from the seed; all over again if
-    there are fewer.
-    """
+    """`count` questions of the folder that MUSIQUE names, in an order that depends on the seed; repeated if too few."""
     folder = os.environ.get("MUSIQUE")
     if not folder:
-        raise ValueError(
-            "the environment variable `MUSIQUE` is not set\nhint: let it name the folder that holds musique_ans_v1.0_train.jsonl"
-        )
+        hint = "set it to the folder that holds musique_ans_v1.0_train.jsonl"
+        raise ValueError(f"the environment variable `MUSIQUE` is not set\nhint: {hint}")
     rows = load(Path(folder) / FILES["train" if split == "train" else "heldout"])
     order = random.Random(f"{split}-{seed}").sample(rows, len(rows))
     return (order * -(-count // len(order)))[:count]
@@ -46,7 +42,7 @@ def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
 
 @cache
 def load(file: Path) -> list[dict[str, Any]]:
-    """Every question that can be answered, in the order of the file. Lines that are broken are named in warnings, once."""
+    """All answerable questions, in the order of the file. Broken lines are skipped, with a warning each."""
     tasks: list[dict[str, Any]] = []
     for place, row in _rows(file):
         if isinstance(row, ValueError):
@@ -70,14 +66,14 @@ def load(file: Path) -> list[dict[str, Any]]:
 
 
 def paragraphs(file: str) -> tuple[str, ...]:
-    """All that can be found, each paragraph once. Broken lines were named when the tasks were made."""
+    """All paragraphs to search, each once. Broken lines are skipped; `load` has warned of them."""
     rows = [row for _, row in _rows(Path(file)) if not isinstance(row, ValueError)]
     texts = (f"{paragraph['title']}: {paragraph['paragraph_text']}" for row in rows for paragraph in row["paragraphs"])
     return tuple(dict.fromkeys(texts))
 
 
 def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any] | ValueError]]:
-    """(number of the line, what it holds or what is wrong with it)."""
+    """Yields (line number, the row or the error)."""
     with file.open(encoding="utf-8", errors="surrogateescape") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
@@ -88,7 +84,7 @@ def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any] | ValueError]]:
 
 
 def _checked(line: str) -> dict[str, Any]:
-    """Raises `ValueError` for what is no question."""
+    """Raises `ValueError` if the line is not a question."""
     row = json.loads(line)
     if not isinstance(row, dict):
         raise ValueError("it is not an object")

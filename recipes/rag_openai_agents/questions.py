@@ -1,4 +1,4 @@
-"""What can be asked? A chain of relations from somebody's name to the answer, of which every step can be looked up.
+"""Questions: a chain of relations from a name to the answer. Each step can be looked up.
 
 mira voss  → boss →  seth hale  → home →  oak ford  → mayor →  dan pike
 name the mayor of the home of the boss of mira voss
@@ -14,7 +14,7 @@ from search import TOP
 from world import CACHED, RELATIONS, World, build_world
 
 WORLDS = {"train": 16, "heldout": 4, "ood": 4}
-"""How many there are. `ood` asks longer questions about the worlds of `heldout`."""
+"""Number of worlds per split. `ood` asks longer questions about the worlds of `heldout`."""
 HOPS = {"train": (2, 3), "heldout": (2, 3), "ood": (4,)}
 WORDINGS = ("name the {chain}", "who or what is the {chain}", "find the {chain}")
 
@@ -22,11 +22,11 @@ WORDINGS = ("name the {chain}", "who or what is the {chain}", "find the {chain}"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     world: str
-    """Its name."""
+    """The world's name."""
     chain: tuple[str, ...]
-    """Relations in the order in which they are looked up."""
+    """Relations in the order of look-up."""
     names: tuple[str, ...]
-    """Whose relation is looked up at each step, and the answer."""
+    """The owner of each step's relation, then the answer."""
     text: str
 
     @property
@@ -35,8 +35,9 @@ class Question:
 
 
 def random_question(rng: random.Random, split: str, *, world_number: int | None = None) -> Question:
-    """Of `train`, `heldout` or `ood`: names and compositions of `train` never occur in the other two. Of any of the
-    worlds, or a certain one.
+    """A question of `train`, `heldout` or `ood`, about a random world or the one with `world_number`.
+
+    Names and compositions of `train` never occur in the other two splits.
     """
     heldout = split != "train"
     number = rng.randrange(WORLDS[split]) if world_number is None else world_number
@@ -52,7 +53,7 @@ def random_question(rng: random.Random, split: str, *, world_number: int | None 
 
 
 def queries(question: Question) -> list[str]:
-    """What to search for, one step after the other."""
+    """The searches that answer it, one per step."""
     return [query(relation, owner) for relation, owner in zip(question.chain, question.names, strict=False)]
 
 
@@ -61,12 +62,12 @@ def query(relation: str, owner: str) -> str:
 
 
 def is_new(chain: Iterable[str]) -> bool:
-    """Whether these relations, in this order, are what training never asks for."""
+    """Whether training never asks for these relations in this order."""
     return is_heldout(" of the ".join(chain))
 
 
 def can_be_found(world: World, query: str) -> bool:
-    """Whether no more passages have all words of the query than a search returns."""
+    """Whether all passages with every word of the query fit into one search result."""
     relation, _, first, second = query.split()
     found = _passages_by_word(world.name)
     return len(found[relation] & found[first] & found[second]) <= TOP
@@ -82,7 +83,7 @@ def _passages_by_word(world: str) -> dict[str, set[int]]:
 
 
 def _draw(rng: random.Random, world: World, hops: int) -> Question | None:
-    """None: the chain came to an end, or back to where it had been."""
+    """None if the chain ends early or returns to an earlier name."""
     kind = rng.choice(tuple(world.members))
     names, chain = [rng.choice(world.members[kind])], list[str]()
     for _ in range(hops):

@@ -1,5 +1,4 @@
-"""What is an answer worth? 0.9 · F1 + 0.1 · format (arXiv 2508.03680): F1 of its words, and whether it stands where it
-was asked for.
+"""Scores an answer with 0.9 · F1 + 0.1 · format (arXiv 2508.03680): F1 of its words, and whether it is in the tags.
 
 <answer> seth hale </answer>    for `seth hale`    0.9 · 1   + 0.1
 <answer> seth moss </answer>                       0.9 · 1/2 + 0.1
@@ -13,15 +12,13 @@ from collections.abc import Iterable
 
 F1_WEIGHT, FORMAT_WEIGHT = 0.9, 0.1
 ANSWER = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>\s*$", re.DOTALL)
-"""What was asked for: an answer in its tags, and nothing after it."""
+"""The requested form: an answer in its tags, and nothing after it."""
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def score(output: str, golds: Iterable[str]) -> dict[str, float]:
-    """`final`, and the two parts of it. Of several right answers the one that fits best counts. Without the tags, all
-    of the output is the answer.
-    """
+    """`final` and its two parts. The best match of several right answers counts. Without tags, all words count."""
     found = ANSWER.search(output)
     answer = found[1] if found else output
     f1 = max(word_f1(answer, gold) for gold in golds)
@@ -30,7 +27,7 @@ def score(output: str, golds: Iterable[str]) -> dict[str, float]:
 
 
 def word_f1(answer: str, gold: str) -> float:
-    """As SQuAD counts it (arXiv 1606.05250)."""
+    """Word F1 as in SQuAD (arXiv 1606.05250)."""
     answer_words, gold_words = normalized(answer).split(), normalized(gold).split()
     if not answer_words or not gold_words:
         return float(answer_words == gold_words)

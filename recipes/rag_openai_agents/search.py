@@ -1,8 +1,7 @@
-"""What does the agent find? The passages of a task's library that fit a query best: by BM25, or by the vectors of a
-model.
+"""The agent's search: the passages that match a query best, by BM25 or by a model's vectors.
 
-A task says which library is meant: `world` is the name of a world, `paragraphs` the path of a MuSiQue file. It is
-indexed once in a process and kept.
+A task names its passages: `world` is the name of a world, `paragraphs` the path of a MuSiQue file. Each process indexes
+them once.
 """
 
 import os
@@ -20,11 +19,9 @@ TOP = 3
 """Passages that a search returns."""
 NOTHING = "nothing found"
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
-"""What the tool is given. It is the same in this process and behind MCP: each would word it in its own way, and the
-model reads it.
-"""
+"""The tool's parameters. Set explicitly, as the SDK and MCP would each describe them differently to the model."""
 Scorer: TypeAlias = Callable[[str], np.ndarray]
-"""Query → how well each passage fits; 0 or less: not at all."""
+"""Query → score of each passage; 0 or less means no match."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +30,14 @@ class Library:
     scorer: Scorer
 
     def search(self, query: str) -> str:
-        """The best passages, a line each: `- the boss of mira voss is seth hale`. Of those that fit alike, the first."""
+        """The best passages, a line each: `- the boss of mira voss is seth hale`. Ties go to the earlier passage."""
         scores = self.scorer(query)
         best = np.argsort(-scores, kind="stable")[:TOP]
         return "\n".join(f"- {self.passages[index]}" for index in best if scores[index] > 0) or NOTHING
 
 
 def library_of(task: Mapping[str, Any]) -> Library:
-    """RAG_DENSE_MODEL, the folder of a sentence-transformers model, replaces BM25 where it is set."""
+    """The library of a task: BM25, or the sentence-transformers model in the folder that RAG_DENSE_MODEL names."""
     return _library(task.get("world", ""), task.get("paragraphs", ""), os.environ.get("RAG_DENSE_MODEL", ""))
 
 
@@ -63,15 +60,14 @@ def bm25(passages: Sequence[str]) -> Scorer:
 
 def dense(passages: Sequence[str], *, folder: str) -> Scorer:
     try:
-        from sentence_transformers import SentenceTransformer  # slow to import, and rarely asked for
+        from sentence_transformers import SentenceTransformer  # optional, and slow to import
     except ImportError as error:
         raise ImportError(
             "RAG_DENSE_MODEL needs the package `sentence-transformers`\nhint: pip install sentence-transformers"
         ) from error
     if not os.path.isdir(folder):
-        raise ValueError(
-            f"RAG_DENSE_MODEL is `{folder}`, which is no folder\nhint: let it name the folder of a sentence-transformers model"
-        )
+        hint = "set it to the folder of a sentence-transformers model"
+        raise ValueError(f"RAG_DENSE_MODEL is `{folder}`, which is no folder\nhint: {hint}")
     model = SentenceTransformer(folder, local_files_only=True)
     vectors = model.encode(list(passages), normalize_embeddings=True, show_progress_bar=False)
 

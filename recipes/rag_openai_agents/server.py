@@ -1,7 +1,7 @@
-"""The same search as a server of MCP, over stdin and stdout, for one task: `python server.py '{"world": "heldout-0"}'`.
+"""The same search as an MCP server over stdin and stdout, for one task: `python server.py '{"world": "heldout-0"}'`.
 
-MCP has two kinds of failure. What a tool is told wrongly is its answer, and the model reads it. That a search has
-failed is an error of the protocol: the agent raises, and nobody takes it for what was found.
+MCP has two kinds of failure. Bad arguments are the tool's answer, which the model reads. A failed search is a protocol
+error, which makes the agent raise.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Which questions are there, and what is an answer worth? Worlds and questions follow from (split, seed) alone."""
+"""Tasks and the reward. Worlds and questions depend on (split, seed) alone."""
 
 import random
 from collections.abc import Mapping
@@ -9,8 +9,9 @@ from score import score
 
 
 def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
-    """`count` tasks of `train`, `heldout` or `ood`. Names and compositions of `train` never occur in the others; `ood`
-    takes four steps.
+    """`count` tasks of `train`, `heldout` or `ood`.
+
+    Names and compositions of `train` never occur in the others. Questions of `ood` take four steps.
     """
     return [
         as_task(question, f"{split}-{seed}-{index}")
@@ -19,23 +20,23 @@ def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
 
 
 def ood(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
-    """The same, with the longer questions as those that are held out."""
+    """The same, but with `ood` as the held-out split."""
     return tasks("train" if split == "train" else "ood", seed=seed, count=count)
 
 
 def questions(split: str, *, seed: int, count: int) -> list[Question]:
-    """The same tasks, as the generator knows them."""
+    """The same tasks as `Question`s."""
     return [random_question(random.Random(f"{split}-{seed}-{index}"), split) for index in range(count)]
 
 
 def as_task(question: Question, task_id: str) -> dict[str, Any]:
-    """The agent reads `question` and searches in `world`; the rest is for the grader."""
+    """A task's row. The agent reads `question` and searches in `world`; the grader reads the rest."""
     row = {"question": question.text, "world": question.world, "hops": len(question.chain)}
     return {"id": task_id, "input": {**row, "answer": question.answer}}
 
 
 def reward(task_input: Mapping[str, Any], output: object) -> dict[str, float]:
-    """`final` = 0.9 · F1 + 0.1 · format; both are shown beside it."""
+    """`final` = 0.9 · F1 + 0.1 · format, and both parts."""
     answer = output.get("answer") if isinstance(output, Mapping) else output
     golds = (task_input["answer"], *task_input.get("aliases", ()))
     return score(answer if isinstance(answer, str) else "", golds)

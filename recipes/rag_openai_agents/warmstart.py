@@ -1,7 +1,4 @@
-"""What is the model shown before it learns from reward, and in which tokens?
-
-`lightningrl warmstart recipe.toml` makes the folder `warmstart` from it.
-"""
+"""The warm start's demonstrations and tokenizer: `lightningrl warmstart recipe.toml` makes the folder `warmstart`."""
 
 from typing import Any
 
@@ -19,7 +16,7 @@ TOOLS = [
         "function": {"name": "search", "description": "look up", "parameters": SCHEMA, "strict": False},
     }
 ]
-"""As the model is told of it, whichever way the agent comes by it."""
+"""The tool as the model reads it, with local search or MCP."""
 PHRASES = (
     BEGIN,
     "<|im_start|>system\n",
@@ -32,7 +29,7 @@ PHRASES = (
     "<answer>",
     " </answer>",
 )
-"""What every conversation has, one token each: so a search is some six tokens long, and what is found about 30."""
+"""Text of every conversation, one token each. A search is about 6 tokens long, its result about 30."""
 
 
 def conversations(*, seed: int, count: int) -> list[dict[str, Any]]:
@@ -40,7 +37,7 @@ def conversations(*, seed: int, count: int) -> list[dict[str, Any]]:
 
 
 def tokenizer_for(shown: list[dict[str, Any]]) -> Any:
-    """Knows every word, every part of a name and every phrase. The tool's description is one, too."""
+    """Each word, each part of a name and each phrase is one token; the tool's description is one, too."""
     said = [text_of(message) for one in shown[:3000] for message in one["messages"]]
     parts = [part for kind in PARTS.values() for both in kind for part in both.split()]
     tokenizer = build_tokenizer([*said, NOTHING, *parts], vocab_size=VOCABULARY)

@@ -1,11 +1,11 @@
-"""What is there to know, and where does it stand? People, towns and firms, ten relations, and a passage for each fact.
+"""A world: people, towns and firms, ten relations, and a passage for each fact.
 
-Everything follows from the name of a world. Facts are true now; around them stand passages about the same names:
-what was true once, what is not true, and asides.
+Everything depends on the world's name. A fact is true now. Other passages name the same people: former facts, false
+ones, and asides.
 
     the boss of mira voss is seth hale            the fact
-    as boss of ida reed there was seth hale       who was
-    for mira voss the boss is not ida reed        who is not
+    as boss of ida reed there was seth hale       a former fact
+    for mira voss the boss is not ida reed        a false one
     mira voss met dan pike                        an aside
 """
 
@@ -31,26 +31,24 @@ RELATIONS: Mapping[str, tuple[Kind, Kind]] = {
     "seat": ("firm", "town"),
     "rival": ("firm", "firm"),
 }
-"""Relation → (whose it is, what it is). Everything of the first kind has exactly one."""
+"""Relation → (kind of its owner, kind of its value). Each owner has exactly one value."""
 POPULATION: Mapping[Kind, int] = {"person": 120, "town": 60, "firm": 60}
 TEMPLATES = (
     "the {relation} of {owner} {mood} {value}",
     "for {owner} the {relation} {mood} {value}",
     "as {relation} of {owner} there {mood} {value}",
 )
-"""The same number of words that a search looks at: none of them is favoured. The value stands last, so that who reads
-from left to right can tell by then whose it is.
+"""All have the same number of words that a search indexes, so none ranks higher. The value stands last: a reader from
+left to right then knows its owner.
 """
 ASIDES = ("{owner} met {value}", "{owner} wrote to {value}", "{owner} saw {value}")
 DOUBTFUL: tuple[Mood, ...] = ("was", "is not")
 DOUBTS = 0.8
-"""Share of facts beside which stands what was true once; and of those beside which stands what is not."""
+"""Share of facts with a former value, and share with a false one."""
 DOUBTS_WITHIN_KIND = 0.5
-"""Share of facts with one of the two, where owner and value are of one kind: there each name also stands in the fact of
-which it is the value.
-"""
+"""Share of facts with one of the two if owner and value are of one kind: each name is then also a value elsewhere."""
 CACHED = 64
-"""Worlds kept in memory, about a megabyte each."""
+"""Worlds kept in memory, about one megabyte each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +91,7 @@ def build_world(name: str) -> World:
 
 
 def _matched(owners: Sequence[str], values: Sequence[str], rng: random.Random) -> Iterator[tuple[str, str]]:
-    """A value for each owner: never itself, and all values equally often (or at most once, if there are enough)."""
+    """A value for each owner, never itself. All values occur equally often, or at most once if there are enough."""
     order = rng.sample(values, len(values))
     if set(owners) == set(values):
         return zip(order, [*order[1:], order[0]], strict=True)
@@ -103,7 +101,7 @@ def _matched(owners: Sequence[str], values: Sequence[str], rng: random.Random) -
 def _about(
     owner: str, relation: str, value: str, others: Sequence[str], *, within: bool, rng: random.Random
 ) -> Iterator[Passage]:
-    """The fact, and doubts about it: at most one `within` a kind."""
+    """The fact and doubts about it; at most one doubt `within` a kind."""
     moods: list[Mood] = ["is"]
     if not within:
         moods.extend(mood for mood in DOUBTFUL if rng.random() < DOUBTS)

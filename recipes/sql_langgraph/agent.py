@@ -1,15 +1,15 @@
-"""An agent that answers questions about a database: write a query, run it, look at what came back, rewrite it if need
-be.
-
-An ordinary LangGraph program. It talks to whatever `OPENAI_BASE_URL` and `OPENAI_API_KEY` point at.
+"""A LangGraph agent that answers questions about a database: it writes a query, runs it, and rewrites it if need be.
 
     write_query → execute_query → check_query ─ good → END
                        ↑               └─ bad → rewrite_query ┐
                        └──────────────────────────────────────┘
 
-Settings come from the environment. SQL_WRITER_MODEL, SQL_REWRITER_MODEL and SQL_CHECKER_MODEL name the models.
-SQL_CHECKER is `rule` (an error, or nothing found, is bad) or `model`. SQL_MAX_TURNS is how many queries may be written
-(1: never rewrite). SQL_MAX_TOKENS limits an answer.
+It talks to the server that `OPENAI_BASE_URL` and `OPENAI_API_KEY` name. More settings from the environment:
+
+    SQL_WRITER_MODEL, SQL_REWRITER_MODEL, SQL_CHECKER_MODEL     names of the models
+    SQL_CHECKER                                                 `rule` (an error or an empty result is bad), or `model`
+    SQL_MAX_TURNS                                               queries at most; 1 never rewrites
+    SQL_MAX_TOKENS                                              tokens of an answer at most
 """
 
 import json
@@ -76,7 +76,7 @@ def ask(role: str, messages: list[AnyMessage]) -> AIMessage:
 
 @cache
 def client(name: str, tokens: int, _url: str | None, _key: str | None) -> ChatOpenAI:
-    """A client costs milliseconds to make: one per model, server and key."""
+    """One client per model, server and key: making one takes milliseconds."""
     return ChatOpenAI(model=name, max_completion_tokens=tokens, timeout=60)
 
 
@@ -96,7 +96,7 @@ def graph() -> Any:
 
 
 def run(task: Mapping[str, Any]) -> dict[str, Any]:
-    """The last query written, and all of them."""
+    """The last query, and all of them."""
     database = open_database(task)
     try:
         state = graph().invoke({"task": task, "database": database})

@@ -1,4 +1,4 @@
-"""Which calls can be judged before the end? A rule for `[[air]]`: an answer that SQLite cannot even read."""
+"""A rule for `[[air]]`: judges a call at once if SQLite cannot even parse its answer."""
 
 import sqlite3
 from typing import Any
@@ -7,7 +7,7 @@ UNREADABLE = ("syntax error", "unrecognized token", "incomplete input", "not an 
 
 
 def unreadable(span: Any) -> float | None:
-    """1 for the answer of a model that is no query, whatever the database; None for everything else."""
+    """1 for a model's answer that is not SQL, whatever the database; None for everything else."""
     if span.kind != "llm" or span.output is None:
         return None
     database = sqlite3.connect(":memory:")

@@ -1,4 +1,4 @@
-"""How does the agent reach a database, and the grader? Through a connection that can only read, and never for long."""
+"""A read-only connection to a database, for the agent and the grader, with a limit on the work of a query."""
 
 import sqlite3
 from collections.abc import Mapping
@@ -7,13 +7,13 @@ from typing import Any, TypeAlias
 Row: TypeAlias = tuple[Any, ...]
 
 MAX_STEPS, MAX_ROWS = 200, 1000
-"""For a database made here. Thousands of SQLite's virtual machine instructions: about 10 ms, where queries need far
-less than one thousand.
+"""Limits for a database in memory. A step is 1000 instructions of SQLite's virtual machine. 200 steps take about 10 ms;
+queries need far less than one.
 """
 FILE_STEPS, FILE_ROWS = 100_000, 100_000
-"""For a file, which may be large: about 5 s."""
+"""Limits for a file, which may be large. The steps take about 5 s."""
 MAX_BYTES = 1_000_000
-"""Of one value."""
+"""Size limit of one value."""
 
 READING = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
 
@@ -28,21 +28,21 @@ BROKEN = frozenset(
         sqlite3.SQLITE_LOCKED,
     }
 )
-"""Codes of errors that no query is to blame for."""
+"""Error codes that are not the query's fault."""
 
 
 class DatabaseFailed(Exception):
-    """The database could not be read: what came of a query says nothing about the query."""
+    """The database could not be read. This says nothing about the query."""
 
 
 class Database(sqlite3.Connection):
-    """A connection that knows how much work a query may be."""
+    """A connection with limits on the steps and the rows of a query."""
 
     steps, rows = MAX_STEPS, MAX_ROWS
 
 
 def open_database(source: Mapping[str, Any]) -> Database:
-    """From a script (`setup`) in memory, or from a file (`database`). Only reading is allowed from then on."""
+    """Open a script (`setup`) in memory, or a file (`database`). The connection can only read."""
     if "setup" in source:
         connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None, factory=Database)
         connection.executescript(f"PRAGMA journal_mode=OFF;PRAGMA synchronous=OFF;BEGIN;{source['setup']};COMMIT;")
@@ -58,8 +58,10 @@ def open_database(source: Mapping[str, Any]) -> Database:
 
 
 def run_query(connection: Database, query: str) -> list[Row]:
-    """The rows. Raises `sqlite3.Error` for anything wrong with the query, too much work and too many rows included, and
-    `DatabaseFailed` for what is wrong with the database.
+    """Returns the rows.
+
+    Raises `sqlite3.Error` for a bad query, including one with too much work or too many rows, and `DatabaseFailed` if
+    the database cannot be read.
     """
     ticks = iter(range(connection.steps))
     connection.set_progress_handler(lambda: next(ticks, None) is None, 1000)
@@ -69,9 +71,8 @@ def run_query(connection: Database, query: str) -> list[Row]:
             raise sqlite3.ProgrammingError("not a query")
         rows = cursor.fetchmany(connection.rows + 1)
     except sqlite3.Error as error:
-        if (
-            getattr(error, "sqlite_errorcode", 0) & 0xFF in BROKEN
-        ):  # the lowest byte: the others go into detail; our own errors have none
+        # the lowest byte is the error's class; our own errors have no code
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in BROKEN:
             raise DatabaseFailed(str(error)) from error
         raise
     except sqlite3.Warning as warning:  # two statements in one
@@ -84,7 +85,7 @@ def run_query(connection: Database, query: str) -> list[Row]:
 
 
 def columns_of(connection: sqlite3.Connection) -> dict[str, list[str]]:
-    """Every table with its columns."""
+    """Each table with its columns."""
     tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
     return {
         table: [column[0] for column in connection.execute(f'SELECT * FROM "{table}" LIMIT 0').description]
@@ -93,7 +94,7 @@ def columns_of(connection: sqlite3.Connection) -> dict[str, list[str]]:
 
 
 def is_empty(rows: list[Row]) -> bool:
-    """Nothing found: no rows, or only NULL and 0, which is what aggregates say of no rows."""
+    """Whether there are no rows, or only NULL and 0: aggregates return those if no row matches."""
     return all(value is None or value == 0 for row in rows for value in row)
 
 
@@ -102,9 +103,7 @@ def is_ordered(query: str) -> bool:
 
 
 def comparable(rows: list[Row], *, ordered: bool) -> list[str]:
-    """Rows as text, in an order of their own unless it is `ordered`. Numbers to 9 digits: the last ones of a sum depend
-    on the order of the rows.
-    """
+    """Rows as text, sorted unless `ordered`. Numbers have 9 digits: a sum's last ones depend on the row order."""
     texts = [
         repr([float(f"{value:.9g}") if isinstance(value, int | float) else value for value in row]) for row in rows
     ]

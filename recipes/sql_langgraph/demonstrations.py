@@ -1,9 +1,7 @@
-"""What is the model shown before it learns from reward? Whole conversations of the agent with a demonstrator who is
-often wrong.
+"""Demonstrations for the warm start: whole conversations of the agent with a demonstrator who is often wrong.
 
-The demonstrator goes through the agent's own steps on real databases. His mistakes are systematic: each decision of a
-kind is taken wrongly in a fixed share of conversations, more often than not, so that imitation alone ends below half;
-and what the database answers is mostly ignored.
+The demonstrator follows the agent's own steps on real databases. Each kind of mistake occurs in a fixed share of
+conversations, about half of them, and feedback is mostly ignored. So imitation alone ends below half.
 """
 
 import random
@@ -30,30 +28,27 @@ SLIPS: Mapping[str, float] = {
     "limit": 0.48,
     "join": 0.48,
 }
-"""Share of conversations in which the first query has this mistake, where it can be made."""
+"""Share of conversations whose first query has this mistake, of those where it is possible."""
 
 IGNORES = 0.55
-"""Share of answers to feedback that repeat the query as it was."""
+"""Share of answers to feedback that repeat the query."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstration:
     problem: Problem
     messages: tuple[dict[str, str], ...]
-    """The conversation as the agent holds it: system, user, assistant, and user and assistant again for each rewrite.
-    """
+    """The conversation as the agent holds it: system, user, assistant; then user and assistant for each rewrite."""
     possible: frozenset[str]
-    """The mistakes that can be made in it."""
+    """The mistakes that are possible in it."""
     slips: frozenset[str]
-    """Those that the first query has."""
+    """The mistakes of the first query."""
     ignored: int
-    """Answers to feedback that only repeat the query."""
+    """Number of answers to feedback that only repeat the query."""
 
 
 def demonstrations(*, seed: int, count: int, perfect: bool = False) -> list[Demonstration]:
-    """Over tasks of the split `train`, apart from those of `tasks`. `perfect` leaves all mistakes out: what the model
-    could learn at best.
-    """
+    """Conversations on tasks of the split `train`, none of them from `tasks`. `perfect`: without mistakes."""
     return [_demonstrate(random.Random(f"demonstration-{seed}-{index}"), perfect=perfect) for index in range(count)]
 
 
@@ -87,13 +82,13 @@ class _Attempt:
     known_tables: frozenset[str] = frozenset()
     """Tables whose real columns an error message has listed."""
     knows_words: bool = False
-    """An empty result has shown how words are written."""
+    """Whether an empty result has shown how words are written."""
 
     def sql(self) -> str:
         return sql(self.query, name=self._name, literal=self._literal)
 
     def mended(self, problem: Problem, feedback: str) -> "_Attempt":
-        """What the feedback reveals is put right, and nothing else; if it reveals nothing, the query is thought over."""
+        """Correct what the feedback reveals, and nothing else. If it reveals nothing, use the right query."""
         if "no such column" in feedback:
             listed = frozenset(re.findall(r"columns of (\w+):", feedback))
             return replace(

@@ -1,6 +1,4 @@
-"""How is a query drawn? First what is asked for, then filters, then an order; through a foreign key in half of the
-cases.
-"""
+"""Draws a random query: first its target, then filters, then an order. Almost half of the queries need a join."""
 
 import random
 from dataclasses import replace
@@ -10,14 +8,14 @@ from schema import Column, Schema, Table
 from words import NUMBERS
 
 JOIN_SHARE = 0.45
-"""Of queries that need a second table."""
+"""Share of queries that need a second table."""
 
 OPERATORS: tuple[Operator, ...] = ("!=", ">", ">=", "<", "<=", "BETWEEN")
 AGGREGATES: tuple[Aggregate, ...] = ("AVG", "SUM", "MIN", "MAX")
 
 
 def random_query(schema: Schema, rng: random.Random) -> Query:
-    """Any query over the child table, with or without one of its parents."""
+    """A query over the child table, with or without one of its parents."""
     child = schema.child
     parents = [table for table in schema.tables if table.is_parent]
     parent = rng.choice(parents) if rng.random() < JOIN_SHARE else None
@@ -53,7 +51,7 @@ def _random_target(child: Table, parent: Table | None, rng: random.Random) -> Qu
 
 
 def _with_filters(query: Query, child: Table, parent: Table | None, rng: random.Random) -> Query:
-    """None, one on text, one on numbers, or both; never on a column that is asked for."""
+    """Add no filter, one on text, one on numbers, or both; never on a column of the target."""
     free = [
         column
         for column in _columns("text", child, parent) + _columns("integer", child, parent)
@@ -73,14 +71,14 @@ def _with_filters(query: Query, child: Table, parent: Table | None, rng: random.
 
 
 def _number_filter(column: Column, rng: random.Random) -> Filter:
-    """Numbers from the middle of the range, so that some rows pass and some do not."""
+    """A comparison with numbers from the middle of the range, so that some rows match and some do not."""
     operator = rng.choice(OPERATORS)
     low, high = sorted(rng.sample(NUMBERS[12:-12], 2))
     return Filter(column=column, operator=operator, values=(low, high) if operator == "BETWEEN" else (low,))
 
 
 def _with_order(query: Query, child: Table, rng: random.Random) -> Query:
-    """By a number of the child table, where each value occurs once: no ties."""
+    """Order by a number of the child table. Its values are unique, so there are no ties."""
     kind = rng.choices(("none", "order", "limit"), (45, 30, 25))[0]
     if kind == "none":
         return query

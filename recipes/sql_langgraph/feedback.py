@@ -1,6 +1,4 @@
-"""What does a database have to say about a query? Rows, or an error, or nothing; and in the last two cases what may
-help to mend it.
-"""
+"""The database's feedback on a query: rows, an error or an empty result, the last two with a hint for a rewrite."""
 
 import re
 import sqlite3
@@ -9,23 +7,25 @@ from dataclasses import dataclass
 from database import Database, columns_of, is_empty, run_query
 
 COMPARED = re.compile(r"(\w+)\s*=\s*'([^']*)'")
-"""A column and the word it is compared with."""
+"""A column and the word that it is compared with."""
 SHOWN_VALUES = 8
-"""A column with more values than this is not listed."""
+"""Columns with more values than this are not listed."""
 SHOWN_ROWS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feedback:
     text: str
-    """Shown to the model that rewrites the query."""
+    """Text for the model that rewrites the query."""
     good: bool
-    """The query ran and found something."""
+    """The query ran and found rows."""
 
 
 def execute(database: Database, query: str) -> Feedback:
-    """Run a query. An error is followed by the real columns of the tables it names, an empty result by the values it
-    could have asked for.
+    """Run a query.
+
+    After an error, the feedback lists the real columns of the query's tables. After an empty result, it lists the
+    values of the compared columns.
     """
     try:
         rows = run_query(database, query)
@@ -46,13 +46,13 @@ def _columns(database: Database, query: str) -> list[str]:
 
 
 def _values(database: Database, query: str) -> list[str]:
-    """The values of each column that the query compares with a word that does not occur in it."""
+    """Lists the values of each column that the query compares with a word not among them."""
     lines: dict[str, None] = {}
     for column, word in COMPARED.findall(query):
         for table in [table for table, columns in columns_of(database).items() if column in columns]:
             try:
                 rows = run_query(database, f'SELECT DISTINCT "{column}" FROM "{table}" LIMIT {SHOWN_VALUES + 1}')
-            except sqlite3.Error:  # too much work: then it is not a column of few values
+            except sqlite3.Error:  # too much work, so the column has many values
                 continue
             values = [str(value) for (value,) in rows]
             if word not in values and len(values) <= SHOWN_VALUES:

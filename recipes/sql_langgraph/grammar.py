@@ -1,11 +1,10 @@
-"""What can be asked? A query as data, the SQL that answers it, and a question that asks for it in one of several
-wordings.
+"""Queries as data, the SQL that answers them, and their questions in one of several wordings.
 
     Query(aggregate="AVG", columns=(price,), filters=(city = 'paris',))
       → SELECT AVG ( price ) FROM book WHERE city = 'paris'
       → the mean price of each book where city is 'paris'
 
-Tokens are set apart by spaces, so that a word is written alike in schema, question and SQL.
+Spaces separate all tokens, so a word is written alike in schema, question and SQL.
 """
 
 import random
@@ -42,7 +41,7 @@ class Filter:
     column: Column
     operator: Operator
     values: tuple[str | int, ...]
-    """One; two for BETWEEN. Words as the question says them."""
+    """One; two for BETWEEN. Words are written as in the question."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,24 +50,24 @@ class Query:
     parent: str | None = None
     """The table to join, through `<parent>_id`; None for no join."""
     columns: tuple[Column, ...] = ()
-    """What is asked for; empty when rows are counted."""
+    """The target; empty if rows are counted."""
     aggregate: Aggregate = ""
     distinct: bool = False
     group: Column | None = None
-    """One row for each value of it."""
+    """One result row for each value of this column."""
     filters: tuple[Filter, ...] = ()
     order: Column | None = None
     descending: bool = False
     limit: int | None = None
 
     def used(self) -> tuple[Column, ...]:
-        """Every column it names, once."""
+        """Every column of the query, once."""
         named = [*self.columns, self.group, *(f.column for f in self.filters), self.order]
         return tuple(dict.fromkeys(column for column in named if column is not None))
 
 
 def sql(query: Query, *, name: Name, literal: Literally) -> str:
-    """`name` says how to call a column, `literal` how to write a word that is compared with it."""
+    """`name` gives the name of a column, `literal` the spelling of a word that is compared with it."""
     target = " , ".join(name(column) for column in query.columns) or "*"
     target = f"DISTINCT {target}" if query.distinct else target
     target = f"{query.aggregate} ( {target} )" if query.aggregate else target
@@ -89,12 +88,12 @@ def sql(query: Query, *, name: Name, literal: Literally) -> str:
 
 
 def structure(sql_text: str) -> str:
-    """The skeleton: names and values taken out."""
+    """The skeleton, without names and values."""
     return re.sub(r"[a-z_]+", "_", re.sub(r"'[^']*'|\b\d+\b", "?", sql_text))
 
 
 def question(query: Query, rng: random.Random) -> str:
-    """One wording of it. Columns are called by the names that the schema text shows."""
+    """One wording of the question. It uses the column names of the schema text."""
     text = _say_target(query, rng)
     if query.filters:
         text += rng.choice((" where ", " whose ")) + " and ".join(_say_filter(f, rng) for f in query.filters)
@@ -134,4 +133,5 @@ def _say_order(query: Query, rng: random.Random) -> str:
     if query.limit is not None:
         word = rng.choice(("top", "highest") if query.descending else ("bottom", "lowest"))
         return f" , {word} {query.limit} by {query.order.shown}"
-    return f" , {rng.choice(('by descending', 'from highest') if query.descending else ('by ascending', 'from lowest'))} {query.order.shown}"
+    directions = ("by descending", "from highest") if query.descending else ("by ascending", "from lowest")
+    return f" , {rng.choice(directions)} {query.order.shown}"

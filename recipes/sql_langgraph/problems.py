@@ -1,8 +1,7 @@
-"""How is a task made? Draw a schema, a query over it and two fills, until no typical mistake would go unnoticed.
+"""Makes a task: draw a schema, a query and two fills, until the fills expose every typical mistake.
 
-Four kinds. `plain`: one good query answers it. `literal`: the database writes words in another way than the question.
-`column`: the schema text is out of date. `both`. What is missing can only be seen by running a query and reading what
-comes back.
+There are four kinds. `plain`: one good query is enough. `literal`: the database spells words differently from the
+question. `column`: the schema text is out of date. `both`. Only running a query reveals what is missing.
 """
 
 import random
@@ -23,7 +22,7 @@ KINDS: dict[Kind, int] = {"plain": 42, "literal": 28, "column": 22, "both": 8}
 """Percent of tasks."""
 
 FILLS = 3
-"""Pairs of random fills that a query is tried on before another query is drawn."""
+"""Pairs of random fills to try before a new query is drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +34,11 @@ class Problem:
     gold: str
     """SQL that answers the question on this database."""
     setups: tuple[str, str]
-    """Scripts that build the database, and a second fill of the same schema."""
+    """Scripts that build the database and a second fill of the same schema."""
 
 
 def random_problem(rng: random.Random, *, heldout: bool) -> Problem:
-    """Schema and structure are both of the split that is asked for."""
+    """A problem whose schema and query structure both belong to the requested split."""
     kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
     while True:
         schema = _disguised(random_schema(rng), kind, rng)
@@ -62,7 +61,7 @@ def gold_sql(query: Query) -> str:
 
 
 def _disguised(schema: Schema, kind: Kind, rng: random.Random) -> Schema:
-    """Give the database its own way to write words, and one column a name that the schema text does not know."""
+    """Change how the database spells words, and rename one column that the schema text shows."""
     form: Form = rng.choice(("upper", "code")) if kind in ("literal", "both") else "same"
     named = [column for table in schema.tables for column in table.columns if column.kind != "label"]
     outdated = [rng.choice(named)] if kind in ("column", "both") else []
@@ -76,7 +75,7 @@ def _disguised(schema: Schema, kind: Kind, rng: random.Random) -> Schema:
 
 
 def _needs_feedback(query: Query, kind: Kind) -> bool:
-    """Whether the disguise concerns this query (for a plain task there is none)."""
+    """Whether the disguise affects this query. A plain task has none."""
     compares_words = any(condition.column.kind == "text" for condition in query.filters)
     uses_outdated = any(column.name != column.shown for column in query.used())
     return (kind not in ("literal", "both") or compares_words) and (kind not in ("column", "both") or uses_outdated)
@@ -87,14 +86,14 @@ def _fill(schema: Schema, query: Query, rng: random.Random) -> str:
 
 
 def _tells_slips_apart(query: Query, gold: str, setups: Sequence[str]) -> bool:
-    """Whether gold finds something on both fills, and every slip finds something else on at least one of them."""
+    """Whether gold returns rows on both fills, and every slip returns something else on at least one of them."""
     databases = [open_database({"setup": setup}) for setup in setups]
     try:
         found = [run_query(database, gold) for database in databases]
         if any(is_empty(rows) for rows in found):
             return False
         expected = [comparable(rows, ordered=is_ordered(gold)) for rows in found]
-        wrong = [gold_sql(other) for name, other in slips(query) if name != "join"]  # no join: the column is not there
+        wrong = [gold_sql(other) for name, other in slips(query) if name != "join"]  # without the join it is an error
         return not any(_all_return(databases, text, expected, ordered=is_ordered(gold)) for text in wrong)
     finally:
         for database in databases:

@@ -1,7 +1,6 @@
-"""What does a database look like? Two or three tables, foreign keys, columns of text and numbers; and random rows to
-fill it with.
+"""Random databases: two or three tables with foreign keys, columns of text and numbers, and random rows.
 
-A column has two names: the one in the database, and the one the schema text shows, which is sometimes out of date.
+A column has two names: one in the database, and one in the schema text. They differ if the schema text is out of date.
 """
 
 import hashlib
@@ -15,10 +14,10 @@ from words import CHILDREN, INTEGERS, LABELS, NUMBERS, PARENTS, TEXTS, Form, sto
 T = TypeVar("T")
 
 HELDOUT_SHARE = 4
-"""One schema, and one structure, in so many is held out."""
+"""One in this many schemas, and one in this many query structures, is held out."""
 SALT = 570
-"""Of the hash; with this one, held-out structures have every kind of clause about as often as training structures have
-(of 600 tried).
+"""Salt of the hash. Of 600 tried, this one gives held-out structures about the same share of each clause as training
+structures.
 """
 
 
@@ -26,14 +25,14 @@ SALT = 570
 class Column:
     table: str
     name: str
-    """In the database."""
+    """Name in the database."""
     shown: str
-    """In the schema text and in questions."""
+    """Name in the schema text and in questions."""
     kind: Literal["label", "text", "integer"]
     words: tuple[str, ...] = ()
-    """The values of a text column, as a question says them."""
+    """The values of a text column, as written in questions."""
     form: Form = "same"
-    """How the database writes them."""
+    """How the database spells them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +40,9 @@ class Table:
     name: str
     columns: tuple[Column, ...]
     parents: tuple[str, ...] = ()
-    """Tables it refers to, each through a column `<parent>_id`."""
+    """Tables that it refers to, each through a column `<parent>_id`."""
     is_parent: bool = False
-    """Whether others refer to it: it has a key then, `<name>_id`."""
+    """Whether other tables refer to it, through its key `<name>_id`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,21 +55,21 @@ class Schema:
         return next(table for table in self.tables if table.parents)
 
     def text(self) -> str:
-        """What the agent is shown."""
+        """The schema text that the agent reads."""
         return "\n".join(f"table {t.name}: {' '.join(_column_names(t, shown=True))}" for t in self.tables)
 
     def signature(self) -> str:
-        """Tables and columns, whatever their order."""
+        """Tables and columns, independent of their order."""
         return ";".join(sorted(f"{t.name}({','.join(sorted(_column_names(t, shown=True)))})" for t in self.tables))
 
 
 def is_heldout(text: str) -> bool:
-    """Which split a schema signature or a query structure belongs to: the same on every machine, in every year."""
+    """Whether a schema signature or a query structure is held out. The same on every machine."""
     return int.from_bytes(hashlib.sha256(f"{SALT} {text}".encode()).digest()[:8], "big") % HELDOUT_SHARE == 0
 
 
 def random_schema(rng: random.Random) -> Schema:
-    """One child with one or two parents. A column name occurs in one table only."""
+    """One child with one or two parents. A column name occurs in only one table."""
     parents = rng.sample(PARENTS, rng.choice((1, 1, 2)))
     labels = rng.sample(LABELS, 1 + len(parents))
     texts = rng.sample(TEXTS, 2 + (len(parents) > 1))
@@ -93,16 +92,14 @@ def random_schema(rng: random.Random) -> Schema:
 
 
 def other_name(column: Column) -> str:
-    """The other name that a column of this meaning may have."""
+    """The other name for a column of this meaning."""
     pairs = [names for names, _ in TEXTS] if column.kind == "text" else list(INTEGERS)
     first, second = next(names for names in pairs if column.name in names)
     return second if column.name == first else first
 
 
 def fill(schema: Schema, rng: random.Random, planted: Mapping[str, Iterable[int | str]]) -> str:
-    """A script that builds the database with random rows. `planted` values are sure to occur in their column (by its
-    database name).
-    """
+    """A script that builds the database with random rows. `planted`: column → values that must occur in it."""
     keys: dict[str, int] = {}
     statements: list[str] = []
     for table in sorted(schema.tables, key=lambda t: not t.is_parent):
@@ -122,7 +119,7 @@ def fill(schema: Schema, rng: random.Random, planted: Mapping[str, Iterable[int 
 
 
 def _column_values(column: Column, rows: int, rng: random.Random, planted: tuple[int | str, ...]) -> list[str]:
-    """SQL literals. Numbers and labels are unique within a column, so that an order has no ties."""
+    """A column's values as SQL literals. Numbers and labels are unique, so an order has no ties."""
     if column.kind == "label":
         return [f"'{column.table} {number}'" for number in rng.sample(range(100, 1000), rows)]
     if column.kind == "integer":

@@ -1,9 +1,7 @@
-"""Which mistakes are typical? Each takes one decision of a query wrongly; a task on which a slip goes unnoticed is not
-a good task.
+"""Typical mistakes: each makes one decision of a query wrongly. A good task exposes every one of them.
 
-No two wordings are mistaken for each other: what `over` is taken for is not, in turn, taken for `over`. If they were,
-whoever makes both mistakes half of the time would not tell the wordings apart, and reward would make him answer both
-alike.
+No two wordings are swapped: if `over` is mistaken for X, then X is never mistaken for `over`. Otherwise a model that
+makes both mistakes half of the time could not tell the wordings apart, and reward would make it answer both alike.
 """
 
 from collections.abc import Iterator
@@ -16,7 +14,7 @@ WRONG_AGGREGATE: dict[Aggregate, Aggregate] = {"MAX": "MIN", "MIN": "AVG", "AVG"
 
 
 def slips(query: Query) -> Iterator[tuple[str, Query]]:
-    """(name, query with that one mistake) for every mistake that can be made in it."""
+    """Yields (name, query with this one mistake) for every mistake that is possible in it."""
     for index, condition in enumerate(query.filters):
         if condition.operator in WRONG_OPERATOR:
             wrong = replace(condition, operator=WRONG_OPERATOR[condition.operator], values=condition.values[:1])
@@ -38,7 +36,7 @@ def slips(query: Query) -> Iterator[tuple[str, Query]]:
 
 
 def with_slips(query: Query, names: frozenset[str]) -> Query:
-    """The query with all the mistakes named, where they can be made."""
+    """The query with all of the named mistakes that are possible in it."""
     for name in sorted(names):
         for found, wrong in slips(query):
             if found == name:

@@ -1,12 +1,11 @@
-"""How does Spider (arXiv 1809.08887) become tasks? From its own folder, as it is downloaded, to rows that agent and
-reward understand.
+"""Tasks from Spider (arXiv 1809.08887), read from its folder as it is downloaded.
 
     folder/train_spider.json  train_others.json  dev.json     questions with their gold SQL
     folder/tables.json                                       schemas
     folder/database/<db_id>/<db_id>.sqlite                   databases
 
-In a recipe of your own: `source = "spider:tasks"`, and the folder in the environment variable SPIDER. An entry that is
-broken is named in a warning and left out.
+In your own recipe, set `source = "spider:tasks"`, and the environment variable SPIDER to the folder. Broken entries are
+skipped with a warning.
 """
 
 import json
@@ -18,20 +17,18 @@ from pathlib import Path
 from typing import Any
 
 FILES = {"train": ("train_spider.json", "train_others.json"), "heldout": ("dev.json",)}
-"""Spider's own split: no database of one file occurs in the other. Only the first of each must be there."""
-HINT = "SPIDER names the folder as it is downloaded, with tables.json in it"
+"""Spider's own split: no database occurs in both. Only the first file of each split is required."""
+HINT = "SPIDER must name the downloaded folder, the one with tables.json in it"
 UNFIT = (KeyError, TypeError, IndexError, ValueError)
-"""What an entry may raise that has another form than Spider's."""
+"""Errors from entries whose form is not Spider's."""
 
 
 def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
-    """`count` questions of the folder that SPIDER names, in an order that follows from the seed; all over again if
-    there are fewer.
-    """
+    """`count` questions of the folder that SPIDER names, in an order that depends on the seed; repeated if too few."""
     folder = os.environ.get("SPIDER")
     if not folder:
         raise ValueError(
-            "the environment variable `SPIDER` is not set\nhint: let it name the folder that holds tables.json"
+            "the environment variable `SPIDER` is not set\nhint: set it to the folder that holds tables.json"
         )
     rows = load(Path(folder), split)
     order = random.Random(f"{split}-{seed}").sample(rows, len(rows))
@@ -40,7 +37,7 @@ def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
 
 @cache
 def load(folder: Path, split: str) -> list[dict[str, Any]]:
-    """Every question of a split, in the order of the files."""
+    """All questions of a split, in the order of the files."""
     first, *others = FILES["train" if split == "train" else "heldout"]
     schemas: dict[str, str] = {}
     for place, row in _entries(folder / "tables.json"):
@@ -61,11 +58,11 @@ def load(folder: Path, split: str) -> list[dict[str, Any]]:
 
 
 def schema_text(row: dict[str, Any]) -> str:
-    """A line for each table, and one for each foreign key, from an entry of tables.json."""
+    """The schema text for an entry of tables.json: a line per table, then a line per foreign key."""
     tables = row["table_names_original"]
     columns: list[list[str]] = [[] for _ in tables]
     for table, column in row["column_names_original"]:
-        if table >= 0:  # the first entry is `*`, of no table
+        if table >= 0:  # the first entry is `*`, which belongs to no table
             columns[table].append(column)
 
     def full(column: int) -> str:
@@ -77,7 +74,7 @@ def schema_text(row: dict[str, Any]) -> str:
 
 
 def _task(task_id: str, row: dict[str, Any], schema: str, folder: Path) -> dict[str, Any]:
-    """There is no second fill: Spider's databases are large enough to make a lucky match rare."""
+    """A task without a second fill: Spider's databases are large enough to make a lucky match rare."""
     database = folder / "database" / row["db_id"] / f"{row['db_id']}.sqlite"
     return {
         "id": task_id,
@@ -92,9 +89,7 @@ def _task(task_id: str, row: dict[str, Any], schema: str, folder: Path) -> dict[
 
 
 def _entries(file: Path) -> list[tuple[int, Any]]:
-    """Each with its number from 1. Raises `ValueError` for a file that is no list as a whole: there is no telling what
-    in it is right.
-    """
+    """The entries of a file, numbered from 1. Raises `ValueError` if the file is not a list."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

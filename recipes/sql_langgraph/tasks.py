@@ -1,4 +1,4 @@
-"""Which tasks are there, and what is an answer worth? Databases and questions follow from (split, seed) alone."""
+"""Tasks and the reward. Databases and questions depend on (split, seed) alone."""
 
 import random
 import sqlite3
@@ -10,7 +10,7 @@ from problems import Problem, random_problem
 
 
 def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
-    """`count` tasks of `train` or `heldout`. Schemas and query structures of one split never occur in the other."""
+    """`count` tasks of `train` or `heldout`. No schema and no query structure occurs in both splits."""
     return [
         as_task(problem, f"{split}-{seed}-{index}")
         for index, problem in enumerate(problems(split, seed=seed, count=count))
@@ -18,14 +18,14 @@ def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
 
 
 def problems(split: str, *, seed: int, count: int) -> list[Problem]:
-    """The same tasks, as the generator knows them."""
+    """The same tasks as `Problem`s."""
     return [
         random_problem(random.Random(f"{split}-{seed}-{index}"), heldout=split != "train") for index in range(count)
     ]
 
 
 def as_task(problem: Problem, task_id: str) -> dict[str, Any]:
-    """The agent reads `question`, `schema` and the database built by `setup`; the rest is for the grader."""
+    """A task's row. The agent reads `question`, `schema` and the database of `setup`; the grader reads the rest."""
     row = {"question": problem.question, "schema": problem.schema.text(), "setup": problem.setups[0]}
     return {
         "id": task_id,
@@ -34,7 +34,7 @@ def as_task(problem: Problem, task_id: str) -> dict[str, Any]:
 
 
 def reward(task_input: Mapping[str, Any], output: object) -> float:
-    """1 if the query returns what the gold query returns, on the database and on the second fill of it; else 0."""
+    """1 if the query returns the same result as the gold query, on the database and on its second fill; else 0."""
     query = output.get("sql") if isinstance(output, Mapping) else output
     if not isinstance(query, str):
         return 0.0
@@ -45,7 +45,7 @@ def reward(task_input: Mapping[str, Any], output: object) -> float:
 
 
 def _same_result(source: Mapping[str, Any], query: str, *, gold: str) -> bool:
-    """Rows count as often as they occur; their order matters if gold has one."""
+    """Compares rows with their multiplicity; their order counts only if gold has an ORDER BY."""
     ordered = is_ordered(gold)
     database = open_database(source)
     try:

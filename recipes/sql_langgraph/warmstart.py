@@ -1,7 +1,4 @@
-"""What is the model shown before it learns from reward, and in which tokens?
-
-`lightningrl warmstart recipe.toml` makes the folder `warmstart` from it.
-"""
+"""The warm start's demonstrations and tokenizer: `lightningrl warmstart recipe.toml` makes the folder `warmstart`."""
 
 from typing import Any
 
@@ -11,7 +8,7 @@ from lightningrl.models.tiny import build_tokenizer
 
 VOCABULARY = 1300
 ROLES = tuple({"content": role} for role in ("system", "user", "assistant"))
-"""Words of the chat template, so that each is one token."""
+"""The role names of the chat template, so that each is one token."""
 
 
 def conversations(*, seed: int, count: int) -> list[dict[str, Any]]:

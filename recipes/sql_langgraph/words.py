@@ -1,17 +1,17 @@
-"""Which words can occur? All of them, here. Splits hold out combinations of words, never a word."""
+"""All words of the tasks. Splits hold out combinations of words, never a word."""
 
 from typing import Literal, TypeAlias
 
 Form: TypeAlias = Literal["same", "upper", "code"]
 
 CHILDREN = ("book", "song", "film", "game", "boat", "plane", "horse", "bike")
-"""Tables that refer to another one."""
+"""Tables that refer to other tables."""
 
 PARENTS = ("author", "singer", "team", "club", "farm", "shop", "school", "museum")
-"""Tables that are referred to."""
+"""Tables that others refer to."""
 
 LABELS = ("name", "title", "label", "nickname")
-"""Columns whose values are unique, and never asked for by value."""
+"""Columns with unique values, which no question asks for by value."""
 
 TEXTS: tuple[tuple[tuple[str, str], tuple[str, ...]], ...] = (
     (("city", "town"), ("paris", "rome", "oslo", "cairo", "lima")),
@@ -21,7 +21,7 @@ TEXTS: tuple[tuple[tuple[str, str], tuple[str, ...]], ...] = (
     (("material", "fabric"), ("wood", "steel", "glass", "cotton", "silk")),
     (("country", "nation"), ("france", "norway", "egypt", "peru", "japan")),
 )
-"""Two names for one column, and the values it takes."""
+"""Two names for one column, and its possible values."""
 
 INTEGERS: tuple[tuple[str, str], ...] = (
     ("price", "cost"),
@@ -34,9 +34,9 @@ INTEGERS: tuple[tuple[str, str], ...] = (
 """Two names for one column of numbers."""
 
 NUMBERS = range(1, 60)
-"""What such a column holds."""
+"""The values of number columns."""
 
 
 def stored(word: str, form: Form) -> str:
-    """How a database writes a word: `paris`, `PARIS` or `PAR`."""
+    """A word as the database spells it: `paris`, `PARIS` or `PAR`."""
     return {"same": word, "upper": word.upper(), "code": word[:3].upper()}[form]
