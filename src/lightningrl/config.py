@@ -1,7 +1,7 @@
-"""One typed tree of settings: a recipe's TOML, then dotted overrides (`trainer.learning_rate=1e-4`). An unknown key is
-an error.
+"""All settings of a run: a recipe's TOML, then overrides such as `trainer.learning_rate=1e-4`. An unknown key is an
+error.
 
-Every setting says what it means in the string below it; `lightningrl train --dry-run` prints the resolved tree.
+The string below each setting is its documentation: in docs/settings.md, in error messages and in `--help`.
 """
 
 import math
@@ -24,33 +24,31 @@ class Section(BaseModel):
 
 class AgentConfig(Section):
     entry: str | None = None
-    """`module:function`, called with a task's input; it may be `async`. Either this or `command`."""
+    """`module:function`, called with a task's input; it may be `async`. Give either this or `command`."""
     command: list[str] | None = None
-    """A program that reads a task's input as JSON on stdin and prints its answer. Either this or `entry`."""
+    """A program that reads a task's input as JSON on stdin and prints its answer. Give either this or `entry`."""
     reward: str
-    """`module:function`, called with (task input, what the agent returned); returns a number, or a dict of `final` and
-    others.
+    """`module:function`, called with (task input, the agent's return value). Returns a number, or a dict with `final`
+    and further rewards.
     """
     reward_range: tuple[float, float] | None = None
-    """`[lowest, highest]` that the final reward can be. One outside is the reward function's mistake: its attempt has
-    failed.
-    """
+    """`[lowest, highest]` value of the final reward. An attempt with a reward outside this range fails."""
     env: dict[str, str] = Field(default_factory=dict)
-    """Environment variables that the agent gets beside those that it inherits (see docs/gateway.md)."""
+    """Environment variables to set for the agent, in addition to those that it inherits (see docs/gateway.md)."""
     inherit_env: list[str] = Field(default_factory=list)
-    """Names of environment variables that the agent inherits beside the usual ones; `*` stands for any characters.
-    Never an upstream's key.
+    """Names of further environment variables that the agent inherits; `*` matches any characters. Keys of upstreams are
+    never inherited.
     """
     workers: int = Field(default=2, ge=1)
-    """Processes that run agents."""
+    """Number of processes that run agents."""
     concurrency: int = Field(default=64, ge=1)
-    """Attempts that run at the same time, over all workers."""
+    """Number of attempts that run at the same time, in all workers together."""
     timeout_s: float = Field(default=60.0, gt=0)
-    """Seconds after which an attempt is given up."""
+    """Time limit of an attempt, in seconds."""
     max_attempts: int = Field(default=2, ge=1)
-    """Tries at one rollout before it has failed."""
+    """Number of attempts at a rollout before it counts as failed."""
     may_reward: bool = False
-    """Whether the agent may reward its own calls (`lightningrl.emit_reward`). The final reward is never its to give."""
+    """Allow the agent to reward its own calls with `lightningrl.emit_reward`. It can never set the final reward."""
 
     @model_validator(mode="after")
     def _one_way_to_run(self) -> "AgentConfig":
@@ -62,7 +60,7 @@ class AgentConfig(Section):
     @classmethod
     def _from_low_to_high(cls, given: tuple[float, float] | None) -> tuple[float, float] | None:
         if given is not None and given[0] >= given[1]:
-            raise ValueError(f"`[{given[0]:g}, {given[1]:g}]` does not go from low to high")
+            raise ValueError(f"`[{given[0]:g}, {given[1]:g}]` is not from low to high")
         return given
 
 
@@ -72,223 +70,213 @@ class TasksConfig(Section):
     `split`.
     """
     heldout: int = Field(default=200, ge=1)
-    """Held-out tasks for the figures before and after."""
+    """Number of held-out tasks for the evaluation before and after training."""
     seed: int = 0
-    """Seed of the held-out tasks. Training tasks follow the run's own seed."""
+    """Seed of the held-out tasks. Training tasks depend on the seed of the run."""
 
 
 class ModelConfig(Section):
     path: str
     """A Hugging Face folder (relative to the recipe) or hub id."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the weights in products and in files. What learns is held in float32 beside them, so that small updates
-    are not rounded away.
+    """Type of the weights in computations and in files. The optimizer keeps a float32 copy, so that small updates are
+    not lost.
     """
     lora_rank: int = Field(default=0, ge=0)
-    """Train an adapter of this rank on every projection (arXiv 2106.09685, scaled by 2), and leave the weights as they
-    are; 0 trains all weights.
+    """Train a LoRA adapter of this rank on every projection (arXiv 2106.09685, scale 2) and freeze the model; 0: train
+    all weights.
     """
 
 
 class RouteConfig(Section):
-    """Which calls are meant, then who answers them. The first route whose four patterns fit is taken; `*` and `?` are
-    wildcards.
+    """Which calls this route matches, and which policy answers them. The first route whose four patterns match is used;
+    `*` and `?` are wildcards.
     """
 
     model: str = "*"
-    """The model name that the agent asks for."""
+    """Pattern for the model name in the request."""
     caller: str = "*"
-    """The agent's name as telemetry gives it: `gen_ai.agent.name` in the baggage header, or the header `x-agent-name`.
-    """
+    """Pattern for the agent's name: `gen_ai.agent.name` in the baggage header, or the header `x-agent-name`."""
     system: str = "*"
-    """The system prompt, e.g. `*write a title*` for side calls."""
+    """Pattern for the system prompt, e.g. `*write a title*`."""
     fingerprint: str = "*"
-    """Of system prompt and tools, as `lightningrl rollouts --report` shows it."""
+    """Pattern for the fingerprint of system prompt and tools, which `lightningrl rollouts --report` shows."""
     agent: str = ""
-    """The role that these calls are; empty: the caller's name, or else the model name."""
+    """Role of these calls; empty: the caller's name, or else the model name."""
     policy: str = "policy"
-    """`policy`, or a name from `[policies.NAME]`, learns; `frozen` answers with fixed weights; `upstreams.NAME` relays
-    to another server.
+    """The policy that answers: `policy` or a name from `[policies.NAME]` is trained, `frozen` is not, and
+    `upstreams.NAME` is another server.
     """
     weights: str = ""
-    """With `frozen`: the model folder that answers, e.g. a checkpoint of another run; empty: what training started
-    from.
-    """
+    """With `frozen`: the model folder, e.g. a checkpoint of another run; empty: the model before training."""
     train: bool = True
-    """Whether these calls teach. Calls that no learning policy answers never do."""
+    """Train on these calls. Calls that are not answered by a trained policy are never trained."""
 
     @model_validator(mode="after")
     def _known_by_its_role(self) -> "RouteConfig":
         if not self.train and not self.agent and (self.caller, self.system, self.fingerprint) != ("*", "*", "*"):
-            raise ValueError(
-                "a route with `train = false` that fits by more than the model name needs an `agent` to be told apart by"
-            )
+            raise ValueError("a route with `train = false` and a pattern besides `model` needs an `agent`")
         return self
 
 
 class UpstreamConfig(Section):
     url: str
-    """Base URL of a server that speaks the agent's dialect, with `/v1` if it has one."""
+    """Base URL of a server that accepts the agent's API format, including `/v1` if it has one."""
     key_env: str = ""
-    """Environment variable that holds its key; empty: it needs none."""
+    """Environment variable with the server's key; empty: it needs none."""
     model: str = ""
-    """The model name to ask it for; empty: the agent's."""
+    """Model name to request from the server; empty: the agent's."""
 
 
 class EngineConfig(Section):
     name: str = "embedded"
-    """`embedded`, `vllm`, `relay`, or `pkg.module:attr`: a class is an engine, a function a script (see
+    """`embedded`, `vllm`, `relay`, or `pkg.module:attr`: a class is an engine, a function is a script (see
     docs/gateway.md).
     """
     urls: list[str] = Field(default_factory=list)
-    """Base URLs of the servers behind `vllm` or `relay`."""
+    """Base URLs of the servers for `vllm` or `relay`."""
     slots: int = Field(default=64, ge=1)
-    """Generations that are decoded together."""
+    """Number of requests that are decoded together in a batch."""
     max_length: int = Field(default=1024, ge=16)
-    """Tokens of prompt and completion that fit in a slot."""
+    """Largest number of tokens of a request, prompt and completion together."""
 
 
 class GatewayConfig(Section):
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = Field(default=0, ge=0, le=65535)
-    """0 takes any free port."""
+    """Port to listen on; 0: any free port."""
     history: Literal["exact", "template"] = "exact"
-    """What the model reads of its own earlier answers: `exact`ly what it sampled, or what the chat `template` makes of
-    it, as deployment would.
+    """How earlier answers appear in the prompt: `exact` are the tokens that were sampled, `template` renders their text
+    again, as a deployed model would see it.
     """
     strict: bool = False
-    """Whether tools marked `strict` are held to their schema by a grammar. Calls drawn under one are never trained, and
-    some SDKs mark every tool; so by default the policy is left to learn it. Demands (`required` or named tools, a
-    `response_format`) always hold.
+    """Use constrained decoding for tools marked `strict`. Such calls are not trained, and some SDKs mark every tool.
+    Required or named tools and `response_format` are always enforced.
     """
     embeddings: str = ""
-    """`upstreams.NAME` that answers embedding requests; empty: nobody does."""
+    """`upstreams.NAME` that answers embedding requests; empty: they are refused."""
 
 
 class AirConfig(Section):
-    """`[[air]]`: one rule that turns what happened (a span: a tool call, an LLM call, …) into a reward of the call that
-    caused it.
-    """
+    """`[[air]]`: a rule that rewards the call that caused an event (a span: a tool call, an LLM call, …)."""
 
     rule: str
     """A built-in rule, or `module:function` from `Span` to a number or None (see docs/air.md)."""
     value: float = 1.0
-    """The reward when the rule holds; what a function returns is multiplied by it."""
+    """Reward when the rule holds. The return value of a function is multiplied by it."""
     tool: str = "*"
-    """Only spans of tools with this name; `*` and `?` are wildcards."""
+    """Apply the rule only to tools with this name; `*` and `?` are wildcards."""
     over: float = Field(default=0.0, ge=0)
-    """The budget of `slow` (seconds) and `costly` (tokens)."""
+    """Limit for the rules `slow` (seconds) and `costly` (tokens)."""
     cap: float = Field(default=math.inf, gt=0, allow_inf_nan=True)
-    """One attempt gets at most this much from the rule, in absolute value, so that it does not pay to farm it."""
+    """Largest sum of absolute rewards that one attempt gets from this rule, against reward hacking."""
 
 
 class AlgorithmConfig(Section):
     credit: str = "uniform"
-    """What each call of a rollout was worth: a built-in name (see docs/algorithms/) or `module:function`."""
+    """How the reward is distributed over the calls of a rollout: a built-in name (see docs/algorithms/) or
+    `module:function`.
+    """
     credit_options: dict[str, float | str] = Field(default_factory=dict)
     """Parameters of the credit, by name, e.g. `{discount = 0.9}`."""
     advantage: str = "grpo"
-    """How good that is, compared with the rest of the group."""
+    """How the values of calls are compared within a group: a built-in name or `module:function`."""
     group_by: Literal["task", "role"] = "task"
-    """Whether all calls of a task's rollouts are compared, or those of each role for themselves."""
+    """Compare all calls of a task's rollouts, or only calls of the same role."""
     aggregation: Literal["rollout-mean", "call-mean", "token-mean"] = "rollout-mean"
-    """Whether every rollout, every call or every token counts the same."""
+    """Give every rollout, every call or every token the same weight in the loss."""
     reward: str = "final"
-    """The attempt's reward to learn from, by its name: a reward function may give each role one of its own."""
+    """Name of the attempt's reward to train on. A reward function may give each role its own."""
     truncation_penalty: float = Field(default=0.0, ge=0)
-    """Taken off the value of a call that ran into its token limit."""
+    """Subtracted from the value of a call that reached its token limit."""
     shaping: Literal["additive", "potential"] = "additive"
-    """Whether rewards of `[[air]]` are added as they are, or as differences of a potential, which provably keeps the
-    best policy the best.
-    """
+    """Add `[[air]]` rewards as they are, or as differences of a potential, which does not change the best policy."""
     dynamic_sampling: int = Field(default=0, ge=0)
-    """Times that a step goes for new tasks in place of those whose rollouts all got the same reward (DAPO, arXiv
-    2503.14476).
-    """
+    """How often a step replaces groups whose rewards are all equal by new tasks (DAPO, arXiv 2503.14476)."""
     audit: str = ""
-    """A reward that nobody learns from, by its name: if it falls while the trained one rises, the run warns of reward
+    """Name of a reward that is not trained on. If it falls while the trained reward rises, the run warns of reward
     hacking.
     """
 
 
 class LossConfig(Section):
     name: Literal["ppo_clip", "cispo", "pg"] = "ppo_clip"
-    """`pg`: plain policy gradient (with advantages of 1: supervised learning). `ppo_clip`: clipped ratio, arXiv
-    1707.06347. `cispo`: clipped weight, arXiv 2506.13585.
+    """`pg`: policy gradient without clipping. `ppo_clip`: clipped ratio, arXiv 1707.06347. `cispo`: clipped weight,
+    arXiv 2506.13585.
     """
     ratio: Literal["token", "call", "rollout"] = "token"
-    """Whether the ratio π / π_old is one of each token, or the geometric mean over a call or a rollout (GSPO, arXiv
+    """Compute the ratio π / π_old per token, or as the geometric mean over a call or a rollout (GSPO, arXiv
     2507.18071).
     """
     clip_low: float = Field(default=0.2, ge=0)
-    """The ratio is clipped below 1 - this."""
+    """Clip the ratio below 1 - this."""
     clip_high: float = Field(default=0.28, ge=0)
-    """The ratio is clipped above 1 + this; larger than `clip_low` keeps exploring (DAPO, arXiv 2503.14476)."""
+    """Clip the ratio above 1 + this. A value above `clip_low` encourages exploration (DAPO, arXiv 2503.14476)."""
     clip_dual: float = Field(default=0.0, ge=0)
-    """With a negative advantage the loss is at most this many times it (arXiv 1912.09729: 3); 0: no limit."""
+    """Limit the loss of a token with a negative advantage to this many times the advantage (arXiv 1912.09729 uses 3);
+    0: no limit.
+    """
     kl_coef: float = Field(default=0.0, ge=0)
-    """Weight of the KL divergence to the weights that training started from."""
+    """Weight of the KL divergence from the initial weights."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """How it is estimated from the sampled tokens (joschu.net/blog/kl-approx.html)."""
+    """Estimator of the KL divergence (joschu.net/blog/kl-approx.html)."""
     entropy_coef: float = Field(default=0.0, ge=0)
-    """Weight of a bonus for entropy."""
+    """Weight of the entropy bonus."""
     value_coef: float = Field(default=0.5, ge=0)
-    """Weight of the critic's squared error, where the credit needs a critic."""
+    """Weight of the critic's squared error, if the credit needs a critic."""
     importance: Literal["none", "token", "call", "rollout", "token-mask", "call-mask", "rollout-mask"] = "none"
-    """Corrects for tokens that older weights sampled: by a truncated ratio of each token, call or rollout, or by
-    leaving out those that exceed it.
+    """Importance sampling correction for tokens of older weights: truncate the ratio of each token, call or rollout, or
+    mask those above the cap.
     """
     importance_cap: float = Field(default=2.0, ge=1)
-    """Where that ratio is truncated, or a token, call or rollout left out."""
+    """Cap of the importance ratio."""
     proximal: bool = False
-    """Clip around the weights that the batch is first learnt by, not around those that sampled it (decoupled PPO, arXiv
-    2110.00641).
+    """Clip around the weights before the first update on the batch instead of those that sampled it (decoupled PPO,
+    arXiv 2110.00641).
     """
 
     @model_validator(mode="after")
     def _sound(self) -> "LossConfig":
         if 0 < self.clip_dual <= 1:
-            raise ValueError(
-                f"`clip_dual` is `{self.clip_dual:g}`: up to 1 it would leave nothing to learn where advantages are negative; 3 is usual"
-            )
+            raise ValueError(f"`clip_dual` is `{self.clip_dual:g}`, but must be above 1, or 0 for none; 3 is usual")
         if self.name == "pg" and (self.ratio != "token" or self.proximal):
-            raise ValueError("`pg` clips no ratio: `ratio` and `proximal` would change nothing")
+            raise ValueError("`pg` does not clip: remove `ratio` and `proximal`")
         if self.importance != "none" and self.name != "pg" and not self.proximal:
-            raise ValueError(
-                f"`{self.name}` already has a ratio to the weights that sampled: `importance` needs `proximal = true` beside it"
-            )
+            raise ValueError(f"`importance` with `{self.name}` needs `proximal = true`")
         return self
 
 
 class TrainerConfig(Section):
     name: str = "local"
-    """Which trainer."""
+    """Name of the trainer: `local`, or `module:attr`."""
     learning_rate: float = Field(default=5e-4, gt=0)
-    """Peak step size of AdamW."""
+    """Peak learning rate of AdamW."""
     schedule: Literal["linear", "constant"] = "linear"
     """`linear` decays to zero over the run."""
     minibatches: int = Field(default=4, ge=1)
-    """Optimizer steps made from one collected batch."""
+    """Number of optimizer steps per batch."""
     max_tokens: int = Field(default=65536, ge=1)
-    """Unique tokens in one forward and backward; a larger batch is split, which changes nothing but memory."""
+    """Largest number of unique tokens in one forward and backward pass. It limits memory and does not change the
+    result.
+    """
     threads: int = Field(default=2, ge=1)
-    """Threads of one matrix product while training."""
+    """Number of CPU threads for training."""
 
 
 class LoopConfig(Section):
     steps: int = Field(default=60, ge=0)
-    """Batches to collect and learn from."""
+    """Number of batches to collect and train on."""
     tasks_per_step: int = Field(default=24, ge=1)
-    """Groups in a batch."""
+    """Number of tasks in a batch."""
     group_size: int = Field(default=8, ge=1)
-    """Rollouts of each task."""
+    """Number of rollouts of each task."""
     max_off_policy_steps: int = Field(default=4, ge=0)
-    """Calls that were answered by weights older than this many steps are not learnt from."""
+    """Do not train on calls whose weights are older than this many steps."""
     eval_every: int = Field(default=10, ge=0)
-    """Steps between looks at held-out tasks; 0: only before and after."""
+    """Number of steps between held-out evaluations; 0: evaluate only before and after training."""
     eval_tasks: int = Field(default=64, ge=1)
-    """Held-out tasks in each of those looks."""
+    """Number of held-out tasks in each of these evaluations."""
 
 
 Size: TypeAlias = Literal["hidden", "layers", "heads", "kv_heads", "head_size", "intermediate", "max_length"]
@@ -298,40 +286,39 @@ class WarmstartConfig(Section):
     """`[warmstart]`: how `lightningrl warmstart` makes the model that `model.path` names (see docs/tutorial.md)."""
 
     teacher: str = ""
-    """Plays the model on training tasks, and its rollouts are the demonstrations: `module:function` (a script, see
-    docs/gateway.md) or `upstreams.NAME`."""
+    """Answers in the model's place on training tasks; its rollouts become demonstrations. `module:function` (a script,
+    see docs/gateway.md) or `upstreams.NAME`.
+    """
     demonstrations: str = ""
-    """In place of a teacher: a JSONL file of conversations, the folder of a run, or `module:function`, called as
-    f(seed=…, count=…).
+    """Demonstrations instead of a teacher: a JSONL file of conversations, the folder of a run, or `module:function`,
+    called as f(seed=…, count=…).
     """
     reward: float = 1.0
-    """The final reward that a rollout of the teacher, or of a run, needs to be a demonstration."""
+    """Smallest final reward of a rollout that is used as a demonstration."""
     count: int = Field(default=2000, ge=1)
-    """Rollouts of the teacher, or demonstrations that a function is asked for."""
+    """Number of rollouts of the teacher, or of demonstrations to request from a function."""
     base: str = ""
-    """A model folder (relative to the recipe) or hub id to train further; empty: a tiny model and its tokenizer are
-    made.
-    """
+    """A model folder (relative to the recipe) or hub id to start from; empty: create a tiny model and its tokenizer."""
     tokenizer: str = ""
-    """`module:function` from the demonstrations to the tiny model's tokenizer; empty: one that knows every word and
-    phrase of them.
+    """`module:function` from the demonstrations to the tiny model's tokenizer; empty: a tokenizer with every word and
+    phrase of the demonstrations.
     """
     shape: dict[Size, int] = Field(default_factory=dict[Size, int])
-    """Sizes of the tiny model, such as `{hidden = 64}`; the rest is as in `models/tiny.py`."""
+    """Sizes of the tiny model, such as `{hidden = 64}`; `models/tiny.py` has the defaults."""
     steps: int = Field(default=600, ge=1)
-    """Batches of demonstrations to learn from; with `steer` fewer or up to three times as many."""
+    """Number of batches of demonstrations to train on. With `steer` it can be fewer, or up to three times as many."""
     batch: int = Field(default=32, ge=1)
-    """Demonstrations in a batch."""
+    """Number of demonstrations in a batch."""
     learning_rate: float = Field(default=0.0, ge=0)
-    """Peak step size of AdamW; 0: 3e-3 for a tiny model, 1e-3 for one with a `base`."""
+    """Peak learning rate of AdamW; 0: 3e-3 for a tiny model, 1e-3 with a `base`."""
     reading: int = Field(default=0, ge=0)
-    """Steps before those in which a tiny model also learns to predict what it is told, such as tool results: it learns
-    sooner to copy from there.
+    """Number of earlier steps in which a tiny model also predicts its input, such as tool results. It then learns
+    sooner to copy from the input.
     """
     reading_prompts: bool = False
-    """Whether the first prompt is predicted then, too."""
+    """Predict the first prompt in these steps, too."""
     steer: bool = True
-    """Stop as soon as the agent succeeds on 35 to 50 % of the training tasks that it is tried on. False: take exactly
+    """Stop when the agent succeeds on 35 to 50 % of the training tasks that it is tried on; false: take exactly
     `steps`.
     """
 
@@ -343,7 +330,7 @@ class WarmstartConfig(Section):
 
 
 class LearnerConfig(Section):
-    """All there is to say about one policy that learns."""
+    """All settings of one policy that is trained."""
 
     model: ModelConfig
     algorithm: AlgorithmConfig = AlgorithmConfig()
@@ -353,37 +340,34 @@ class LearnerConfig(Section):
 
 class Config(Section):
     name: str
-    """Names the run's folder: up to 100 letters, digits, spaces, `_`, `.` and `-`; the first is a letter, a digit or
+    """Name of the run's folder: up to 100 letters, digits, spaces, `_`, `.` and `-`, starting with a letter, a digit or
     `_`.
     """
     root: Path = Path(".")
-    """The folder that `entry`, `reward`, `source` and relative paths are looked up in; the recipe's own unless it says
-    otherwise.
-    """
+    """Folder for `entry`, `reward`, `source` and relative paths; by default the recipe's."""
     seed: int = 0
-    """Everything random follows from it."""
+    """Seed of all randomness in the run."""
     preset: str = ""
-    """An algorithm of the field, by name: fills in what `[algorithm]` and `[loss]` leave out."""
+    """An algorithm by name, e.g. `grpo`. It provides the values that `[algorithm]` and `[loss]` leave out."""
     agent: AgentConfig
     tasks: TasksConfig
     model: ModelConfig
     routes: list[RouteConfig] = Field(default_factory=lambda: [RouteConfig()])
-    """Which calls lead to which policy, and whether they teach; by default all lead to the one that learns."""
+    """Which policy answers which calls, and which calls are trained; by default `policy` answers and trains all."""
     upstreams: dict[str, UpstreamConfig] = Field(default_factory=dict)
-    """Other servers, frozen: `[upstreams.NAME]`."""
+    """Other servers, which are not trained: `[upstreams.NAME]`."""
     engine: EngineConfig = EngineConfig()
     gateway: GatewayConfig = GatewayConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     air: list[AirConfig] = Field(default_factory=list[AirConfig])
-    """Automatic Intermediate Rewarding: rules that reward calls for what came of them. Credits other than `uniform` use
-    these rewards.
+    """Automatic Intermediate Rewarding: rules that reward calls for events that they caused. Every credit except
+    `uniform` uses these rewards.
     """
     loss: LossConfig = LossConfig()
     trainer: TrainerConfig = TrainerConfig()
     policies: dict[str, dict[str, Any]] = Field(default_factory=dict[str, dict[str, Any]])
-    """`[policies.NAME]`: several policies that learn. Each may have `preset`, `model`, `algorithm`, `loss` and
-    `trainer` of its own, and is like the sections at the top in whatever it leaves out. Without any there is one,
-    `policy`.
+    """`[policies.NAME]`: policies that are trained, each with its own `preset`, `model`, `algorithm`, `loss` and
+    `trainer`. What a policy leaves out is taken from the top level. Without any there is one, named `policy`.
     """
     loop: LoopConfig = LoopConfig()
     warmstart: WarmstartConfig = WarmstartConfig()
@@ -407,7 +391,7 @@ class Config(Section):
             if name == "frozen" or not re.fullmatch(r"[\w-]+", name):
                 raise UserError(
                     f"a policy cannot be named `{name}`",
-                    hint="letters, digits, `_` and `-`, and not `frozen`: that is what does not learn",
+                    hint="use letters, digits, `_` and `-`; `frozen` is reserved",
                 )
         upstreams = [f"upstreams.{name}" for name in self.upstreams]
         known = [*learners, "frozen", *upstreams]
@@ -424,23 +408,23 @@ class Config(Section):
     @model_validator(mode="after")
     def _keys_stay_with_the_gateway(self) -> "Config":
         for name in sorted({*self.agent.inherit_env} & {*self.secrets()}):
-            hint = "the gateway adds it to what the agent asks an upstream; an agent that needs one itself gets another variable"
+            hint = "the gateway adds this key to relayed requests; for the agent's own use, set another variable"
             raise UserError(f"`agent.inherit_env` names `{name}`, which holds the key of an upstream", hint=hint)
         return self
 
     def secrets(self) -> list[str]:
-        """Environment variables that hold keys of upstreams: agents never get them."""
+        """Environment variables with the keys of upstreams. Agents never get them."""
         return [upstream.key_env for upstream in self.upstreams.values() if upstream.key_env]
 
     def learners(self) -> dict[str, LearnerConfig]:
-        """The policies that learn, each with all of its settings."""
+        """The policies that are trained, each with all of its settings."""
         shared = self.model_dump(include=set(LearnerConfig.model_fields))
         policies = self.policies or {"policy": {}}
         return {name: _learner(name, own, shared=shared) for name, own in policies.items()}
 
 
 def _merged(*trees: Mapping[str, Any]) -> dict[str, Any]:
-    """Later trees over earlier ones, section by section."""
+    """Merge trees section by section; later values win."""
     merged: dict[str, Any] = {}
     for tree in trees:
         for key, value in tree.items():
@@ -466,7 +450,7 @@ def _learner(name: str, own: Mapping[str, Any], *, shared: Mapping[str, Any]) ->
 
 
 def _inside(error: ValidationError, *loc: str) -> ValidationError:
-    """The same mistakes, named from the top of the tree."""
+    """The same errors, with the path from the top of the tree."""
     lines: list[Any] = [{**line, "loc": (*loc, *line["loc"])} for line in error.errors(include_url=False)]
     return ValidationError.from_exception_data(error.title, lines)
 
@@ -476,7 +460,7 @@ def _without(tree: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a recipe and lay the overrides (`a.b=value`, value in TOML) over it."""
+    """Read a recipe and apply overrides (`a.b=value`, value in TOML). Raises `UserError` for the first mistake."""
     path = path / "recipe.toml" if path.is_dir() else path
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -489,8 +473,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def make_config(tree: dict[str, Any], overrides: Sequence[str], *, folder: Path, where: str) -> Config:
-    """Settings from a tree, the overrides laid over it. `folder` is what a relative `root` is relative to; `where`
-    names the tree in errors.
+    """Make settings from a tree and overrides. `folder`: what a relative `root` is relative to. `where`: name of the
+    tree in errors.
     """
     for override in overrides:
         _lay_over(tree, override)
@@ -502,7 +486,7 @@ def make_config(tree: dict[str, Any], overrides: Sequence[str], *, folder: Path,
 
 
 def dump_config(config: Config) -> str:
-    """The resolved tree as TOML; `load_config` reads it back to the same settings."""
+    """The resolved settings as TOML, which `load_config` can read."""
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
 
 
@@ -525,8 +509,8 @@ def _lay_over(tree: dict[str, Any], override: str) -> None:
 
 
 def _explain(error: ValidationError, *, where: str) -> UserError:
-    """Name one wrong setting, and what was probably meant. A key that nobody knows says most: what it was to be is then
-    missing, too.
+    """The error for one wrong setting, with what was probably meant. An unknown key comes first: its correct spelling
+    is then missing, too.
     """
     first = min(error.errors(), key=lambda line: line["type"] != "extra_forbidden")
     cause = first.get("ctx", {}).get("error")
@@ -553,7 +537,7 @@ def _explain(error: ValidationError, *, where: str) -> UserError:
 
 
 def _place(loc: Sequence[str | int]) -> tuple[list[str], Any, str]:
-    """The key of the setting, without what only tells the types of a union apart; its type, and what it means."""
+    """Key, type and documentation of the setting at `loc`, which may contain the names of union members."""
     key, meaning = list[str](), ""
     kind: Any = Config
     for part in loc:
@@ -569,6 +553,6 @@ def _place(loc: Sequence[str | int]) -> tuple[list[str], Any, str]:
 
 
 def _keys(loc: Sequence[str | int]) -> list[str]:
-    """What may be in the section."""
+    """Keys that the section at `loc` may have."""
     section = _place(loc)[1]
     return [*section.model_fields, *(["preset"] if section is LearnerConfig else [])]

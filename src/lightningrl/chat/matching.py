@@ -99,7 +99,7 @@ def is_subsequence(few: Sequence[Step], many: Sequence[Step]) -> bool:
 def _verbatim(theirs: Sequence[ToolCall], ours: Sequence[ToolCall]) -> bool:
     if len(theirs) != len(ours):
         return False
-    for a, b in zip(theirs, ours, strict=True):  # noqa: SIM110 - `all` costs three times as much
+    for a, b in zip(theirs, ours, strict=True):
         if a.id != b.id or a.arguments != b.arguments or a.name != b.name:
             return False
     return True
