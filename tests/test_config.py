@@ -154,7 +154,7 @@ def test_a_wrong_setting_is_named_with_a_hint(recipe: Path, override: str, messa
         (
             "policies.solver=3",
             "`policies.solver` in `RECIPE` should be a section, not `3`",
-            "several policies that learn",
+            "policies that are trained",
         ),
         ("policies.frozen={}", "a policy cannot be named `frozen`", "letters, digits"),
         ("policies={'a/b' = {}}", "a policy cannot be named `a/b`", "letters, digits"),
@@ -181,7 +181,7 @@ def test_an_agent_cannot_ask_for_the_key_of_an_upstream(recipe: Path) -> None:
         load_config(
             recipe, ["upstreams.judge={url='http://judge/v1', key_env='KEY'}", "agent.inherit_env=['OTHER', 'KEY']"]
         )
-    assert "the gateway adds it" in (raised.value.hint or "")
+    assert "the gateway adds this key" in (raised.value.hint or "")
 
 
 def test_there_are_at_most_110_settings_and_each_says_what_it_means() -> None:
