@@ -7,14 +7,10 @@ from typing import Any
 from openai import AsyncOpenAI
 
 SYSTEM = "Look up one fact at a time. Answer in one word."
-FACT = {
-    "type": "object",
-    "properties": {"fact": {"type": "string", "description": "such as: boss of ann"}},
-    "required": ["fact"],
-}
-TOOLS: Any = [
-    {"type": "function", "function": {"name": "look_up", "description": "Look up a fact.", "parameters": FACT}}
-]
+FACT = {"type": "string", "description": "such as: boss of ann"}
+ARGUMENTS = {"type": "object", "properties": {"fact": FACT}, "required": ["fact"]}
+LOOK_UP = {"name": "look_up", "description": "Look up a fact.", "parameters": ARGUMENTS}
+TOOLS: Any = [{"type": "function", "function": LOOK_UP}]
 client = cache(AsyncOpenAI)  # made by the first task, then shared
 
 
@@ -28,9 +24,8 @@ async def run(task: dict[str, Any]) -> str | None:
             return answer.content
         for call in answer.tool_calls:
             fact = json.loads(call.function.arguments).get("fact")
-            messages.append(
-                {"role": "tool", "tool_call_id": call.id, "content": task["facts"].get(str(fact), "no such fact")}
-            )
+            result = task["facts"].get(str(fact), "no such fact")
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     return None
 
 

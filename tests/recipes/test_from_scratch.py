@@ -30,9 +30,9 @@ def asked(scratch: Any, split: str) -> list[dict[str, Any]]:
     return [row["input"] for row in scratch.tasks.tasks(split, seed=0, count=COUNT)]
 
 
-def test_the_agent_has_thirty_lines_and_not_a_word_of_who_trains_it(scratch: Any) -> None:
+def test_the_agent_has_thirty_lines_of_code_and_no_trace_of_training(scratch: Any) -> None:
     text = (scratch.folder / "agent.py").read_text()
-    assert len(text.splitlines()) <= 30
+    assert len([line for line in text.splitlines() if line]) <= 30
     assert "lightningrl" not in text.lower()
 
 
