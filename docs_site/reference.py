@@ -152,14 +152,34 @@ def _errors() -> Iterator[str]:
 
 
 def refusals() -> Iterator[tuple[int, str]]:
-    """Status and code of each `Refused(status, message, code="…")`."""
-    for file in sorted(SOURCE.rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Refused"):
-                continue
-            statuses = [value for value in _constants(node.args[:1]) if isinstance(value, int)]
-            codes = _constants(word.value for word in node.keywords if word.arg == "code")
-            yield from ((status, str(code)) for status in statuses for code in codes)
+    """Status and code of each `Refused(status, message, code="…")`, also where a function with a `code` makes it."""
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in sorted(SOURCE.rglob("*.py"))]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    makers = dict(_makers(node for node in nodes if isinstance(node, ast.FunctionDef)))
+    for call in nodes:
+        if not isinstance(call, ast.Call) or (name := _name(call)) not in {"Refused", *makers}:
+            continue
+        given = _constants(word.value for word in call.keywords if word.arg == "code")
+        statuses, default = makers.get(name, (_integers(call.args[:1]), []))
+        yield from ((status, code) for status in statuses for code in given or default)
+
+
+def _makers(functions: Iterable[ast.FunctionDef]) -> Iterator[tuple[str, tuple[list[int], list[str]]]]:
+    """Functions that return a `Refused` with the `code` they are given → its status, and the code by default."""
+    for function in functions:
+        codes = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
+        default = [_constants([value]) for one, value in codes if one.arg == "code" and value is not None]
+        for call in ast.walk(function):
+            if default and isinstance(call, ast.Call) and _name(call) == "Refused":
+                yield function.name, (_integers(call.args[:1]), default[0])
+
+
+def _name(call: ast.Call) -> str:
+    return getattr(call.func, "id", "") or getattr(call.func, "attr", "")
+
+
+def _integers(nodes: Iterable[ast.AST]) -> list[int]:
+    return [value for value in _constants(nodes) if isinstance(value, int)]
 
 
 def _constants(nodes: Iterable[ast.AST]) -> list[Any]:

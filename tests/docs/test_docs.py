@@ -1,4 +1,4 @@
-"""What the docs name exists: files they link to, settings, and verbs of make."""
+"""What the docs name exists: files and headings they link to, settings, and verbs of make."""
 
 import re
 import tomllib
@@ -9,48 +9,57 @@ import pytest
 
 from lightningrl.cli.settings import settings_page
 from lightningrl.config import Config
+from tests.docs.blocks import PAGES, ROOT
 
-ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/*/*.md")])
+FILES = (".py", ".mjs", ".jsonl", ".sqlite")
+"""Endings of names that look like a setting, e.g. `store.sqlite`."""
+
+
+def each_page() -> Any:
+    return pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 def commands(page: Path) -> list[str]:
     """Lines of code blocks."""
-    return [
-        line
-        for block in re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
-        for line in block.splitlines()
-    ]
+    found = re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    return [line for block in found for line in block.splitlines()]
 
 
 def every(pattern: str, lines: list[str]) -> list[Any]:
     return [match for line in lines for match in re.findall(pattern, line)]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_what_a_page_names_exists(page: Path) -> None:
-    text = page.read_text()
-    links = [
-        link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match(r"[a-z]+:|#", link)
-    ]
-    assert [link for link in links if not (page.parent / link).exists()] == []
+def headings(page: Path) -> set[str]:
+    """The fragments that GitHub and the site give to the headings of a page."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    names = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", name) for name in re.findall(r"^#+ (.+)$", text, re.MULTILINE)]
+    return {re.sub(r"[^\w\- ]", "", name.lower()).strip().replace(" ", "-") for name in names}
 
+
+@each_page()
+def test_what_a_page_links_to_exists(page: Path) -> None:
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()) if not re.match(r"[a-z]+:", link)]
+    for link in links:
+        name, _, fragment = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), link
+        assert not fragment or target.suffix != ".md" or fragment in headings(target), link
+
+
+@each_page()
+def test_the_settings_that_a_page_names_exist(page: Path) -> None:
     runs = [line for line in commands(page) if re.search(r"lightningrl (train|eval|demo)\b", line)]
     overrides = every(r"(?<=\s)([a-z_]+(?:\.[a-z_0-9]+)*)=\S", runs)
-    quoted = re.findall(rf"`((?:{'|'.join(Config.model_fields)})\.[a-z_0-9]+)(?:=[^`]*)?`", text)
+    quoted = re.findall(rf"`((?:{'|'.join(Config.model_fields)})\.[a-z_0-9]+)(?:=[^`]*)?`", page.read_text())
     known = {*Config.model_fields, *re.findall(r"^\| `([a-z_0-9.]+)`", settings_page(), re.MULTILINE)}
-    assert [
-        name
-        for name in [*overrides, *quoted]
-        if name not in known and not name.endswith((".py", ".mjs", ".jsonl", ".sqlite"))
-    ] == []
+    assert [name for name in [*overrides, *quoted] if name not in known and not name.endswith(FILES)] == []
 
-    verbs = set(re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert [
-        verb
-        for verb in every(r"^\s*make ([a-z]+)", commands(page)) + re.findall(r"`make ([a-z]+)", text)
-        if verb not in verbs
-    ] == []
+
+@each_page()
+def test_the_verbs_of_make_that_a_page_names_exist(page: Path) -> None:
+    verbs = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = every(r"^\s*make ([a-z-]+)", commands(page)) + re.findall(r"`make ([a-z-]+)", page.read_text())
+    assert [verb for verb in named if verb not in verbs] == []
 
 
 def test_the_description_of_the_package_leads_to_nothing_outside_of_it() -> None:
@@ -63,7 +72,3 @@ def test_the_description_of_the_package_leads_to_nothing_outside_of_it() -> None
         description = re.sub(change["pattern"], change["replacement"], description)
     assert re.findall(r"!?\[[^\n]*\]\((?!https:)[^)]*\)", description) == []
     assert "`recipes/sql_langgraph/agent.py`" in description and 'pip install "lightningrl[train]"' in description
-
-
-def test_the_page_of_settings_is_the_one_that_is_generated() -> None:
-    assert (ROOT / "docs" / "settings.md").read_text() == settings_page(), "lightningrl settings > docs/settings.md"
