@@ -93,7 +93,9 @@ BUILT_IN: Mapping[str, tuple[str, Mapping[str, Any], Sequence[str]]] = {
         ("command",),
     ),
 }
-"""Tools that agents run but send without a schema, e.g. of type `bash_20250124`: (description, properties, required)."""
+"""Tools that agents run but send without a schema, e.g. of type `bash_20250124`:
+(description, properties, required).
+"""
 
 
 class _Block(msgspec.Struct):
@@ -196,9 +198,8 @@ class AnthropicMessages:
             temperature=parsed.temperature,
             top_p=parsed.top_p,
             top_k=None if parsed.top_k is None else max(0, parsed.top_k),
-            max_tokens=None
-            if parsed.max_tokens is None
-            else max(1, parsed.max_tokens),  # 0 only warms Anthropic's cache
+            # 0 only fills Anthropic's prefix cache
+            max_tokens=None if parsed.max_tokens is None else max(1, parsed.max_tokens),
             stop=tuple(stop for stop in parsed.stop_sequences or () if stop),
             counted=_counted if body.get(COUNT_ONLY) else None,
         )
@@ -222,10 +223,8 @@ class AnthropicMessages:
         """Of a thread: later requests refer to it."""
         if request.body.get("thread"):
             whole = _continued(request.body, past)
-            past.conversations[response["id"]] = (
-                *whole["messages"],
-                {"role": "assistant", "content": response["content"]},
-            )
+            answer = {"role": "assistant", "content": response["content"]}
+            past.conversations[response["id"]] = (*whole["messages"], answer)
             past.items[response["id"]] = {name: whole[name] for name in CREATED_WITH if name in whole}
 
     def error(self, refused: Refused) -> dict[str, Any]:
@@ -252,7 +251,7 @@ class _Stream:
         """The kind of the open block; "" if none is open."""
         self._head = b""
         """The start of a delta of the open block."""
-        self._said = False
+        self._has_text = False
         self._stop: dict[str, Any] = {}
 
     def reasoning(self, index: int, text: str) -> bytes:
@@ -267,7 +266,7 @@ class _Stream:
 
     def finish(self, choice: Choice) -> bytes:
         self._stop = _stop(choice)
-        events = b"" if self._said or choice.message.tool_calls else self._within("text")
+        events = b"" if self._has_text or choice.message.tool_calls else self._within("text")
         for call in choice.message.tool_calls:
             start = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
             events += self._start("tool_use", start) + self._delta(call.arguments)
@@ -292,17 +291,15 @@ class _Stream:
         """Open a block of that kind, unless it is open."""
         if self._kind == kind:
             return b""
-        self._said = self._said or kind == "text"
+        self._has_text = self._has_text or kind == "text"
         return self._start(kind, OPENED[kind])
 
     def _start(self, kind: str, block: Mapping[str, Any]) -> bytes:
         events = self._begin() + self._end()
         self._block += 1
         self._kind = kind
-        self._head = (
-            b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":' % self._block
-            + DELTAS[kind]
-        )
+        head = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":' % self._block
+        self._head = head + DELTAS[kind]
         return events + _event("content_block_start", {"index": self._block, "content_block": block})
 
     def _delta(self, text: str) -> bytes:
@@ -313,10 +310,8 @@ class _Stream:
             return b""
         signed = b""
         if self._kind == "thinking":
-            signed = _event(
-                "content_block_delta",
-                {"index": self._block, "delta": {"type": "signature_delta", "signature": self._begun.id}},
-            )
+            delta = {"type": "signature_delta", "signature": self._begun.id}
+            signed = _event("content_block_delta", {"index": self._block, "delta": delta})
         self._kind = ""
         return signed + _event("content_block_stop", {"index": self._block})
 
@@ -328,18 +323,10 @@ def _continued(body: Mapping[str, Any], past: Past) -> Mapping[str, Any]:
         return body
     previous, turns = str(thread.get("previous_message_id")), body.get("messages")
     if previous not in past.conversations:
-        raise Refused(
-            404,
-            f"no thread goes on from `{previous}`",
-            code="thread_not_found",
-            param="thread",
-            hint="send the whole conversation",
-        )
-    return {
-        **body,
-        **past.items[previous],
-        "messages": [*past.conversations[previous], *(turns if isinstance(turns, list) else ())],
-    }
+        message, hint = f"no thread goes on from `{previous}`", "send the whole conversation"
+        raise Refused(404, message, code="thread_not_found", param="thread", hint=hint)
+    messages = [*past.conversations[previous], *(turns if isinstance(turns, list) else ())]
+    return {**body, **past.items[previous], "messages": messages}
 
 
 def _history(messages: Iterable[_Message]) -> list[Message]:
@@ -367,7 +354,7 @@ def _turns(role: str, content: _Content) -> list[Message]:
     turns: list[Message] = []
     texts: list[str] = []
 
-    def speak() -> None:
+    def end_text() -> None:
         text = "\n".join(texts)
         text = BILLING.sub("", text) if role == "system" else text
         if texts and (text or role != "system"):
@@ -378,11 +365,11 @@ def _turns(role: str, content: _Content) -> list[Message]:
         if block.type != "tool_result":
             texts.extend(_texts(block))
             continue
-        speak()
+        end_text()
         result = _text(block.content) or ("error" if block.is_error else "")
         failed = block.is_error is True
         turns.append(Message(role="tool", content=result, tool_call_id=block.tool_use_id, failed=failed))
-    speak()
+    end_text()
     return turns
 
 
@@ -421,7 +408,7 @@ def _texts(block: _Block) -> list[str]:
     if block.type == "tool_reference":
         return [block.tool_name or ""]
     source = msgspec.convert(block.source, _Source) if isinstance(block.source, Mapping) else None
-    if block.type == "document" and source is not None and not _is_base64(block.source):
+    if block.type == "document" and source is not None and block.source.get("type") != "base64":
         found = [source.data] if source.data else [_text(source.content)]
     else:
         found = [_text(block.content)] if isinstance(block.content, str | list) else []
@@ -433,10 +420,6 @@ def _texts(block: _Block) -> list[str]:
 def _text(content: Any) -> str:
     """The text of a tool result, a document, or a newer kind of block."""
     return "\n".join(text for block in _blocks(msgspec.convert(content, _Content)) for text in _texts(block))
-
-
-def _is_base64(source: Mapping[str, Any]) -> bool:
-    return source.get("type") == "base64"
 
 
 def _tool(tool: _Tool) -> dict[str, Any] | None:
@@ -471,8 +454,10 @@ def _counted(tokens: int) -> dict[str, Any]:
 
 def _shows_thinking(request: ChatRequest) -> bool:
     """Only on request: an agent that reads `content[0].text` would fail on a thinking block."""
-    parsed = request.body.get("thinking")
-    return isinstance(parsed, Mapping) and parsed.get("type") != "disabled" and parsed.get("display") != "omitted"
+    thinking = request.body.get("thinking")
+    if not isinstance(thinking, Mapping):
+        return False
+    return thinking.get("type") != "disabled" and thinking.get("display") != "omitted"
 
 
 def _empty(reply_id: str, request: ChatRequest) -> dict[str, Any]:

@@ -9,7 +9,6 @@ So the gateway's signatures contain the id.
 import base64
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from typing import Annotated, Any
 
 import msgspec
@@ -184,9 +183,8 @@ class Gemini:
         given = {**wrapped, MODEL: body.get(MODEL)} if isinstance(wrapped, Mapping) else body
         try:
             parsed = msgspec.convert(_camel(given), _Body, strict=False)  # numbers may come as strings
-            tools = tuple(
-                _function(declared) for tool in parsed.tools or () for declared in tool.function_declarations or ()
-            )
+            declared = [one for tool in parsed.tools or () for one in tool.function_declarations or ()]
+            tools = tuple(_function(one) for one in declared)
             config = parsed.generation_config or _Generation()
             wanted = _wanted_schema(config)
         except (msgspec.ValidationError, RecursionError) as error:
@@ -218,10 +216,10 @@ class Gemini:
         candidates = [
             _candidate(choice, _parts(choice, thoughts=thoughts), tokens=choice.tokens) for choice in reply.choices
         ]
-        return {"candidates": candidates, "usageMetadata": _usage(reply), **_origin(reply.request, reply.id)}
+        return {"candidates": candidates, "usageMetadata": _usage(reply), **_origin(reply)}
 
     def stream(self, begun: Reply) -> EventStream:
-        return _Stream(begun.request, reply_id=begun.id)
+        return _Stream(begun)
 
     def answer(self, response: Mapping[str, Any]) -> Message:
         content = msgspec.convert(response["candidates"][0]["content"], _Content)
@@ -234,9 +232,8 @@ class Gemini:
         status = STATUSES.get(refused.status, "INTERNAL" if refused.status >= 500 else "INVALID_ARGUMENT")
         error: dict[str, Any] = {"code": refused.status, "message": refused.message, "status": status}
         if refused.retry_after_s is not None:
-            error["details"] = [
-                {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": f"{refused.retry_after_s:g}s"}
-            ]
+            kind = "type.googleapis.com/google.rpc.RetryInfo"
+            error["details"] = [{"@type": kind, "retryDelay": f"{refused.retry_after_s:g}s"}]
         return {"error": error}
 
 
@@ -247,12 +244,12 @@ class _Stream:
     With `alt=sse` they are server-sent events, otherwise the elements of one JSON array.
     """
 
-    def __init__(self, request: ChatRequest, *, reply_id: str) -> None:
-        self._sse = bool(request.body.get(EVENTS))
+    def __init__(self, begun: Reply) -> None:
+        self._sse = bool(begun.request.body.get(EVENTS))
         self.media_type: MediaType = "text/event-stream" if self._sse else "application/json"
-        self._between = b"data: " if self._sse else b"["
-        self._thoughts = _shows_thoughts(request)
-        self._origin = _origin(request, reply_id)
+        self._between = b"["
+        self._thoughts = _shows_thoughts(begun.request)
+        self._origin = _origin(begun)
         self._tail = b"}]," + msgspec.json.encode(self._origin)[1:]
         self._ends: list[dict[str, Any]] = []
 
@@ -348,10 +345,11 @@ def _response(given: _FunctionResponse, waiting: list[tuple[str | None, ToolCall
     """The result of a call, found by its id, otherwise by its name and position."""
     if any("inlineData" in part or "fileData" in part for part in given.parts or ()):
         raise _unsupported("functionResponse.parts")
-    by_id = (place for place, (call_id, _) in enumerate(waiting) if given.id and call_id == given.id)
-    by_name = (place for place, (_, call) in enumerate(waiting) if not given.id and call.name == given.name)
-    place = next(chain(by_id, by_name), None)
-    call_id = given.id if place is None else waiting.pop(place)[1].id
+    call_id = given.id
+    for place, (known_id, call) in enumerate(waiting):
+        if known_id == given.id if given.id else call.name == given.name:
+            call_id = waiting.pop(place)[1].id
+            break
     return Message(role="tool", content=_result(given.response), tool_call_id=call_id or None, name=given.name or None)
 
 
@@ -369,16 +367,9 @@ def _assistant(parts: Iterable[_Part]) -> tuple[Message, list[tuple[str | None, 
     parts = list(parts)
     calls: list[tuple[str | None, ToolCall]] = []
     for part in parts:
-        if (called := part.function_call) is not None:
-            arguments = from_object(called.args)
-            calls.append(
-                (
-                    called.id,
-                    ToolCall(
-                        id=_signed(part.thought_signature) or called.id or "", name=called.name, arguments=arguments
-                    ),
-                )
-            )
+        if (call := part.function_call) is not None:
+            call_id = _signed(part.thought_signature) or call.id or ""
+            calls.append((call.id, ToolCall(id=call_id, name=call.name, arguments=from_object(call.args))))
     message = Message(
         role="assistant",
         content="".join(_texts(part for part in parts if not part.thought)),
@@ -404,15 +395,13 @@ def _texts(parts: Iterable[_Part]) -> list[str]:
 
 
 def _unsupported(kind: str) -> Refused:
-    return invalid(
-        f"parts of type `{kind}` are not supported", code="unsupported_content", param="contents", hint="send text"
-    )
+    message = f"parts of type `{kind}` are not supported"
+    return invalid(message, code="unsupported_content", param="contents", hint="send text")
 
 
 def _function(declared: _Declaration) -> dict[str, Any]:
-    parameters = lower_types(declared.parameters_json_schema) or json_schema(
-        declared.parameters or {"type": "object", "properties": {}}
-    )
+    nothing = {"type": "object", "properties": {}}
+    parameters = lower_types(declared.parameters_json_schema) or json_schema(declared.parameters or nothing)
     return function_tool(declared.name, description=declared.description or "", parameters=parameters)
 
 
@@ -454,8 +443,8 @@ def _shows_thoughts(request: ChatRequest) -> bool:
     return isinstance(thinking, dict) and bool(thinking.get("includeThoughts"))
 
 
-def _origin(request: ChatRequest, reply_id: str) -> dict[str, Any]:
-    return {"modelVersion": request.model, "responseId": reply_id}
+def _origin(reply: Reply) -> dict[str, Any]:
+    return {"modelVersion": reply.request.model, "responseId": reply.id}
 
 
 def _candidate(choice: Choice, parts: list[dict[str, Any]], *, tokens: Sequence[TokenLogprob] | None) -> dict[str, Any]:

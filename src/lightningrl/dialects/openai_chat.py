@@ -79,7 +79,7 @@ class _Format(msgspec.Struct):
 class _Body(wire.SharedFields, kw_only=True):
     messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]
     continue_final_message: bool | None = None
-    """vLLM's way to request the same."""
+    """vLLM's way: the answer continues the last message."""
     tools: list[_Tool] | None = None
     tool_choice: Any = None
     functions: list[_Signature] | None = None
@@ -105,10 +105,11 @@ class OpenAIChat:
         parsed = wire.convert(body, _Body)
         tools, choice, name = wire.choose_tools(*_tools(body, parsed))
         messages = tuple(_message(message) for message in parsed.messages)
+        continues = parsed.continue_final_message or parsed.messages[-1].prefix
         return ChatRequest(
             body=body,
             **parsed.common(),
-            messages=messages if parsed.continue_final_message or parsed.messages[-1].prefix else wire.ended(messages),
+            messages=messages if continues else wire.ended(messages),
             tools=tools,
             tool_choice=choice,
             tool_name=name,

@@ -149,30 +149,18 @@ def _prompts(prompt: str | list[Any]) -> tuple[str | tuple[int, ...], ...]:
 
 
 def _check(parsed: _Body, prompts: Sequence[str | tuple[int, ...]]) -> None:
-    answers = len(prompts) * (parsed.n or 1)
+    n = parsed.n or 1
+    answers = len(prompts) * n
+    too_many = f"`{answers}` answers are requested, at most `{MOST_PROMPTS}` are allowed"
+    scored = parsed.echo and parsed.logprobs is not None
     alone = len(prompts) == 1 and isinstance(prompts[0], str)
     for param, wrong, message, hint in (
         ("prompt", not all(prompts), "a prompt is empty", "send at least one token"),
-        (
-            "prompt",
-            answers > MOST_PROMPTS,
-            f"`{answers}` answers are requested, at most `{MOST_PROMPTS}` are allowed",
-            "send fewer prompts",
-        ),
+        ("prompt", answers > MOST_PROMPTS, too_many, "send fewer prompts"),
         ("suffix", bool(parsed.suffix), "`suffix` is not supported", "send what comes before"),
-        (
-            "best_of",
-            parsed.best_of not in (None, parsed.n or 1),
-            "`best_of` is not supported",
-            "ask for `n` and choose",
-        ),
+        ("best_of", parsed.best_of not in (None, n), "`best_of` is not supported", "request `n` and choose"),
         ("echo", parsed.echo and not alone, "`echo` repeats a single text", "send one prompt, as text"),
-        (
-            "echo",
-            parsed.echo and parsed.logprobs is not None,
-            "`echo` with `logprobs` is not supported",
-            "prompts have no logprobs here",
-        ),
+        ("echo", scored, "`echo` with `logprobs` is not supported", "prompts have no logprobs here"),
     ):
         if wrong:
             raise invalid(message, param=param, hint=hint)
@@ -184,11 +172,10 @@ def _echoed(request: ChatRequest) -> str:
 
 def _choice(choice: Choice, echoed: str) -> dict[str, Any]:
     """The field `echoed` is our addition: how many characters of `text` belong to the prompt."""
-    logprobs = _logprobs(choice.tokens, 0)
     return {
         "index": choice.index,
         "text": echoed + choice.message.content,
-        "logprobs": logprobs,
+        "logprobs": _logprobs(choice.tokens, 0),
         "finish_reason": choice.finish_reason,
         **({"echoed": len(echoed)} if echoed else {}),
     }

@@ -126,9 +126,8 @@ def _add(turns: list[_Turn], item: _Item, past: Past) -> None:
         turn.content = wire.text_of(item.content, param="input")
     elif all(call.id != item.call_id for call in turn.calls):
         arguments = item.arguments or "{}" if kind == "function_call" else wire.custom_arguments(item.input or "")
-        turn.calls.append(
-            ToolCall(id=str(item.call_id), name=joined(item.namespace, item.name or ""), arguments=arguments)
-        )
+        name = joined(item.namespace, item.name or "")
+        turn.calls.append(ToolCall(id=str(item.call_id), name=name, arguments=arguments))
 
 
 def _kind(item: _Item) -> str:
@@ -181,8 +180,8 @@ def _reply_id(item: Item) -> str:
 
 def summarised(request: ChatRequest) -> bool:
     """Whether a summary of the reasoning is requested; the summary is then the full reasoning."""
-    parsed = request.body.get("reasoning") or {}
-    return bool(parsed.get("summary") or parsed.get("generate_summary"))
+    reasoning = request.body.get("reasoning") or {}
+    return bool(reasoning.get("summary") or reasoning.get("generate_summary"))
 
 
 def output(choice: Choice, request: ChatRequest, reply_id: str) -> list[dict[str, Any]]:
@@ -193,15 +192,8 @@ def output(choice: Choice, request: ChatRequest, reply_id: str) -> list[dict[str
         items.append(reasoning_item(answer.reasoning, request, reply_id, status="completed"))
     if answer.content or not answer.tool_calls:
         content = [text_part(answer.content, choice.tokens)]
-        items.append(
-            {
-                "id": item_id("msg", reply_id),
-                "type": "message",
-                "status": status,
-                "role": "assistant",
-                "content": content,
-            }
-        )
+        message = {"id": item_id("msg", reply_id), "type": "message", "status": status, "role": "assistant"}
+        items.append({**message, "content": content})
     odd = _odd_tools(request.body.get("tools") or ()) if answer.tool_calls else {}
     items += [_call_item(call, reply_id, place, odd.get(call.name, {})) for place, call in enumerate(answer.tool_calls)]
     return items
@@ -232,10 +224,8 @@ def _odd_tools(tools: Iterable[Mapping[str, Any]], namespace: str | None = None)
             found.update(_odd_tools(tool.get("tools") or (), tool["name"]))
         elif tool["type"] == "custom" or namespace is not None:
             place = {} if namespace is None else {"namespace": namespace, "name": tool.get("name")}
-            found[joined(namespace, str(tool.get("name")))] = {
-                "type": "custom_tool_call" if tool["type"] == "custom" else "function_call",
-                **place,
-            }
+            kind = "custom_tool_call" if tool["type"] == "custom" else "function_call"
+            found[joined(namespace, str(tool.get("name")))] = {"type": kind, **place}
     return found
 
 

@@ -120,11 +120,8 @@ class OpenAIResponses:
     def respond(self, reply: Reply) -> dict[str, Any]:
         [choice] = reply.choices
         return {
-            **_echo(reply),
-            "status": STATUS[choice.finish_reason],
-            "error": {"code": "server_error", "message": "the answer broke"}
-            if choice.finish_reason == "error"
-            else None,
+            **_envelope(reply, status=STATUS[choice.finish_reason]),
+            "error": BROKEN if choice.finish_reason == "error" else None,
             "incomplete_details": {"reason": "max_output_tokens"} if choice.finish_reason == "length" else None,
             "output": items.output(choice, reply.request, reply.id),
             "usage": _usage(reply),
@@ -156,7 +153,7 @@ class _Stream:
     def __init__(self, begun: Reply) -> None:
         self._request = begun.request
         self._reply_id = begun.id
-        self._envelope = _echo(begun)
+        self._begun = begun
         self._number = 0
         self._items = 0
         """How many items have ended."""
@@ -175,12 +172,10 @@ class _Stream:
             if not text.strip():  # the empty reasoning of a template is no item
                 return events
             events += self._begin_reasoning()
+        if not text:
+            return events
         kind, place = THOUGHT[items.summarised(self._request)]
-        return (
-            events + self._event(f"response.{kind}_text.delta", {**self._within("rs"), place: 0, "delta": text})
-            if text
-            else events
-        )
+        return events + self._event(f"response.{kind}_text.delta", {**self._within("rs"), place: 0, "delta": text})
 
     def text(self, index: int, text: str, tokens: Sequence[TokenLogprob] | None) -> bytes:
         if text and self._head and tokens is None and not self._waiting:
@@ -191,10 +186,9 @@ class _Stream:
         if not text:
             return events
         events += self._begin_message()
-        logprobs, self._waiting = wire.shown(self._waiting), []
-        return events + self._event(
-            "response.output_text.delta", {**self._part("msg"), "delta": text, "logprobs": logprobs}
-        )
+        delta = {**self._part("msg"), "delta": text, "logprobs": wire.shown(self._waiting)}
+        self._waiting = []
+        return events + self._event("response.output_text.delta", delta)
 
     def finish(self, choice: Choice) -> bytes:
         events = [self._begin()]
@@ -216,30 +210,14 @@ class _Stream:
         body = wire.error_body(refused)["error"]
         events = self._begin() + self._event("error", {**body, "type": "error", "error": body})
         code = "rate_limit_exceeded" if refused.status == 429 else "server_error"
-        response = {
-            **self._envelope,
-            "status": "failed",
-            "error": {"code": code, "message": refused.message},
-            "output": [],
-            "usage": None,
-        }
-        return events + self._event("response.failed", {"response": {**response, "incomplete_details": None}})
+        response = {**_envelope(self._begun, status="failed"), "error": {"code": code, "message": refused.message}}
+        return events + self._event("response.failed", {"response": response})
 
     def _begin(self) -> bytes:
         if self._number:
             return b""
-        envelope = {
-            **self._envelope,
-            "status": "in_progress",
-            "error": None,
-            "incomplete_details": None,
-            "output": [],
-            "usage": None,
-        }
-        response = msgspec.Raw(encode(envelope))  # sent twice
-        return self._event("response.created", {"response": response}) + self._event(
-            "response.in_progress", {"response": response}
-        )
+        fields = {"response": msgspec.Raw(encode(_envelope(self._begun, status="in_progress")))}  # sent twice
+        return self._event("response.created", fields) + self._event("response.in_progress", fields)
 
     def _begin_reasoning(self) -> bytes:
         self._open = "reasoning"
@@ -253,18 +231,16 @@ class _Stream:
             return b""
         self._open, text = None, "".join(self._thoughts)
         kind, place = THOUGHT[items.summarised(self._request)]
-        events = self._event(
-            f"response.{kind}_text.done", {**self._within("rs"), place: 0, "text": text}
-        ) + self._thought_part("done", text)
+        events = self._event(f"response.{kind}_text.done", {**self._within("rs"), place: 0, "text": text})
+        events += self._thought_part("done", text)
         return events + self._end_item(items.reasoning_item(text, self._request, self._reply_id, status="completed"))
 
-    def _thought_part(self, what: str, text: str) -> bytes:
+    def _thought_part(self, change: Literal["added", "done"], text: str) -> bytes:
         if items.summarised(self._request):
             part = {"summary_index": 0, "part": {"type": "summary_text", "text": text}}
-            return self._event(f"response.reasoning_summary_part.{what}", {**self._within("rs"), **part})
-        return self._event(
-            f"response.content_part.{what}", {**self._part("rs"), "part": {"type": "reasoning_text", "text": text}}
-        )
+            return self._event(f"response.reasoning_summary_part.{change}", {**self._within("rs"), **part})
+        part = {"type": "reasoning_text", "text": text}
+        return self._event(f"response.content_part.{change}", {**self._part("rs"), "part": part})
 
     def _begin_message(self) -> bytes:
         if self._open == "message":
@@ -288,24 +264,15 @@ class _Stream:
         [part] = item["content"]
         done = {**self._part("msg"), "text": part["text"], "logprobs": part["logprobs"]}
         events = self._event("response.output_text.done", done)
+        events += self._event("response.content_part.done", {**self._part("msg"), "part": part})
         self._open, self._head = None, b""
-        return (
-            events
-            + self._event("response.content_part.done", {**self._part("msg"), "part": part})
-            + self._end_item(item)
-        )
+        return events + self._end_item(item)
 
     def _call(self, item: Item) -> bytes:
-        field, kind = (
-            ("input", "custom_tool_call_input")
-            if item["type"] == "custom_tool_call"
-            else ("arguments", "function_call_arguments")
-        )
+        field, kind = CALLS[item["type"]]
         place = {"item_id": item["id"], "output_index": self._items}
-        added = self._event(
-            "response.output_item.added",
-            {"output_index": self._items, "item": {**item, field: "", "status": "in_progress"}},
-        )
+        begun = {**item, field: "", "status": "in_progress"}
+        added = self._event("response.output_item.added", {"output_index": self._items, "item": begun})
         delta = self._event(f"response.{kind}.delta", {**place, "delta": item[field]})
         done = self._event(f"response.{kind}.done", {**place, "name": item["name"], field: item[field]})
         return added + delta + done + self._end_item(item)
@@ -322,10 +289,8 @@ class _Stream:
 
     def _event(self, kind: str, fields: Mapping[str, Any]) -> bytes:
         self._number += 1
-        return b"event: %b\ndata: %b\n\n" % (
-            kind.encode(),
-            encode({"type": kind, **fields, "sequence_number": self._number - 1}),
-        )
+        data = encode({"type": kind, **fields, "sequence_number": self._number - 1})
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
 
 STATUS = {
@@ -335,6 +300,14 @@ STATUS = {
     "cancelled": "cancelled",
     "error": "failed",
 }
+
+BROKEN = {"code": "server_error", "message": "the answer broke"}
+
+CALLS = {
+    "function_call": ("arguments", "function_call_arguments"),
+    "custom_tool_call": ("input", "custom_tool_call_input"),
+}
+"""Type of an item → (field of the arguments, name of the events)."""
 
 THOUGHT = {False: ("reasoning", "content_index"), True: ("reasoning_summary", "summary_index")}
 """Is a summary requested? → (name of the events, name of the index)."""
@@ -382,12 +355,17 @@ def _counted(tokens: int) -> dict[str, Any]:
     return {"object": "response.input_tokens", "input_tokens": tokens}
 
 
-def _echo(reply: Reply) -> dict[str, Any]:
-    """The fields of a response that repeat its request."""
+def _envelope(reply: Reply, *, status: str) -> dict[str, Any]:
+    """A response without output; most fields repeat the request."""
     request, body = reply.request, reply.request.body
     return {
         "id": reply.id,
         "object": "response",
+        "status": status,
+        "error": None,
+        "incomplete_details": None,
+        "output": [],
+        "usage": None,
         "created_at": reply.created,
         "model": request.model,
         "background": False,

@@ -245,9 +245,8 @@ def _text(part: Part, param: str) -> str:
         return part.text or ""
     if part.type == "refusal":
         return part.refusal or ""
-    raise invalid(
-        f"content of type `{part.type}` is not supported", code="unsupported_content", param=param, hint="send text"
-    )
+    message = f"content of type `{part.type}` is not supported"
+    raise invalid(message, code="unsupported_content", param=param, hint="send text")
 
 
 def _shown(text: str, logprob: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What happened in an attempt, as spans: derived from its calls, told by OpenTelemetry, or both at once."""
+"""The spans of an attempt: derived from its calls, reported by OpenTelemetry, or both united."""
 
 from lightningrl.tracing.derived import spans_of
 from lightningrl.tracing.united import united

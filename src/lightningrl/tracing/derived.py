@@ -27,7 +27,7 @@ EXCEPTION_TYPE = "exception.type"
 MALFORMED = "lightningrl.malformed"
 """True: the tool call's arguments are no JSON object."""
 BEGUN = re.compile(r"<tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>|\A\s*\[?\s*\{\s*\"name\"\s*:")
-"""How tool calls begin that the gateway parses. In an answer without tool calls, one could not be parsed."""
+"""The start of a tool call. An answer that has it, but no tool call, has one that could not be parsed."""
 NAME = re.compile(r"\"name\"\s*:\s*\"([^\"]+)\"")
 
 
@@ -36,7 +36,7 @@ def spans_of(calls: Iterable[Call]) -> list[Span]:
     results in a call's request come before its answer.
     """
     attempts = by_attempt(calls).values()
-    return [span for made in attempts for span in _Attempt(sorted(made, key=lambda call: call.index)).spans()]
+    return [span for calls in attempts for span in _Attempt(sorted(calls, key=lambda call: call.index)).spans()]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,8 +1,7 @@
-"""Has a tool failed? Only if it says so: nothing is guessed from results that merely look poor.
+"""Has a tool failed? Only if the wire format, the telemetry or the result itself says so; nothing is guessed.
 
-Besides what a wire or a telemetry library states, two things count: a result that is a JSON object with a truthy
-`error` or `isError`, and text that begins like an exception (`Traceback …`, `ValueError: …`,
-`sqlite3.OperationalError(…)`, `Error: …`, `Error executing tool …`).
+A result says so in two ways: it is a JSON object with a truthy `error` or `isError`, or its text begins like an
+exception (`Traceback …`, `ValueError: …`, `sqlite3.OperationalError(…)`, `Error: …`, `Error executing tool …`).
 """
 
 import re
@@ -14,10 +13,10 @@ import msgspec
 
 TRACEBACK = "Traceback (most recent call last)"
 NAMED = re.compile(r"\s*(?:Error:?\s+)?(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception))\s*(?:[:(]|\Z)")
-"""An exception by its name, as Python and JavaScript print it; LangGraph puts `Error: ` in front of it."""
+"""An exception as Python and JavaScript print it; LangGraph prefixes it with `Error: `."""
 ERROR = re.compile(r"\s*error\s*(?::|executing|invoking|calling|running|while|\Z)", re.IGNORECASE)
 APOLOGY = re.compile(r"\s*(?:an error occurred|i encountered an error|tool execution failed)\b", re.IGNORECASE)
-"""What the OpenAI Agents SDK and CrewAI tell their models."""
+"""The phrases of the OpenAI Agents SDK and CrewAI."""
 LAST = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?::|$)", re.MULTILINE)
 KEPT = 2000
 """Characters of an error that a span keeps."""
@@ -25,15 +24,15 @@ KEPT = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What went wrong."""
+    """A tool's failure."""
 
     message: str
     exception: str | None = None
-    """The type of what was raised; None: it was reported, not raised."""
+    """The type of the exception; None for a failure that was reported, not raised."""
 
 
 def failure_of(output: str, *, declared: bool = False) -> Failure | None:
-    """None: nothing says that it failed. `declared`: the wire says so, whatever the text is."""
+    """None: no failure. `declared`: the wire format marks the result as an error, whatever its text is."""
     if exception := _raised(output):
         return Failure(message=output.strip()[:KEPT], exception=exception)
     reported = _reported(output)

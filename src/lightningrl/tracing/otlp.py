@@ -1,7 +1,7 @@
-"""Spans as OpenTelemetry exporters send them (OTLP over HTTP, protobuf or JSON) ⇄ our own.
+"""Spans from OpenTelemetry exporters (OTLP over HTTP, protobuf or JSON) → `Span`.
 
-Two vocabularies are understood: OpenTelemetry's for generative AI (https://opentelemetry.io/docs/specs/semconv/gen-ai/)
-and OpenInference (https://arize-ai.github.io/openinference/spec/). What neither knows is a span of kind `other`.
+It reads two vocabularies: OpenTelemetry's for generative AI (https://opentelemetry.io/docs/specs/semconv/gen-ai/) and
+OpenInference (https://arize-ai.github.io/openinference/spec/). A span of neither has the kind `other`.
 """
 
 import base64
@@ -28,9 +28,9 @@ Attributes: TypeAlias = dict[str, Any]
 
 RESPONSE_ID = "gen_ai.response.id"
 DOCUMENTS = "lightningrl.documents"
-"""How many a retrieval found."""
+"""How many documents a retrieval returned."""
 TRIGGERED = "lightningrl.triggered"
-"""True: a guard-rail fired."""
+"""True: a guardrail fired."""
 
 OPERATIONS: Mapping[str, SpanKind] = {
     "execute_tool": "tool",
@@ -59,23 +59,23 @@ INPUTS = ("gen_ai.tool.call.arguments", "tool_call.function.arguments", "tool_ar
 OUTPUTS = ("gen_ai.tool.call.result", "tool_response", "output.value")
 """`tool_arguments` and `tool_response` are Pydantic AI's."""
 TOOL_CALL_IDS = (TOOL_CALL_ID, "tool_call.id", "tool.id")
-SAID = re.compile(
+DROPPED = re.compile(
     r"llm\.(?:input|output)_messages\.|llm\.prompts|gen_ai\.(?:prompt|completion|input\.messages|output\.messages|system_instructions)"
 )
-"""What a call says already, token by token."""
+"""Attributes that are dropped: the recorded call has their content, token by token."""
 FIRED = ("triggered", "tripwire_triggered", "flagged", "blocked")
 DOCUMENT = re.compile(r"retrieval\.documents\.(\d+)\.")
 
 KEPT = 64 * 1024
-"""Characters of an input, an output or an attribute that are kept."""
+"""Maximum length of an input, an output or an attribute, in characters; the rest is cut off."""
 
 
 class BadTelemetry(Exception):
-    """What was sent is not OTLP."""
+    """The body is not OTLP."""
 
 
 def decode(body: bytes, encoding: Encoding) -> list[Span]:
-    """Spans of no attempt yet: `attempt_id` is "", `call_id` None. Raises `BadTelemetry`."""
+    """Spans that belong to no attempt yet: `attempt_id` is "", `call_id` is None. Raises `BadTelemetry`."""
     try:
         request = ExportTraceServiceRequest.FromString(body) if encoding == "protobuf" else _from_json(body)
     except (
@@ -94,7 +94,7 @@ def decode(body: bytes, encoding: Encoding) -> list[Span]:
 
 
 def answer(encoding: Encoding, *, rejected: int, message: str) -> bytes:
-    """The answer to an export: what was not taken, and why."""
+    """The response to an export: how many spans were rejected, and why."""
     response = ExportTraceServiceResponse()
     if rejected or message:
         response.partial_success.rejected_spans = rejected
@@ -105,7 +105,7 @@ def answer(encoding: Encoding, *, rejected: int, message: str) -> bytes:
 
 
 def refusal(encoding: Encoding, *, code: int, message: str) -> bytes:
-    """A google.rpc.Status, which is how OTLP complains: its `code` is field 1, its `message` field 2."""
+    """An error response: OTLP uses google.rpc.Status, where `code` is field 1 and `message` field 2."""
     if encoding == "json":
         return msgspec.json.encode({"code": code, "message": message})
     text = message.encode()
@@ -118,7 +118,7 @@ def _varint(number: int) -> bytes:
 
 
 def _from_json(body: bytes) -> ExportTraceServiceRequest:
-    """OTLP writes ids in hexadecimal, where protobuf's own JSON has base64."""
+    """OTLP writes ids in hexadecimal, protobuf's JSON in base64."""
     tree = msgspec.json.decode(body, type=dict[str, Any])
     for span in _each(tree, "resourceSpans", "scopeSpans", "spans"):
         for holder in (span, *_each(span, "links")):
@@ -136,20 +136,19 @@ def _each(tree: dict[str, Any], *path: str) -> Iterable[dict[str, Any]]:
 
 
 def _span(sent: trace_pb2.Span) -> Span:
-    said = _attributes(sent.attributes)
-    kind = _kind(said)
-    given, output = _first(said, INPUTS), _first(said, OUTPUTS)
-    status, error, exception = _status(sent, said)
+    attributes = _attributes(sent.attributes)
+    kind = _kind(attributes)
+    given, output = _first(attributes, INPUTS), _first(attributes, OUTPUTS)
+    status, error, exception = _status(sent, attributes)
     if kind == "tool" and status == "unset" and output is not None and (failure := failure_of(output)):
         status, error, exception = "error", failure.message, failure.exception
-    kept = {key: _short(value) for key, value in said.items() if key not in (*INPUTS, *OUTPUTS) and not SAID.match(key)}
-    found = _told(kind, said, output) | ({EXCEPTION_TYPE: exception} if exception else {})
+    found = _normalised(kind, attributes, output) | ({EXCEPTION_TYPE: exception} if exception else {})
     return Span(
         id=sent.span_id.hex(),
         attempt_id="",
         call_id=None,
         kind=kind,
-        name=_first(said, NAMES.get(kind, ())) or sent.name.removeprefix("execute_tool "),
+        name=_first(attributes, NAMES.get(kind, ())) or sent.name.removeprefix("execute_tool "),
         status=status,
         error=error,
         input=None if kind == "llm" or given is None else given[:KEPT],
@@ -158,58 +157,55 @@ def _span(sent: trace_pb2.Span) -> Span:
         ended_at=sent.end_time_unix_nano / 1e9,
         trace_id=sent.trace_id.hex(),
         parent_id=sent.parent_span_id.hex() or None,
-        attributes={**kept, **found},
+        attributes={**_kept(attributes), **found},
     )
 
 
-def _kind(said: Attributes) -> SpanKind:
-    found = KINDS.get(str(said.get("openinference.span.kind", "")).upper()) or OPERATIONS.get(
-        str(said.get("gen_ai.operation.name", ""))
-    )
-    return found or ("tool" if "gen_ai.tool.name" in said else "other")
+def _kind(attributes: Attributes) -> SpanKind:
+    kind = KINDS.get(str(attributes.get("openinference.span.kind", "")).upper())
+    kind = kind or OPERATIONS.get(str(attributes.get("gen_ai.operation.name", "")))
+    return kind or ("tool" if "gen_ai.tool.name" in attributes else "other")
 
 
-def _status(sent: trace_pb2.Span, said: Attributes) -> tuple[SpanStatus, str | None, str | None]:
-    """(status, error, type of the exception). An exception that was noted is an error unless the span says that all
-    went well.
-    """
+def _status(sent: trace_pb2.Span, attributes: Attributes) -> tuple[SpanStatus, str | None, str | None]:
+    """(status, error, type of the exception). A recorded exception is an error unless the span's status is OK."""
     code = sent.status.code
     if code == trace_pb2.Status.STATUS_CODE_OK:
         return "ok", None, None
     events = [_attributes(event.attributes) for event in sent.events if event.name == "exception"]
     raised = events[-1] if events else {}
-    if code != trace_pb2.Status.STATUS_CODE_ERROR and not raised and not said.get("error.type"):
+    if code != trace_pb2.Status.STATUS_CODE_ERROR and not raised and not attributes.get("error.type"):
         return "unset", None, None
     exception = raised.get(EXCEPTION_TYPE)
-    told = ": ".join(str(part) for part in (exception, raised.get("exception.message")) if part)
-    error = told or sent.status.message or str(said.get("error.type") or "error")
-    if exception is None and (failure := failure_of(error)):  # some put it into the status alone
+    found = ": ".join(str(part) for part in (exception, raised.get("exception.message")) if part)
+    error = found or sent.status.message or str(attributes.get("error.type") or "error")
+    if exception is None and (failure := failure_of(error)):  # some libraries put the exception into the status alone
         exception = failure.exception
     return "error", error[:KEPT], None if exception is None else str(exception)
 
 
-def _told(kind: SpanKind, said: Attributes, output: str | None) -> Attributes:
-    """In words of our own: what is spelled differently by different libraries."""
-    told: Attributes = {}
-    if (tool_id := _first(said, TOOL_CALL_IDS)) and kind == "tool":
-        told[TOOL_CALL_ID] = tool_id
-    if kind == "llm" and (response_id := said.get(RESPONSE_ID) or _answered_as(output)):
-        told[RESPONSE_ID] = str(response_id)
-    if kind == "retrieval" and (count := _documents(said)) is not None:
-        told[DOCUMENTS] = count
-    if kind == "guardrail" and (_fires(said) or _fires(_object(output))):
-        told[TRIGGERED] = True
-    return told
+def _normalised(kind: SpanKind, attributes: Attributes, output: str | None) -> Attributes:
+    """Attributes that libraries name differently, under one name."""
+    found: Attributes = {}
+    if (tool_id := _first(attributes, TOOL_CALL_IDS)) and kind == "tool":
+        found[TOOL_CALL_ID] = tool_id
+    if kind == "llm" and (response_id := attributes.get(RESPONSE_ID) or _answered_as(output)):
+        found[RESPONSE_ID] = str(response_id)
+    if kind == "retrieval" and (count := _documents(attributes)) is not None:
+        found[DOCUMENTS] = count
+    if kind == "guardrail" and (_fires(attributes) or _fires(_object(output))):
+        found[TRIGGERED] = True
+    return found
 
 
 def _answered_as(output: str | None) -> str | None:
-    """OpenInference keeps the whole answer as text, its id in it."""
+    """The response id in the output: OpenInference keeps the whole response there, as text."""
     body = _object(output)
     return body.get("id") or body.get("responseId") or body.get("response_id")
 
 
-def _documents(said: Attributes) -> int | None:
-    listed = said.get("gen_ai.retrieval.documents")
+def _documents(attributes: Attributes) -> int | None:
+    listed = attributes.get("gen_ai.retrieval.documents")
     if isinstance(listed, str):
         try:
             listed = msgspec.json.decode(listed)
@@ -217,12 +213,12 @@ def _documents(said: Attributes) -> int | None:
             listed = None
     if isinstance(listed, list):
         return len(listed)
-    places = {found[1] for key in said if (found := DOCUMENT.match(key))}
+    places = {found[1] for key in attributes if (found := DOCUMENT.match(key))}
     return len(places) or None
 
 
-def _fires(said: Mapping[str, Any]) -> bool:
-    return any(value is True for key, value in said.items() if key.rpartition(".")[2] in FIRED)
+def _fires(attributes: Mapping[str, Any]) -> bool:
+    return any(value is True for key, value in attributes.items() if key.rpartition(".")[2] in FIRED)
 
 
 def _object(text: str | None) -> Mapping[str, Any]:
@@ -233,13 +229,17 @@ def _object(text: str | None) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _first(said: Attributes, keys: Iterable[str]) -> str | None:
-    value = next((said[key] for key in keys if said.get(key) is not None), None)
+def _first(attributes: Attributes, keys: Iterable[str]) -> str | None:
+    value = next((attributes[key] for key in keys if attributes.get(key) is not None), None)
     return value if value is None or isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def _short(value: Any) -> Any:
-    return value[:KEPT] if isinstance(value, str) else value
+def _kept(attributes: Attributes) -> Attributes:
+    kept: Attributes = {}
+    for key, value in attributes.items():
+        if key not in (*INPUTS, *OUTPUTS) and not DROPPED.match(key):
+            kept[key] = value[:KEPT] if isinstance(value, str) else value
+    return kept
 
 
 def _attributes(pairs: Iterable[KeyValue]) -> Attributes:

@@ -1,8 +1,8 @@
-"""Spans that telemetry has told, and spans that follow from the calls: which of them are the same, and which call is
-behind each?
+"""Recorded spans (from telemetry) and derived spans (from the calls) → one list, with the call that caused each span.
 
-A tool that both know of counts once: what telemetry says goes first, as it was there; the call that asked for the tool,
-its arguments as the model wrote them, and a failure that only the result tells are added from the derived span.
+A tool run that both report counts once. The recorded span has priority, as telemetry observed the tool. The derived
+span adds the call that requested the tool, the arguments as the model wrote them, and a failure that only the result
+shows.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,38 +14,35 @@ from lightningrl.types import Span, by_attempt
 
 
 def united(recorded: Iterable[Span], derived: Iterable[Span]) -> list[Span]:
-    """All spans of the attempts, each event once, in order of time within an attempt. LLM spans are those of the calls;
-    telemetry's are kept only where no call is behind them.
+    """All spans of the attempts, each event once, in order of time within an attempt. Of LLM spans, recorded ones are
+    kept only if they belong to no call.
     """
-    told, followed = by_attempt(recorded), by_attempt(derived)
-    return [
-        span
-        for attempt_id in dict.fromkeys([*followed, *told])
-        for span in _of_attempt(told.get(attempt_id, []), followed.get(attempt_id, []))
-    ]
+    from_telemetry, from_calls = by_attempt(recorded), by_attempt(derived)
+    spans: list[Span] = []
+    for attempt_id in dict.fromkeys([*from_calls, *from_telemetry]):
+        spans += _of_attempt(from_telemetry.get(attempt_id, []), from_calls.get(attempt_id, []))
+    return spans
 
 
 def _of_attempt(recorded: Sequence[Span], derived: Sequence[Span]) -> list[Span]:
     recorded = _without_echoes(recorded)
-    answers = [
-        span if span.call_id else replace(span, call_id=_during(span, derived))
-        for span in recorded
-        if span.kind == "llm"
-    ]
-    joined, claimed = _tools(
-        [span for span in recorded if span.kind == "tool"], [span for span in derived if span.kind == "tool"]
-    )
+    answers = [replace(span, call_id=_during(span, derived)) for span in recorded if span.kind == "llm"]
+    joined, claimed = _tools(_of_tools(recorded), _of_tools(derived))
     others = [span for span in recorded if span.kind not in ("llm", "tool")]
     stray = [span for span in answers if span.call_id is None]
-    caused = [span if span.call_id else replace(span, call_id=_cause(span, answers)) for span in [*joined, *others]]
+    caused = [replace(span, call_id=_cause(span, answers)) for span in [*joined, *others]]
     left = [span for span in derived if span.id not in claimed]
     return sorted([*left, *caused, *stray], key=lambda span: span.started_at)
 
 
-def _tools(recorded: Sequence[Span], derived: Sequence[Span]) -> tuple[list[Span], set[str]]:
-    """Telemetry's tool spans with what the derived ones know besides, and the ids of those.
+def _of_tools(spans: Iterable[Span]) -> list[Span]:
+    return [span for span in spans if span.kind == "tool"]
 
-    By the id of the tool call, else by name and arguments, else by name and time.
+
+def _tools(recorded: Sequence[Span], derived: Sequence[Span]) -> tuple[list[Span], set[str]]:
+    """Recorded tool spans, merged with their derived twins; and the ids of those twins.
+
+    Twins match by the id of the tool call, otherwise by name and arguments, otherwise by name and time.
     """
     claimed: dict[str, Span] = {}
     found: dict[int, Span] = {}
@@ -56,9 +53,8 @@ def _tools(recorded: Sequence[Span], derived: Sequence[Span]) -> tuple[list[Span
             twin = next((twin for twin in derived if twin.id not in claimed and fits(span, twin)), None)
             if twin is not None:
                 found[place] = claimed[twin.id] = twin
-    return [_merged(span, found[place]) if place in found else span for place, span in enumerate(recorded)], set(
-        claimed
-    )
+    merged = [_merged(span, found[place]) if place in found else span for place, span in enumerate(recorded)]
+    return merged, set(claimed)
 
 
 def _same_id(span: Span, twin: Span) -> bool:
@@ -66,21 +62,15 @@ def _same_id(span: Span, twin: Span) -> bool:
 
 
 def _same_arguments(span: Span, twin: Span) -> bool:
-    unnamed = TOOL_CALL_ID not in span.attributes
-    return (
-        unnamed
-        and span.name == twin.name
-        and span.input is not None
-        and arguments_key(span.input) == arguments_key(twin.input or "")
-    )
+    if TOOL_CALL_ID in span.attributes or span.name != twin.name or span.input is None:
+        return False
+    return arguments_key(span.input) == arguments_key(twin.input or "")
 
 
 def _same_time(span: Span, twin: Span) -> bool:
-    return (
-        TOOL_CALL_ID not in span.attributes
-        and span.name == twin.name
-        and twin.started_at <= span.started_at <= span.ended_at <= twin.ended_at
-    )
+    if TOOL_CALL_ID in span.attributes or span.name != twin.name:
+        return False
+    return twin.started_at <= span.started_at <= span.ended_at <= twin.ended_at
 
 
 def _merged(span: Span, twin: Span) -> Span:
@@ -97,7 +87,9 @@ def _merged(span: Span, twin: Span) -> Span:
 
 
 def _during(span: Span, derived: Sequence[Span]) -> str | None:
-    """The only call that was answered while an LLM span lasted."""
+    """The call of an LLM span: if unknown, the only call that was answered during the span."""
+    if span.call_id:
+        return span.call_id
     within = [
         twin.call_id
         for twin in derived
@@ -107,7 +99,9 @@ def _during(span: Span, derived: Sequence[Span]) -> str | None:
 
 
 def _cause(span: Span, answers: Sequence[Span]) -> str | None:
-    """The last answer before it: of the same parent if there is one, else of the same trace."""
+    """The call that caused a span: if unknown, the last answer before it with the same parent, or in the same trace."""
+    if span.call_id:
+        return span.call_id
     before = [
         answer
         for answer in answers
@@ -118,7 +112,7 @@ def _cause(span: Span, answers: Sequence[Span]) -> str | None:
 
 
 def _without_echoes(spans: Sequence[Span]) -> list[Span]:
-    """Without tool spans within one of the same tool (two libraries that both watch it), or with the same tool call id."""
+    """Drop a tool span inside a span of the same tool (two libraries observe it), and a repeated tool call id."""
     by_id = {(span.trace_id, span.id): span for span in spans}
     seen: set[str] = set()
     kept: list[Span] = []
