@@ -1,15 +1,14 @@
-"""Where does the CPU of a run go? Clocks of the operating system in, seconds of each part out.
+"""How much CPU time does each part of a run use? Reads the clocks of the operating system.
 
-agents      the processes that run them and whatever these start: framework, tools, reward function, servers of MCP
-engine      threads called `engine-…`; an engine in another process is not counted
-gateway     everything else in this process while agents run: HTTP, rendering, records, handing out rollouts, making up
-tasks training    everything else from a complete batch to the new weights being served: credit, forest, forward,
-backward, update, saving rest        everything else, before and after: imports, loading the model; and threads called
-`drawing…`, at any time
+    agents      processes that run agents, and their children: framework, tools, reward function, MCP servers
+    engine      threads named `engine-…`; an engine in another process is not counted
+    gateway     the rest of this process while agents run: HTTP, rendering, records, dispatching, making tasks
+    training    the rest of this process from a complete batch to the publication of the new weights
+    rest        everything before and after: imports, loading the model; also threads named `drawing…`
 
-Waiting is in none of these, be it for the GIL or for a core. Torch's own threads have no names, so they count by what
-the process is doing: those of a product in the trainer as training. What a process has spent that outlived its parent
-and was ended with its group is lost. Only Linux tells all of this; elsewhere there are no figures.
+Time spent waiting, for the GIL or for a core, is not counted. Torch's threads have no names, so they count to the part
+that runs at the time. The time of a process that outlives its parent and is killed with its group is lost. Only Linux
+provides these clocks; elsewhere there are no figures.
 """
 
 import os
@@ -24,26 +23,26 @@ from typing import Literal, TypeAlias
 
 Doing: TypeAlias = Literal["gateway", "training", "rest"]
 DRAWING = "drawing"
-"""How the name of a thread begins that draws."""
+"""Prefix of the names of threads that draw."""
 PARTS = ("agents", "gateway", "engine", "training", "rest")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clocks:
-    """Seconds of CPU so far."""
+    """CPU seconds since the process began."""
 
     process: float
     """All threads of this process."""
     engine: float
-    """Those of them that are engines."""
+    """Engine threads of this process."""
     drawing: float
-    """Those of them that draw."""
+    """Drawing threads of this process."""
     agents: float
-    """Descendants of this process, alive or waited for."""
+    """Descendants of this process, running or waited for."""
 
 
 class CpuSplit:
-    """Adds up, from the beginning of the process, what each part has spent."""
+    """Sums the CPU time of each part since the beginning of the process."""
 
     def __init__(self) -> None:
         self._spent: dict[str, float] = dict.fromkeys(PARTS, 0.0) if sys.platform == "linux" else {}
@@ -51,18 +50,16 @@ class CpuSplit:
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        """Part → what it had spent at the end of the last lap; empty where the system does not tell."""
+        """Part → CPU seconds up to the last lap; empty if the system has no such clocks."""
         return dict(self._spent)
 
     def lap(self, doing: Doing) -> None:
-        """What this process has done since the last lap, engines aside, was `doing`."""
+        """Count the time of this process since the last lap, except for engines, to the part `doing`."""
         if sys.platform != "linux":
             return
         now, last = clocks(), self._last
-        engine, agents = (
-            max(0.0, now.engine - last.engine),
-            max(0.0, now.agents - last.agents),
-        )  # who has ended is seen no more
+        # A thread or process that has ended is no longer counted, so a difference can be negative.
+        engine, agents = max(0.0, now.engine - last.engine), max(0.0, now.agents - last.agents)
         drawing = max(0.0, now.drawing - last.drawing)
         ours = now.process - last.process - engine - drawing
         for part, seconds in (("agents", agents), ("engine", engine), ("rest", drawing), (doing, ours)):
@@ -70,14 +67,14 @@ class CpuSplit:
         self._last = now
 
     def since(self, before: Mapping[str, float]) -> dict[str, float]:
-        """What has been spent since `seconds` was `before`, as metrics."""
+        """CPU seconds since `seconds` had the value `before`, as metrics."""
         return {f"cpu/{part}_s": self._spent[part] - seconds for part, seconds in before.items()}
 
 
 if sys.platform == "linux":
 
     def clocks() -> Clocks:
-        """As the kernel has them: of descendants to a hundredth of a second, else to the nanosecond."""
+        """Current clocks. Those of descendants have a resolution of 10 ms, the others of a nanosecond."""
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         return Clocks(
             process=time.process_time(),
@@ -87,13 +84,13 @@ if sys.platform == "linux":
         )
 
     def _threads(prefix: str) -> float:
-        """Seconds of the threads that are there and are called so."""
+        """CPU seconds of the running threads whose names begin with `prefix`."""
         idents = [thread.ident for thread in threading.enumerate() if thread.name.startswith(prefix) and thread.ident]
         return sum(time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in idents)
 
 
 def _living() -> float:
-    """Seconds of the descendants that are there, and of all that they have waited for."""
+    """CPU seconds of running descendants and of the processes that they have waited for."""
     parent_of: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for entry in Path("/proc").iterdir():

@@ -1,8 +1,8 @@
-"""The error model: a failure is attributed, at a boundary, to whoever owns it.
+"""The error model: each error names the side that failed.
 
-A `UserError` is something the person at the keyboard can mend: it carries a hint, and the CLI exits with code 2.
-`AgentError`, `GraderError` and `EngineError` say whose code failed. A failed rollout is a record, not a crash: the
-runner turns these into `Attempt.error`; they are only raised when nothing can go on.
+A `UserError` can be corrected by the user; it has a hint, and the command line exits with code 2. `AgentError`,
+`GraderError` and `EngineError` name the code that failed. A failed rollout is a record, not a crash: the runner stores
+its error in `Attempt.error`. These errors are raised only if the run cannot continue.
 """
 
 import difflib
@@ -10,10 +10,10 @@ from collections.abc import Iterable
 
 
 class LightningError(Exception):
-    """Base of every error that LightningRL raises on purpose."""
+    """Base class of the errors that LightningRL raises."""
 
     exit_code = 1
-    """Of the command line."""
+    """Exit code of the command line."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -25,13 +25,13 @@ class LightningError(Exception):
 
 
 class UserError(LightningError):
-    """Bad input: a recipe, a path, a name, a port."""
+    """The input is wrong: a recipe, a path, a name, a port."""
 
     exit_code = 2
 
 
 class AgentError(UserError):
-    """The user's agent raised, hung, or never called the model."""
+    """The user's agent raised, timed out, or never called the model."""
 
 
 class GraderError(UserError):
@@ -39,9 +39,7 @@ class GraderError(UserError):
 
 
 class Stopped(LightningError):
-    """A signal has ended it: Ctrl-C, SIGTERM, SIGHUP. The exit code is 128 + the number of the signal, as a shell has
-    it.
-    """
+    """A signal ended the command: SIGINT, SIGTERM or SIGHUP. The exit code is 128 + its number, as in a shell."""
 
     def __init__(self, message: str, *, hint: str | None = None, exit_code: int) -> None:
         super().__init__(message, hint=hint)
@@ -49,19 +47,19 @@ class Stopped(LightningError):
 
 
 class EngineError(LightningError):
-    """The inference engine failed, or was asked for something it cannot do."""
+    """The inference engine failed, or does not support the request."""
 
 
 class StoreError(LightningError):
-    """The record store could not keep its promise."""
+    """The store could not read or write a record."""
 
 
 class StoreFailed(StoreError):
-    """The database failed (a full disk, a locked file): whoever sent the record is not to blame, and may send it again."""
+    """The database failed, e.g. on a full disk. The caller may repeat the request."""
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """A hint for a name that nobody knows: the one that was probably meant, or else all there are."""
+    """The hint for an unknown name: the most similar known name, or all known names."""
     known = list(known)
     near = difflib.get_close_matches(name, known, n=1)
     alternatives = ", ".join(f"`{other}`" for other in known) or "none"

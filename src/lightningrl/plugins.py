@@ -1,6 +1,6 @@
-"""One way to reach an implementation by name: built-in name | entry point | `pkg.module:attr`.
+"""Find an implementation by its name: built-in name | entry point | `pkg.module:attr`.
 
-Implementations are found here and never imported upwards, so the ground floor knows none of them.
+Lower rooms load implementations of higher rooms through this module, so they import none of them.
 """
 
 import importlib
@@ -55,16 +55,18 @@ BUILTIN: Mapping[str, Mapping[str, str]] = {
         "guardrail": "lightningrl.algorithms.air:guardrail",
     },
 }
-"""kind → name → where it lives. Other packages add theirs as entry points in the group `lightningrl.<kind>`."""
+"""kind → name → `module:attribute`. Other packages add names as entry points in the group `lightningrl.<kind>`."""
 
 
 def names(kind: str) -> list[str]:
-    """Every name that `load` would accept for `kind`, except `pkg.module:attr`."""
+    """All names that `load` accepts for `kind`, apart from `pkg.module:attr`."""
     return sorted({*BUILTIN.get(kind, {}), *(e.name for e in entry_points(group=f"lightningrl.{kind}"))})
 
 
 def load(name: str, *, kind: str, root: Path | None = None) -> Any:
-    """The object behind `name`. `root` is a folder that `pkg.module:attr` may also be imported from (a recipe's own)."""
+    """Import and return the object named `name`. `pkg.module:attr` may also be imported from the folder `root`. Raises
+    `UserError` if there is no such object.
+    """
     if name in BUILTIN.get(kind, {}):
         return _attribute(BUILTIN[kind][name], kind=kind)
     for entry in entry_points(group=f"lightningrl.{kind}", name=name):
@@ -77,8 +79,8 @@ def load(name: str, *, kind: str, root: Path | None = None) -> Any:
 
 
 def _enter(root: Path, module: str) -> None:
-    """Let `module` be imported from `root`, if it is there. If an earlier recipe's is loaded, all modules of that one's
-    folder are forgotten.
+    """Make `module` importable from `root`. If another recipe's module of that name is loaded, unload all modules of
+    that recipe's folder first.
     """
     ours = _files(root, module)
     loaded = getattr(sys.modules.get(module), "__file__", None)
@@ -93,7 +95,7 @@ def _enter(root: Path, module: str) -> None:
 
 
 def _files(folder: Path, module: str) -> tuple[Path, Path]:
-    """Where a module would be."""
+    """The two files that a module of this name can have."""
     return folder / f"{module}.py", folder / module / "__init__.py"
 
 
@@ -102,9 +104,8 @@ def _attribute(path: str, *, kind: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name and not module_name.startswith(
-            error.name
-        ):  # the module is there; something that it imports is not
+        if error.name and not module_name.startswith(error.name):
+            # The module exists; one of its imports does not.
             raise UserError(
                 f"`{module_name}` needs `{error.name}`, which is not installed", hint=f"pip install {error.name}"
             ) from error

@@ -1,4 +1,4 @@
-"""How long is the prefix that two sequences share? Token histories, stored requests and cached prompts all ask it."""
+"""How long is the prefix that two sequences share? Used for token histories, stored requests and cached prompts."""
 
 import numpy as np
 import numpy.typing as npt

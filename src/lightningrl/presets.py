@@ -1,4 +1,4 @@
-"""Algorithms of the field by name: what `preset = "dapo"` fills in where a recipe says nothing."""
+"""Published algorithms by name: the settings that `preset = "dapo"` provides where a recipe gives none."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "algorithm": {"advantage": "rloo", "aggregation": "rollout-mean"},
         "loss": {"name": "pg"},
     },
-    "dr_grpo": {  # arXiv 2503.20783: neither the group's spread nor a rollout's length may weigh
+    "dr_grpo": {  # arXiv 2503.20783: neither the group's deviation nor a rollout's length has weight
         "algorithm": {"advantage": "dr_grpo", "aggregation": "token-mean"},
         "loss": {"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.2},
     },

@@ -36,7 +36,7 @@ def test_a_file_gives_the_rows_of_a_split_again_and_again_in_an_order_that_follo
     [
         (b'{"input": ', "Input data was truncated"),
         (b"input: 1", "JSON is malformed: invalid character (byte 0)"),
-        (b'{"input": {"n": "\xff"}}', "byte 18 of it is not UTF-8"),
+        (b'{"input": {"n": "\xff"}}', "byte 18 is not UTF-8"),
         (b'{"input": {"n": NaN}}', "JSON is malformed: invalid character (byte 16)"),
         (b"[1]", "a `list`, not an object"),
         (b'{"question": 1}', "`input` is missing"),
@@ -89,7 +89,7 @@ def test_a_file_that_gives_nothing_is_an_error(tmp_path: Path) -> None:
         load_tasks(write(tmp_path / "blank.jsonl", "", " "), "train", seed=0, count=1, root=tmp_path)
     (tmp_path / "utf16.jsonl").write_text(row(0, "train"), encoding="utf-16")
     with (
-        pytest.warns(UserWarning, match="line 1 is left out: byte 1 of it is not UTF-8"),
+        pytest.warns(UserWarning, match="line 1 is left out: byte 1 is not UTF-8"),
         pytest.raises(UserError, match="no task of split `train`"),
     ):
         load_tasks(TasksConfig(source="utf16.jsonl"), "train", seed=0, count=1, root=tmp_path)

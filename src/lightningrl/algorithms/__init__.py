@@ -1,6 +1,4 @@
-"""What was each call worth? Credit over the calls of a rollout, then advantage over the rollouts of a group. Pure
-numpy.
-"""
+"""How much is each call worth? Credit within a rollout, then advantage within a group. Pure numpy."""
 
 from lightningrl.algorithms.credit import Credit
 from lightningrl.algorithms.lessons import lessons_of

@@ -1,18 +1,17 @@
-"""How good was each call, compared with others? Values of a whole batch in, advantages of the same shape out.
+"""How good was each call, compared with its group? Values in, advantages of the same shape out.
 
-Baselines are over rollouts, not over rows: a rollout counts once, with the mean of its calls' values, however many
-calls it made. A credit that brings baselines of its own has them used in place of the group's; the scale is always the
-advantage's. A group of one, or one in which every call was worth the same, teaches nothing, exactly, unless the credit
-brought baselines.
+Baselines are means over rollouts, not over calls: each rollout counts once, however many calls it made. If the credit
+has baselines of its own, they replace the group's; the scale is always the advantage's. A group of one rollout, or in
+which all values are equal, has advantages of exactly 0, unless the credit has baselines.
 
-Two rollouts of one and two calls, worth 1 and 0, one token each:
+Two rollouts of one and two calls with the values 1 and 0, one token each:
 
-    grpo                  [ .71] [-.71 -.71]      rloo   [1.00] [-1.00 -1.00]
-    reinforce++           [1.15] [-.58 -.58]      opo    [ .67] [ -.33  -.33]
-    reinforce++-baseline  [1.15] [-.58 -.58]    dr_grpo  [ .50] [ -.50  -.50]
+    grpo                  [ .71] [-.71 -.71]      rloo     [1.00] [-1.00 -1.00]
+    reinforce++           [1.15] [-.58 -.58]      opo      [ .67] [ -.33  -.33]
+    reinforce++-baseline  [1.15] [-.58 -.58]      dr_grpo  [ .50] [ -.50  -.50]
 
-Legend: G rollouts of a group · v[i][c] value of call c of rollout i · V[i] mean over c of v[i][c] · l[i][c] tokens
-sampled in it.
+Legend: G rollouts of a group · v[i][c] value of call c of rollout i · V[i] mean over c of v[i][c] · l[i][c] number of
+tokens sampled in it.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,19 +23,20 @@ import numpy as np
 from lightningrl.types import Doubles
 
 EPS = 1e-6
-"""Added to every deviation that is divided by (as verl does; TRL adds 1e-4)."""
+"""Added to every standard deviation before division (verl's value; TRL adds 1e-4)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One rollout of a group, or what one role did in it."""
+    """One rollout of a group, or the calls of one role in it."""
 
     values: Doubles
-    """[calls] at least one. A rollout without any call has its final reward here."""
+    """[calls] at least one. A rollout without a call has its final reward here."""
     baselines: Doubles | None = None
-    """[calls] the credit's own; None: the advantage brings its own."""
+    """[calls] baselines of the credit; None: the advantage computes its own."""
     lengths: Doubles
-    """[calls] sampled tokens, trained or not, so that selection does not move the others' advantages."""
+    """[calls] number of sampled tokens, trained or not, so that the selection does not change other calls' advantages.
+    """
 
 
 Group: TypeAlias = Sequence[Member]
@@ -53,8 +53,8 @@ def grpo(groups: Sequence[Group]) -> list[list[Doubles]]:
 
 
 def dr_grpo(groups: Sequence[Group]) -> list[list[Doubles]]:
-    """A[i][c] = v[i][c] - mean(V): a deviation would prefer tasks that are nearly always, or hardly ever, solved.
-    (arXiv 2503.20783, eq. 3)
+    """A[i][c] = v[i][c] - mean(V). Division by the deviation would favour tasks that are nearly always or hardly ever
+    solved. (arXiv 2503.20783, eq. 3)
     """
     return [_each(_centred, group, _mean(group)) for group in groups]
 
@@ -65,18 +65,18 @@ def rloo(groups: Sequence[Group]) -> list[list[Doubles]]:
 
 
 def opo(groups: Sequence[Group]) -> list[list[Doubles]]:
-    """A[i][c] = v[i][c] - Σ l v / Σ l: the baseline of least variance, if a gradient's square grows with length.
-    (arXiv 2505.23585, eq. 10)
+    """A[i][c] = v[i][c] - Σ l v / Σ l: the baseline of least variance if squared gradients grow with length. (arXiv
+    2505.23585, eq. 10)
     """
     return [_each(_centred, group, _weighted(group)) for group in groups]
 
 
 def reinforce_pp(groups: Sequence[Group]) -> list[list[Doubles]]:
-    """A = (v - mean) / (s + EPS), over all tokens of the batch: a rollout is compared with those of other tasks.
-    (arXiv 2501.03262)
+    """A = (v - mean) / (s + EPS), over all tokens of the batch, so that rollouts are compared across tasks. (arXiv
+    2501.03262)
 
-    So a group of one is no special case; a batch of one is. Values with baselines of their own have these taken off
-    first: PPO's advantages.
+    A group of one is no special case; a batch of one is. Baselines of the credit are subtracted first, which gives
+    PPO's advantages.
     """
     own = _has_baselines(groups)
     centred = [_centred(group, np.zeros(len(group))) for group in groups]
@@ -85,15 +85,15 @@ def reinforce_pp(groups: Sequence[Group]) -> list[list[Doubles]]:
 
 
 def reinforce_pp_baseline(groups: Sequence[Group]) -> list[list[Doubles]]:
-    """A = (d - mean) / (s + EPS), over all tokens of the batch, of the distances d[i][c] = v[i][c] - mean(V) from the
-    group.   (arXiv 2501.03262)
+    """A = (d - mean) / (s + EPS), over all tokens of the batch, where d[i][c] = v[i][c] - mean(V) of the group. (arXiv
+    2501.03262)
     """
     whitened = _whitened([_centred(group, _mean(group)) for group in groups], groups)
     return [_each(lambda members, _, A=A: A, group, _mean(group)) for group, A in zip(groups, whitened, strict=True)]
 
 
 def _each(compare: Callable[[Group, Doubles], list[Doubles]], group: Group, baseline: Doubles) -> list[Doubles]:
-    """Compare, unless there is nothing to compare with."""
+    """Compare the members, or return zeros if there is nothing to compare."""
     if not _has_baselines([group]) and _no_comparison(group):
         return [np.zeros_like(member.values) for member in group]
     return compare(group, baseline)
@@ -146,6 +146,6 @@ def _has_baselines(groups: Sequence[Group]) -> bool:
 
 
 def _no_comparison(members: Group) -> bool:
-    """One rollout, or all calls of all of them worth the same."""
+    """Whether there is only one rollout, or all values are equal."""
     flat = [value for member in members for value in member.values]
     return len(members) < 2 or all(value == flat[0] for value in flat)

@@ -1,8 +1,8 @@
-"""Automatic Intermediate Rewarding (arXiv 2508.03680, section 3.3): what happened in an attempt rewards the calls that
-caused it.
+"""Automatic Intermediate Rewarding (arXiv 2508.03680, section 3.3): events of an attempt reward the calls that caused
+them.
 
-spans → rules, each with a cap for one attempt → `Reward(source="air")` of the call behind the span. `shaped` makes
-potential-based rewards of them.
+spans → rules, each with a cap per attempt → `Reward(source="air")` of the call that caused the span. `shaped` turns
+them into potential-based rewards.
 """
 
 import math
@@ -21,23 +21,21 @@ from lightningrl.algorithms.causal import consequences, distances
 from lightningrl.arguments import arguments_key
 from lightningrl.config import AirConfig
 from lightningrl.errors import GraderError
-from lightningrl.types import Doubles, Ints, Reward, Span, Trajectory
+from lightningrl.types import Doubles, Ints, Reward, Span, Trajectory, by_attempt
 
 Rule: TypeAlias = Callable[[Span], float | None]
-"""None: the rule has nothing to say of this span."""
+"""Returns None if the rule does not apply to the span."""
 
 NOTHING = frozenset({"", "[]", "{}", "()", "null", "none", '""', "''", '{"documents":[]}', '{"results":[]}'})
-"""What a retrieval says that has found nothing, white space aside."""
+"""Outputs of a retrieval without a result, in lower case and without white space."""
 
 
 def air_rewards(spans: Sequence[Span], rules: Sequence[AirConfig], *, root: Path | None) -> list[Reward]:
-    """By attempt, then by rule, each in order of time. A span that no call is known to have caused gives a reward
-    without a call: it is shown, and nothing is learnt from it. Raises `GraderError` for a rule of the recipe's own that
-    raises, or returns something that is not a finite number.
+    """The rewards of all spans, ordered by attempt, rule and time. A span without a known cause gives a reward without
+    a call, which is shown but not trained on. Raises `GraderError` if a recipe's own rule raises or returns something
+    other than a finite number or None.
     """
-    attempts: dict[str, list[Span]] = {}
-    for span in sorted(spans, key=lambda span: span.started_at):
-        attempts.setdefault(span.attempt_id, []).append(span)
+    attempts = by_attempt(sorted(spans, key=lambda span: span.started_at))
     makers = [_maker(rule, root=root) for rule in rules]
     return [
         reward
@@ -48,19 +46,19 @@ def air_rewards(spans: Sequence[Span], rules: Sequence[AirConfig], *, root: Path
 
 
 def shaped(trajectory: Trajectory, air: Mapping[str, float], *, discount: float = 1.0) -> Trajectory:
-    """The same with potential-based rewards (Ng, Harada and Russell 1999) made of `air` (call id → sum of its AIR
-    rewards), beside its others.
+    """The trajectory with potential-based rewards (Ng, Harada and Russell 1999) added. `air`: call id → sum of its AIR
+    rewards.
 
-    Φ(before c) is the sum of the AIR rewards of all calls that c is a consequence of, and Φ = 0 when all is over. On a
-    chain of calls F_c = γ Φ(after c) - Φ(before c), so that with γ = 1
+    The potential Φ(before c) is the sum of the AIR rewards of all calls that c is a consequence of; Φ = 0 at the end.
+    On a chain of calls, F_c = γ Φ(after c) - Φ(before c). With γ = 1:
 
         AIR reward   1    0   -2    5
         Φ before     0    1    1   -1
         F            1    0   -2    1        sum 0
 
-    and where calls ran in parallel F is what makes the discounted sum of F over c and its consequences the same as on a
-    chain, -Φ(before c). What a call is worth is thereby moved by an amount that was fixed before it: no policy gains on
-    another. `discount` must be that of the credit.
+    For parallel calls, F is such that the discounted sum of F over c and its consequences is -Φ(before c), as on a
+    chain. The value of a call thus changes by an amount that was fixed before it, so the order of policies does not
+    change. `discount` must be the credit's.
     """
     calls = trajectory.transitions
     F = potential(
@@ -76,10 +74,11 @@ def shaped(trajectory: Trajectory, air: Mapping[str, float], *, discount: float 
 
 
 def potential(r: Doubles, D: Ints, *, discount: float) -> Doubles:
-    """F [calls], from rewards r [calls] and D [calls, calls]: how far call d is from c if it is a consequence of c, 0
-    for c itself, -1 if it is not.
+    """F [calls] from rewards r [calls] and distances D [calls, calls]: D[c, d] is the distance from c to its
+    consequence d, 0 for d = c, and -1 if d is not a consequence of c.
 
-    G F = -Φ, where G[c, d] = γ^D[c, d] sums what follows c, and Φ[c] = Σ r[d] over all d that c is a consequence of.
+    Solves G F = -Φ, where G[c, d] = γ^D[c, d] sums over consequences, and Φ[c] = Σ r[d] over all d of which c is a
+    consequence.
     """
     G = np.where(D >= 0, float(discount) ** np.maximum(D, 0), 0.0)
     before = D.T > 0
@@ -156,8 +155,8 @@ def guardrail(rule: AirConfig) -> Rule:
 
 
 def _maker(rule: AirConfig, *, root: Path | None) -> Callable[[AirConfig], Rule]:
-    """Makes the rule anew for each attempt, so that it may look back on what it has seen. A recipe's own function is
-    the rule itself.
+    """A function that makes the rule for one attempt. A new one for each attempt, because a rule may remember spans. A
+    recipe's own function is the rule itself.
     """
     found = plugins.load(rule.rule, kind="air", root=root)
     return found if rule.rule in plugins.BUILTIN["air"] else lambda _: _own(rule.rule, found)
@@ -197,7 +196,7 @@ def _capped(spans: Sequence[Span], rule: AirConfig, holds: Rule) -> list[Reward]
         value = 0.0 if found is None else found * rule.value
         if not math.isfinite(value):
             raise GraderError(
-                f"air rule `{rule.rule}` gave `{found:g}` for span `{span.name}`: too much to be multiplied by `value`"
+                f"air rule `{rule.rule}` gave `{found:g}` for span `{span.name}`: times `value` is not finite"
             )
         value = math.copysign(min(abs(value), left), value)
         if value:

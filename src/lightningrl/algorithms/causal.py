@@ -1,8 +1,8 @@
-"""Which call of a rollout may be a consequence of which? Order in time and in conversation, as a matrix.
+"""Which call of a rollout can be a consequence of which? A matrix, from time and conversations.
 
-A call d may be a consequence of c if it continues c's conversation, or if it began after c had ended. Calls that
-overlap in time are parallel: neither is a consequence of the other. Where nobody recorded times, all of them are 0 and
-the order of the trajectory is what there is.
+Call d can be a consequence of c if d continues c's conversation, or if d began after c had ended. Calls that overlap in
+time are parallel: neither is a consequence of the other. Without recorded times all of them are 0, and the order of the
+trajectory decides.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
 def consequences(transitions: Sequence[Transition]) -> Bools:
-    """[calls, calls] whether the column is a consequence of the row; never of itself.
+    """[calls, calls] whether the column's call can be a consequence of the row's; False on the diagonal.
 
-    A planner p asks two solvers at once, s1 and s2, and a judge j when both are done:
+    A planner p calls two solvers s1 and s2 in parallel, and a judge j when both have ended:
 
         call   from  to        p  s1 s2 j
         p      0     1      p  .  x  x  x
@@ -40,10 +40,10 @@ def consequences(transitions: Sequence[Transition]) -> Bools:
 
 
 def distances(after: Bools) -> Ints:
-    """[calls, calls] calls in the longest chain from the row to the column, without the first: 0 on the diagonal, -1
-    where there is no chain.
+    """[calls, calls] length of the longest chain from the row's call to the column's: 0 on the diagonal, -1 without a
+    chain.
 
-    In the example of `consequences` j is at distance 2 from p and at distance 1 from s1: s2 is not between them.
+    In the example of `consequences`, j has distance 2 from p and 1 from s1; s2 is not between s1 and j.
     """
     D = np.full(after.shape, -1, np.int32)
     for d in range(len(after)):

@@ -1,11 +1,10 @@
-"""What was each call of a rollout worth? A group of trajectories in, one value per call out.
+"""How much is each call of a rollout worth? A group of trajectories in, one value per call out.
 
-A credit is a function of all rollouts of one task. Its keyword parameters are what `algorithm.credit_options` sets. It
-may bring baselines of its own, which then take the place of the group's; the credits that look at the states of other
-rollouts are in `credit_states`.
+A credit sees all rollouts of one task. Its keyword parameters are set by `algorithm.credit_options`. It may return
+baselines, which then replace the group's. `credit_states` has the credits that compare calls across rollouts.
 
-Legend: R final reward · r_d rewards of call d itself · d ≥ c: d is c or a consequence of c · |c, d| calls in the
-longest chain from c to d.
+Legend: R final reward · r_d rewards of call d · d ≥ c: d is c or a consequence of c · |c, d| length of the longest
+chain from c to d.
 """
 
 from collections.abc import Sequence
@@ -20,46 +19,46 @@ from lightningrl.types import Doubles, Ints, Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credit:
-    """The worth of the calls of one rollout. A first call that led to a failed tool (-0.5) and a second that saved the
-    day (final reward 1):
+    """The values of the calls of one rollout. An example: the first call leads to a failed tool (-0.5), the second
+    corrects it, and the final reward is 1:
 
-    credit                   values       baselines
-    uniform                  [1.0 1.0]    None
-    discounted, γ = 0.9      [0.4 1.0]    None
-    air, γ = 1               [0.5 1.0]    None
-    gae_calls, λ = 1         [0.5 1.0]    [V(c1) V(c2)]
+        credit                   values       baselines
+        uniform                  [1.0 1.0]    None
+        discounted, γ = 0.9      [0.4 1.0]    None
+        air, γ = 1               [0.5 1.0]    None
+        gae_calls, λ = 1         [0.5 1.0]    [V(c1) V(c2)]
     """
 
     values: Doubles
     """[calls]"""
     baselines: Doubles | None = None
-    """[calls] what was to be expected before each call; None: the advantage brings its own."""
+    """[calls] expected value before each call; None: the advantage computes its own."""
     judged: Bools | None = None
-    """[calls] False: nothing is known of this call, which is compared with no other; None: all are judged."""
+    """[calls] False: the call's value is unknown, and it is not compared; None: all values are known."""
 
 
 def uniform(group: Sequence[Trajectory]) -> list[Credit]:
-    """Every call is worth the final reward: the paper's credit assignment (arXiv 2508.03680, section 3.3). Step rewards
-    do not count.
+    """Every call gets the final reward: the paper's credit assignment (arXiv 2508.03680, section 3.3). Rewards of
+    single calls are ignored.
     """
     return [Credit(values=np.full(len(t.transitions), t.reward, np.float64)) for t in group]
 
 
 def discounted(group: Sequence[Trajectory], *, discount: float) -> list[Credit]:
-    """G_c = Σ_{d ≥ c} γ^|c,d| r_d + γ^K R, where K is the length of the longest chain that c begins: the return-to-go
-    of every call.
+    """The return-to-go of every call: G_c = Σ_{d ≥ c} γ^|c,d| r_d + γ^K R, where K is the length of the longest chain
+    from c.
 
-    Two turns, γ = 0.9, the first call rewarded with -0.5, the final reward 1: [-0.5 + 0.9, 1.0]. Parallel branches are
-    not in one chain, so a slow one does not discount what a quick one is worth.
+    Two turns, γ = 0.9, first call rewarded with -0.5, final reward 1: [-0.5 + 0.9, 1.0]. Parallel branches are not in
+    one chain, so a slow branch does not discount the value of a fast one.
     """
     check_share(discount, name="discount")
     return [Credit(values=returns_to_go(t, discount=discount)) for t in group]
 
 
 def air(group: Sequence[Trajectory], *, discount: float = 1.0) -> list[Credit]:
-    """R + Σ_{d ≥ c} γ^|c,d| r_d: the final reward in full, and the intermediate rewards of what came of the call.
+    """R + Σ_{d ≥ c} γ^|c,d| r_d: the full final reward, plus the rewards of the call and its consequences.
 
-    Two turns, γ = 0.5, step rewards 0 and 0.2, the final reward 1: [1.1, 1.2]. (Automatic Intermediate Rewarding: arXiv
+    Two turns, γ = 0.5, rewards 0 and 0.2, final reward 1: [1.1, 1.2]. (Automatic Intermediate Rewarding: arXiv
     2508.03680, section 3.3.)
     """
     check_share(discount, name="discount")
@@ -67,16 +66,16 @@ def air(group: Sequence[Trajectory], *, discount: float = 1.0) -> list[Credit]:
 
 
 def gae_calls(group: Sequence[Trajectory], *, discount: float = 1.0, trace_decay: float = 0.95) -> list[Credit]:
-    """Generalised advantages over calls, with V_c what the critic reads at the last token of each prompt. (arXiv
+    """Generalised advantage estimation over calls. V_c is the critic's value at the last token of each prompt. (arXiv
     1506.02438, eq. 16)
 
         δ_k = r_k + γ V_{k+1} - V_k      A = Σ_k (γλ)^k δ_k      values A + V, baselines V
 
-    The steps k are levels: level k of a call is all of its consequences at distance k. Its rewards add up, its V is the
-    mean of theirs; the final reward is at the last level. In a chain that is the textbook; with λ = 1 it is the
-    `discounted` return less V, for branches, too. Two turns, V = [0.5 0.8], final reward 1, γ = 1, λ = 0.5: δ = [0.3
-    0.2], A = [0.4 0.2], values [0.9 1.0]. A call that is left out and was not shown to the critic is part of the world:
-    its rewards are its cause's.
+    The steps k are levels: level k of a call has all of its consequences at distance k. A level's r is the sum of their
+    rewards, its V the mean of their values; the final reward belongs to the last level. On a chain this is the usual
+    estimator; with λ = 1 it is the `discounted` return minus V, also for branches. Two turns, V = [0.5 0.8], final
+    reward 1, γ = 1, λ = 0.5: δ = [0.3 0.2], A = [0.4 0.2], values [0.9 1.0]. A call that is left out and has no value
+    is part of the environment: its rewards count to the call that caused it.
     """
     check_share(discount, name="discount")
     check_share(trace_decay, name="trace_decay")
@@ -87,7 +86,7 @@ def _gae(trajectory: Trajectory, *, discount: float, trace_decay: float) -> Cred
     calls = trajectory.transitions
     if any(call.value is None and call.left_out is None for call in calls):
         raise UserError(
-            "credit `gae_calls` needs a critic", hint="take a trainer that has one (`local` does), or another credit"
+            "credit `gae_calls` needs a critic", hint="use a trainer with a critic, such as `local`, or another credit"
         )
     seen = np.array([call.value is not None for call in calls], bool)
     after = consequences(calls)

@@ -1,8 +1,7 @@
-"""What was each call worth, beside what other rollouts got from the same state? Credits that bring baselines of their
-own.
+"""How much is each call worth, compared with calls of other rollouts in the same state? Credits with baselines.
 
-A state is what the policy read before it chose: the exact prompt of a call. Rollouts of one task begin alike and part
-where they choose differently.
+The state of a call is its exact prompt. Rollouts of one task begin in the same state and diverge when they sample
+different answers.
 
 Legend: G rollouts of a group · R final reward · G_c return-to-go of call c.
 """
@@ -19,7 +18,7 @@ from lightningrl.errors import UserError
 from lightningrl.types import Doubles, Trajectory, Transition
 
 Visits: TypeAlias = dict[bytes, dict[int, float]]
-"""State → rollout → the mean return of its calls that began there."""
+"""State → rollout → mean return of its calls from that state."""
 
 
 def gigpo(
@@ -30,17 +29,16 @@ def gigpo(
     anchor: str = "",
     root: Path | None = None,
 ) -> list[Credit]:
-    """Group-in-group: rollouts are compared with rollouts, calls with calls from the same anchor state. (arXiv
+    """Group-in-group: rollouts are compared with rollouts, calls with calls of the same anchor state. (arXiv
     2505.10978, eq. 3, 6 to 8)
 
         values R + ω G_c      baselines mean R + ω mean G over all calls, of any rollout, with c's anchor
 
-    so that their difference is A^E + ω A^S. γ is `discount`, ω `step_weight`. The anchor is the exact prompt, or what
-    `anchor` (`module:function`, from a `Transition` to anything hashable) says: an environment's state that many
-    prompts may describe. The first call of two rollouts, R = 1 and 0, γ = 1, ω = 1: values [2, 0], baselines [1, 1].
-    From then on each reads what nobody else read: a later call is its own step group, and its baseline 0.5 + G_c. Not
-    unbiased: a call is part of its own baseline, so rarely visited states count less than they should
-    (docs/oracles.md).
+    The difference is A^E + ω A^S. γ is `discount`, ω is `step_weight`. The anchor is the exact prompt, or the result of
+    `anchor` (`module:function` from a `Transition` to anything hashable), e.g. a state of the environment that several
+    prompts describe. Example: the first call of two rollouts, R = 1 and 0, γ = 1, ω = 1: values [2, 0], baselines [1,
+    1]. Later calls have different prompts: each is its own step group, with the baseline 0.5 + G_c. Biased: a call is
+    part of its own baseline, so rarely visited states have too little weight (docs/oracles.md).
     """
     check_share(discount, name="discount")
     key: Callable[[Transition], Hashable] = plugins.load(anchor, kind="anchor", root=root) if anchor else _prompt
@@ -64,25 +62,25 @@ def gigpo(
 
 
 def tree_loo(group: Sequence[Trajectory], *, shrinkage: float = 1.0) -> list[Credit]:
-    """The return-to-go (γ = 1), against a leave-one-out baseline at each state of the prefix tree.
+    """The return-to-go (γ = 1) with a leave-one-out baseline at each state of the prefix tree.
 
         b(s) = (n Ḡ + κ b(parent)) / (n + κ)      b(root) = mean over the other rollouts of their mean value
 
-    n and Ḡ are the number and the mean return of *other* rollouts that came through s, κ is `shrinkage`, the parent of
-    s is the longest prompt in the group that s continues. Nothing in b depends on the rollout it is for, except on what
-    that had read before it chose: no κ makes a bias. κ = 0: the mean of those who were there, or else of the nearest
-    state where somebody was; κ → ∞: the baseline of `rloo`. Three rollouts, R = 1, 0, 0, where the first two part from
-    the third in their first call and read the same before their second, κ = 1:
+    n and Ḡ are the number and the mean return of *other* rollouts through s; κ is `shrinkage`; the parent of s is the
+    longest prompt in the group that s continues. The baseline of a rollout depends on that rollout only through its
+    prompts, so it is unbiased for every κ. κ = 0: the mean at s, or at the nearest visited ancestor. κ → ∞: the
+    baseline of `rloo`. Example: three rollouts, R = 1, 0, 0. The first two differ from the third in their first call
+    and have the same prompt in their second; κ = 1:
 
         call          values      n·Ḡ        b(parent)   baselines
-        first         1  0  0     0  1  1    0  ½  ½     0  ½  ½       b(root); all were there, and it says the same
+        first         1  0  0     0  1  1    0  ½  ½     0  ½  ½       b(root): all rollouts were in this state
         second        1  0        0  1       0  ½        0  ¾          n = 1: (0 + 0) / 2, (1 + ½) / 2
-        third's own         0          -         ½              ½      nobody else was there: b(parent)
+        third's own         0          -         ½              ½      no other rollout: b(parent)
     """
     if not 0 <= shrinkage < np.inf:
         raise UserError(
             f"`shrinkage` is `{shrinkage}`",
-            hint='it must be a number from 0; for the limit take `advantage = "rloo"` and credit `air`',
+            hint='it must be 0 or more; for the limit use `advantage = "rloo"` and credit `air`',
         )
     values = [returns_to_go(t, discount=1.0) for t in group]
     if len(group) < 2 or _all_equal(values, group):
@@ -124,7 +122,7 @@ def _baselines(
 
 
 def _visits(group: Sequence[Trajectory], values: Sequence[Doubles]) -> Visits:
-    """A rollout counts once at a state, however often it came back to it."""
+    """Mean returns by state. A rollout counts once per state, even if it visits the state several times."""
     found: dict[bytes, dict[int, list[float]]] = {}
     for i, (trajectory, v) in enumerate(zip(group, values, strict=True)):
         for call, G_c in zip(trajectory.transitions, v, strict=True):
@@ -134,8 +132,8 @@ def _visits(group: Sequence[Trajectory], values: Sequence[Doubles]) -> Visits:
 
 
 def _parents(states: Sequence[bytes]) -> dict[bytes, bytes | None]:
-    """State → the longest other state that it begins with; None: the root. In sorted order a prefix comes before all
-    that begin with it.
+    """State → the longest other state that is its prefix; None: the root. In sorted order a prefix comes before all of
+    its continuations.
     """
     parents: dict[bytes, bytes | None] = {}
     path: list[bytes] = []
@@ -152,6 +150,8 @@ def _prompt(call: Transition) -> bytes:
 
 
 def _all_equal(values: Sequence[Doubles], group: Sequence[Trajectory]) -> bool:
-    """Then there is nothing to learn, exactly: no rounding of a mean may say otherwise."""
+    """Whether all values are equal. Baselines are then the values themselves, so that rounding cannot give an
+    advantage.
+    """
     flat: list[Any] = [G_c for v, t in zip(values, group, strict=True) for G_c in (v if len(v) else [t.reward])]
     return all(G_c == flat[0] for G_c in flat)

@@ -1,6 +1,6 @@
-"""What is each sampled token to teach? credit → truncation penalty → advantage over whole groups → weights.
+"""Advantage and weight of each sampled token: credit → truncation penalty → advantage within groups → weights.
 
-Everything is computed over all members of a group; what is left out only gets a weight of 0 at the very end.
+Everything is computed over all members of a group. Calls that are left out only get a weight of 0 at the end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,21 +22,20 @@ from lightningrl.types import Doubles, Trajectory, Transition
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """The calls of one rollout that are compared with those of others."""
+    """Calls of one rollout that are compared with those of other rollouts."""
 
     rollout: int
     calls: list[int]
-    """Places in the trajectory; empty: the rollout never called, and has its final reward alone."""
+    """Indices into the trajectory; empty: the rollout made no call, and its final reward is compared."""
 
 
 def lessons_of(
     trajectories: Sequence[Trajectory], algorithm: AlgorithmConfig, *, root: Path | None = None
 ) -> tuple[list[Lesson], dict[str, float]]:
-    """One lesson per call, in order, and what there is to say about them. `root`: where a recipe's own functions are
-    imported from.
+    """One lesson per call, in order, and metrics. `root`: where a recipe's own functions are imported from.
 
-    Two rollouts of one task, the first right (1) in two calls of one and three tokens, the second wrong (0) in one of
-    two tokens; uniform credit, rloo, rollout-mean:
+    Two rollouts of one task: the first succeeds (1) in two calls of one and three tokens, the second fails (0) in one
+    call of two tokens. With uniform credit, rloo and rollout-mean:
 
         call     value   advantage of each token   weight of each token
         r1/c1    1       1                         1/8
@@ -62,7 +61,7 @@ def lessons_of(
 
 
 def groups(trajectories: Sequence[Trajectory]) -> dict[str, list[int]]:
-    """Group id → which trajectories are its members."""
+    """Group id → indices of its trajectories."""
     members: dict[str, list[int]] = {}
     for i, trajectory in enumerate(trajectories):
         members.setdefault(trajectory.group_id, []).append(i)
@@ -70,7 +69,7 @@ def groups(trajectories: Sequence[Trajectory]) -> dict[str, list[int]]:
 
 
 def _credits(trajectories: Sequence[Trajectory], algorithm: AlgorithmConfig, *, root: Path | None) -> list[Credit]:
-    """For each trajectory its credit, less the penalty of calls that were cut off."""
+    """The credit of each trajectory, minus the truncation penalty."""
     credit = bound_credit(algorithm, root=root)
     found: dict[int, Credit] = {}
     for members in groups(trajectories).values():
@@ -111,8 +110,8 @@ def _advantages(
 
 
 def _batches(trajectories: Sequence[Trajectory], *, by_role: bool) -> list[list[list[Seat]]]:
-    """[batches][groups][members] the whole batch at once, or one batch for each role: a rollout that never called it is
-    no member.
+    """[batches][groups][members]: one batch with everything, or one batch per role, without the rollouts that never
+    used the role.
     """
     members = groups(trajectories).values()
     if not by_role:
@@ -133,7 +132,7 @@ def _judged(seat: Seat, credit: Credit) -> Seat:
 
 
 def _comparable(seats: Sequence[Seat], credits: Sequence[Credit]) -> list[Seat]:
-    """Where the credit brings baselines, a rollout without calls has nothing to say."""
+    """Without rollouts that made no call, if the credit has baselines: there is none for them."""
     own = any(credits[seat.rollout].baselines is not None for seat in seats)
     return [seat for seat in seats if seat.calls or not own]
 
@@ -175,7 +174,7 @@ def _metrics(trajectories: Sequence[Trajectory], made: Sequence[Lesson], *, by_r
 
 
 def _group_metrics(trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-    """A group of one counts as equal: there is nothing to learn from it, either."""
+    """Metrics of the groups. A group of one counts as equal."""
     rewards = [[trajectories[i].reward for i in members] for members in groups(trajectories).values()]
     equal = sum(len(set(group)) == 1 for group in rewards)
     return {
@@ -189,7 +188,7 @@ def _group_metrics(trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
 
 
 def _silent(made: Sequence[Lesson]) -> int:
-    """Groups whose calls would teach something, had they not all been worth the same."""
+    """Number of groups with trained calls whose advantages are all 0."""
     loudest: dict[str, float] = {}
     for lesson in made:
         if lesson.weights.any():
@@ -210,5 +209,5 @@ def _statistics(trained: Sequence[Lesson]) -> dict[str, float]:
 
 
 def _trained_advantages(trained: Sequence[Lesson]) -> Doubles:
-    """[tokens that are trained]"""
+    """[trained tokens]"""
     return np.concatenate([lesson.advantages for lesson in trained] or [np.zeros(0, np.float32)]).astype(np.float64)

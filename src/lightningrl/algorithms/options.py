@@ -1,6 +1,4 @@
-"""Which parameters does a credit take, and does a recipe give them? Found out by looking at its signature, before
-anything is run.
-"""
+"""Bind the options of a recipe's credit. They are checked against its signature before anything runs."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -16,13 +14,11 @@ from lightningrl.types import Trajectory
 
 BoundCredit: TypeAlias = Callable[[Sequence[Trajectory]], list[Credit]]
 ROOT = "root"
-"""A parameter of this name is no option: it gets the folder that a recipe's own functions are in."""
+"""A parameter of this name is not an option: it gets the recipe's folder."""
 
 
 def bound_credit(algorithm: AlgorithmConfig, *, root: Path | None = None) -> BoundCredit:
-    """The credit of a recipe with its options filled in. Raises `UserError` for an option that is unknown, missing, or
-    of the wrong type.
-    """
+    """The recipe's credit with its options bound. Raises `UserError` for an unknown, missing or mistyped option."""
     credit = plugins.load(algorithm.credit, kind="credit", root=root)
     parameters = [p for p in inspect.signature(credit, eval_str=True).parameters.values() if p.kind is p.KEYWORD_ONLY]
     options = {p.name: p for p in parameters if p.name != ROOT}
@@ -46,25 +42,24 @@ def bound_credit(algorithm: AlgorithmConfig, *, root: Path | None = None) -> Bou
             )
     bound = partial(credit, **given, root=root) if any(p.name == ROOT for p in parameters) else partial(credit, **given)
     if ":" not in algorithm.credit:
-        bound([])  # says now, and not after the first batch, if a number is out of range
+        bound([])  # raises now, not after the first batch, if a number is out of range
     return bound
 
 
 def discount_of(algorithm: AlgorithmConfig, *, root: Path | None = None) -> float:
-    """The γ that a recipe's credit works with; 1 if it knows none. What is shaped for a credit must be shaped with the
-    same.
+    """The γ of the recipe's credit; 1 if it has none. Shaping must use the same γ.
 
-    `gae_calls` counts steps over the calls that its critic saw, which shaping cannot know beforehand: only γ = 1 is the
-    same for both.
+    `gae_calls` counts steps over calls with a value, which shaping cannot know in advance, so only γ = 1 is allowed
+    there.
     """
     options = inspect.signature(bound_credit(algorithm, root=root)).parameters
     discount = float(options["discount"].default) if "discount" in options else 1.0
     if algorithm.shaping == "potential" and algorithm.credit == "gae_calls" and discount != 1:
         message = f"`shaping` is `potential`, and credit `gae_calls` has `discount = {discount:g}`"
-        raise UserError(message, hint="with this credit take `discount = 1`, or `additive`")
+        raise UserError(message, hint='set `discount = 1`, or `shaping = "additive"`')
     return discount
 
 
 def _fits(value: float | str, wanted: Any) -> bool:
-    """What is not annotated takes anything."""
+    """Whether a value has the annotated type. Parameters without an annotation accept any value."""
     return not (wanted is float and isinstance(value, str)) and not (wanted is str and not isinstance(value, str))

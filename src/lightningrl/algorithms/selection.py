@@ -1,6 +1,4 @@
-"""Which records does a policy learn from? Pure functions of records, which training uses, and whoever wants to know
-later what it used.
-"""
+"""Which records does a policy learn from? Pure functions of records, used in training and to explain it afterwards."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -25,7 +23,7 @@ def learnable(
     root: Path | None,
     oldest_version: int,
 ) -> tuple[list[Trajectory], Report]:
-    """The trajectories of a batch as one policy learns from them. `air`: rewards that follow from spans."""
+    """The trajectories of a batch for one policy, and a report. `air`: rewards that follow from spans."""
     potential = algorithm.shaping == "potential"
     trajectories, report = trajectories_of(
         batch,
@@ -43,8 +41,8 @@ def learnable(
 
 
 def role_learns(agent: str, routes: Sequence[RouteConfig]) -> bool:
-    """What the route says that gives this role its name, else the first route whose pattern fits, else the first at
-    all.
+    """Whether calls of this role are trained: by the route with this role, else the first route whose pattern matches,
+    else the first route.
     """
     named = [route for route in routes if route.agent == agent]
     unnamed = [route for route in routes if not route.agent]
@@ -53,7 +51,7 @@ def role_learns(agent: str, routes: Sequence[RouteConfig]) -> bool:
 
 
 def silent_groups(batch: Sequence[Rollout], rewards: Sequence[Reward], *, names: set[str]) -> set[str]:
-    """Groups that teach nothing: all of their rollouts got the same reward, under each of these names."""
+    """Ids of the groups in which all rollouts have the same reward, for each of the named rewards."""
     group_of = {rollout.accepted_attempt_id: rollout.group_id for rollout in batch if rollout.accepted_attempt_id}
     found: dict[tuple[str, str], set[float]] = {}
     for reward in rewards:

@@ -1,17 +1,18 @@
-"""How much does each sampled token count? One float64 per token over the whole batch, computed once, up front: packing
-cannot change it.
+"""How much weight does each sampled token have in the loss? Computed once over the whole batch, so packing cannot
+change it.
 
-    rollout-mean   w = 1 / (R · n_rollout)      every rollout counts the same
-    call-mean      w = 1 / (C · n_call)         every call counts the same
-    token-mean     w = 1 / T                    every token counts the same (DAPO, arXiv 2503.14476, eq. 8)
+    rollout-mean   w = 1 / (R · n_rollout)      every rollout has the same weight
+    call-mean      w = 1 / (C · n_call)         every call has the same weight
+    token-mean     w = 1 / T                    every token has the same weight (DAPO, arXiv 2503.14476, eq. 8)
 
-R, C and T are the rollouts, calls and tokens that are trained, n_… how many trained tokens a rollout or call has. Each
-sums to 1. Two rollouts, one of two calls of one and three tokens, one of one call of two tokens:
+R, C and T are the numbers of trained rollouts, calls and tokens; n_… is the number of trained tokens of a rollout or
+call. The weights sum to 1. Example: two rollouts, one with two calls of one and three tokens, one with a call of two
+tokens:
 
     rollout-mean   1/8 1/8   1/4        call-mean   1/3 1/9   1/6        token-mean   1/6 1/6   1/6
 
-Means over varying numbers of tokens are not unbiased (docs/oracles.md): a sum over the batch would be, and would let
-its length set the step size.
+A mean over a varying number of tokens is biased (docs/oracles.md). A sum would be unbiased, but the size of the batch
+would then change the step size.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ Aggregation: TypeAlias = Literal["rollout-mean", "call-mean", "token-mean"]
 
 
 def token_weights(trajectories: Sequence[Trajectory], *, aggregation: Aggregation) -> list[Doubles]:
-    """For each trajectory [calls]: the weight of each sampled token of that call; 0 for a call that is left out."""
+    """For each trajectory [calls]: the weight of each sampled token of the call; 0 for a call that is left out."""
     lengths = [_trained_tokens(t) for t in trajectories]
     per_rollout = np.array([n.sum() for n in lengths], dtype=np.int64)
     match aggregation:

@@ -1,6 +1,4 @@
-"""What was to be learnt when learning failed? A batch of lessons in one file that numpy alone can read:
-`np.load(path)`.
-"""
+"""Save the lessons of a failed update in one file that numpy can read: `np.load(path)`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +9,8 @@ from lightningrl.data.forest import Lesson
 
 
 def dump_lessons(path: Path, lessons: Sequence[Lesson]) -> None:
-    """`call_ids`, `rollout_ids`, `group_ids` and `returns` (NaN without a critic) [L]; tokens, one lesson after the
-    other: those of lesson i are `prompt_ids[prompt_starts[i]:prompt_starts[i + 1]]`, and likewise `starts` for
+    """Arrays of L lessons: `call_ids`, `rollout_ids`, `group_ids` and `returns` [L] (NaN without a critic). Tokens are
+    concatenated: those of lesson i are `prompt_ids[prompt_starts[i]:prompt_starts[i + 1]]`, and likewise `starts` for
     `completion_ids`, `logprobs`, `advantages` and `weights`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)

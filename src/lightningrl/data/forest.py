@@ -14,36 +14,36 @@ from lightningrl.types import Doubles, Floats, Ints, Transition
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
-    """One call together with what it is to teach."""
+    """One call, with the advantage and the loss weight of each of its sampled tokens."""
 
     rollout_id: str
-    """Lessons of one rollout are never parted: a loss may look at all that the rollout sampled."""
+    """Lessons of one rollout stay in one forest: a loss may use all tokens of the rollout."""
     group_id: str
-    """Lessons of one group are updated from together."""
+    """Lessons of one group stay in one minibatch."""
     transition: Transition
     advantages: Floats
     """[C] one per sampled token."""
     weights: Doubles
-    """[C] share of each sampled token in the loss of the whole batch; 0 leaves it out."""
+    """[C] weight of each sampled token in the loss of the whole batch; 0: not trained."""
     returns: float | None = None
-    """What the critic is to expect at the last token of the prompt; None without a critic."""
+    """Target of the critic at the last token of the prompt; None without a critic."""
     proximal: Doubles | None = None
-    """[C] logprobs under the weights that the batch is first learnt by; None: take the recorded ones for them."""
+    """[C] log-probabilities before the first update on the batch; None: use the recorded ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forest:
-    """Token trees, flattened. Segment `s` holds the tokens `starts[s]:starts[s + 1]`; parents come before children.
+    """Token trees, flattened. Segment `s` has the tokens `starts[s]:starts[s + 1]`; parents come before children.
 
-    Two calls of one attempt, and a sibling that drew another answer to the same prompt `[1 2 3]`:
+    Two calls of one attempt, and a call of a second attempt with another answer to the same prompt `[1 2 3]`:
 
         c1  [1 2 3] → [7 9]          token_ids  1 2 3 | 7 9 4 6 | 8
         c2  [1 2 3 7 9 4] → [6 9]    segment    0       1         2
         c3  [1 2 3] → [8 9]          parents   -1       0         0
 
-    Nobody reads what follows the last token of a completion, so it is in the forest only where another call goes on
-    from it. A loss term reads the hidden state at `sources[m]` and asks for the token `targets[m]`: for c1 they are (2
-    → 7), (3 → 9).
+    The last token of a completion predicts nothing, so it is in the forest only if another call continues after it. A
+    loss term takes the hidden state at `sources[m]` and predicts the token `targets[m]`: for c1, (2 → 7) and (3 → 9),
+    where the numbers on the left are positions in `token_ids`.
     """
 
     token_ids: Ints
@@ -59,32 +59,30 @@ class Forest:
     targets: Ints
     """[M] token ids."""
     logprobs: Doubles
-    """[M] under the policy that sampled them."""
+    """[M] log-probabilities (nats) under the policy that sampled the tokens."""
     proximal: Doubles
-    """[M] under the weights that the batch is first learnt by, where they were asked; else the same as `logprobs`."""
+    """[M] log-probabilities before the first update on the batch; the same as `logprobs` if they were not computed."""
     advantages: Doubles
     """[M]"""
     weights: Doubles
-    """[M] computed once, up front, over the whole batch: packing cannot change the loss."""
+    """[M] computed once over the whole batch, so that packing cannot change the loss."""
     temperatures: Doubles
-    """[M] the softmax temperature `logprobs` refer to."""
+    """[M] softmax temperature of `logprobs`."""
     calls: Ints
     """[M] index into `call_ids`."""
     rollouts: Ints
-    """[M] which rollout a term is of, counted from 0."""
+    """[M] number of the rollout, from 0."""
     call_ids: tuple[str, ...]
     """[K]"""
     states: Ints
-    """[K] index into `token_ids` of the last token of the call's prompt: what the critic looks at."""
+    """[K] index into `token_ids` of the last token of the call's prompt: the critic's input."""
     returns: Doubles | None
-    """[K] what it is to see there; None without a critic."""
+    """[K] targets of the critic; None without a critic."""
 
 
 def build_forest(lessons: Sequence[Lesson], *, whole: bool = False) -> Forest:
-    """Merge calls by their tokens. Terms come in the order of the lessons; tokens come in an order that depends on the
-    tokens alone.
-
-    `whole`: keep what has no weight, too. There is nothing to learn from it, but it can be evaluated.
+    """Merge calls that share prefixes. Terms keep the order of the lessons; the order of tokens depends only on the
+    tokens. `whole`: keep calls and tokens without a weight too, e.g. for evaluation.
     """
     kept = [lesson for lesson in lessons if whole or lesson.weights.any()]
     counts = [len(lesson.weights) for lesson in kept]
@@ -92,7 +90,7 @@ def build_forest(lessons: Sequence[Lesson], *, whole: bool = False) -> Forest:
     taught = np.concatenate([(lesson.weights != 0) | whole for lesson in kept] or [np.zeros(0, bool)])
     number = {rollout_id: i for i, rollout_id in enumerate(dict.fromkeys(lesson.rollout_id for lesson in kept))}
     returns = [lesson.returns for lesson in kept if lesson.returns is not None]
-    assert len(returns) in (0, len(kept)), "a critic learns from all calls or from none"
+    assert len(returns) in (0, len(kept)), "either all calls have returns or none"
 
     def terms(arrays: list[np.ndarray], dtype: type) -> np.ndarray:
         return (np.concatenate(arrays)[taught] if arrays else np.zeros(0)).astype(dtype)
@@ -108,9 +106,7 @@ def build_forest(lessons: Sequence[Lesson], *, whole: bool = False) -> Forest:
         sources=terms([tail[:n] for tail, n in zip(trie.tails, counts, strict=True)], np.int32),
         targets=terms([lesson.transition.completion_ids for lesson in kept], np.int32),
         logprobs=terms([lesson.transition.logprobs for lesson in kept], np.float64),
-        proximal=terms(
-            [lesson.transition.logprobs if lesson.proximal is None else lesson.proximal for lesson in kept], np.float64
-        ),
+        proximal=terms([_proximal(lesson) for lesson in kept], np.float64),
         advantages=terms([lesson.advantages for lesson in kept], np.float64),
         weights=terms([lesson.weights for lesson in kept], np.float64),
         temperatures=spread([lesson.transition.temperature for lesson in kept], np.float64),
@@ -123,7 +119,7 @@ def build_forest(lessons: Sequence[Lesson], *, whole: bool = False) -> Forest:
 
 
 def unweighted(transition: Transition, *, rollout_id: str = "", group_id: str = "") -> Lesson:
-    """A call that teaches nothing: for a forest that is only evaluated."""
+    """A lesson without weights, for a forest that is only evaluated."""
     nothing = np.zeros(len(transition.completion_ids))
     return Lesson(
         rollout_id=rollout_id,
@@ -134,6 +130,10 @@ def unweighted(transition: Transition, *, rollout_id: str = "", group_id: str = 
     )
 
 
+def _proximal(lesson: Lesson) -> Floats | Doubles:
+    return lesson.transition.logprobs if lesson.proximal is None else lesson.proximal
+
+
 def read_ids(transition: Transition) -> Ints:
-    """[P + C - 1] the tokens whose hidden states the call's sampled tokens are predicted from."""
+    """[P + C - 1] the tokens of a call whose hidden states predict its sampled tokens."""
     return np.concatenate((transition.prompt_ids, transition.completion_ids[:-1]))

@@ -1,5 +1,5 @@
-"""How sure are we of a mean, or of a difference? Over tasks: percentile bootstrap (Efron 1979), and a paired
-permutation test.
+"""How certain is a mean, or a difference of means? Percentile bootstrap (Efron 1979) and paired permutation test, over
+tasks.
 """
 
 from dataclasses import dataclass
@@ -13,22 +13,23 @@ RESAMPLES = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """How much more one gets than another on the same tasks."""
+    """The difference of two policies' rewards on the same tasks."""
 
     mean: float
     low: float
     high: float
-    """95 %, bootstrap over tasks."""
+    """`low` and `high`: 95 % interval, bootstrap over tasks."""
     p: float
-    """Two-sided: how often chance alone, swapping the two on each task, makes as large a difference."""
+    """Two-sided: how often swapping the two at random on each task makes a difference as large."""
     tasks: int
-    """Those that neither has failed."""
+    """Number of tasks on which neither failed."""
 
 
 def paired_difference(values: Doubles, others: Doubles, *, seed: int = 0) -> Difference:
-    """`values` [tasks] less `others` [tasks]; NaN where a rollout failed.
+    """`values` [tasks] minus `others` [tasks]; NaN where a rollout failed.
 
-    [1 1 0] less [0 1 0]: mean 1/3; of the two signs that the one difference can have, both are as large: p = 1.
+    [1 1 0] minus [0 1 0]: the mean is 1/3. Only one task differs, and both of its signs give a difference as large, so
+    p = 1.
     """
     paired = values - others
     paired = paired[~np.isnan(paired)]
@@ -44,7 +45,7 @@ def paired_difference(values: Doubles, others: Doubles, *, seed: int = 0) -> Dif
 
 
 def bootstrap_mean(values: Doubles, *, seed: int = 0, level: float = 0.95) -> tuple[float, float]:
-    """The interval that holds the mean of `values` [n] with probability `level`."""
+    """The interval that contains the mean of `values` [n] with probability `level`."""
     rng = np.random.default_rng(seed)
     means = values[rng.integers(0, len(values), size=(RESAMPLES, len(values)))].mean(axis=1)
     tail = (1 - level) / 2

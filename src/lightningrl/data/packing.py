@@ -1,8 +1,8 @@
-"""Which lessons are updated from together, and which fit in one forward and backward? Whole groups stay together where
-they can, and whole rollouts always.
+"""Which lessons share an optimizer step, and which a forward and backward pass? Groups stay in one step, rollouts in
+one pass.
 
-Weights were computed over the whole batch. Micro-batches only split its sum; minibatches are also scaled by their
-number, so that each has the scale of a full-batch mean and their average is the full batch's loss.
+The weights of tokens are computed over the whole batch. Micro-batches split the sum. Minibatches are also scaled by
+their number, so that each has the scale of the batch mean, and their average is the loss of the batch.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,28 +16,26 @@ from lightningrl.data.forest import Lesson, read_ids
 from lightningrl.data.trie import count_unique, sort_sequences
 
 Teaching: TypeAlias = Callable[[Sequence[Lesson]], list[Lesson]]
-"""The lessons of one rollout → those of them that there is something to compute for. `list` keeps all."""
+"""The lessons of one rollout → those with a gradient. `list` keeps all."""
 
 
 def with_advantage(rollout: Sequence[Lesson]) -> list[Lesson]:
-    """Under a loss that is one of each token and proportional to its advantage, nothing else has a gradient."""
+    """Lessons with a gradient if the loss of a token is proportional to its advantage."""
     return [lesson for lesson in rollout if teaches(lesson)]
 
 
 def with_weight(rollout: Sequence[Lesson]) -> list[Lesson]:
-    """A KL term, a bonus for entropy and a critic teach whatever the advantage."""
+    """Lessons with a gradient under a KL term, an entropy bonus or a critic, which do not depend on the advantage."""
     return [lesson for lesson in rollout if lesson.weights.any()]
 
 
 def as_a_whole(rollout: Sequence[Lesson]) -> list[Lesson]:
-    """Where a ratio is one of all that the rollout sampled, its gradient goes through every call, if it goes through
-    any.
-    """
+    """Lessons with a gradient if the ratio is over the whole rollout: all or none."""
     return with_weight(rollout) if any(map(teaches, rollout)) else []
 
 
 def teaching_under(loss: LossConfig, *, critic: bool = False) -> Teaching:
-    """What has a gradient under this loss, and a critic's beside it."""
+    """The selection for this loss, and for a critic if there is one."""
     if loss.kl_coef or loss.entropy_coef or (critic and loss.value_coef):
         return with_weight
     return as_a_whole if loss.ratio == "rollout" or loss.importance.startswith("rollout") else with_advantage
@@ -46,10 +44,9 @@ def teaching_under(loss: LossConfig, *, critic: bool = False) -> Teaching:
 def minibatches(
     lessons: Sequence[Lesson], count: int, *, seed: int, teaching: Teaching = with_advantage
 ) -> list[list[Lesson]]:
-    """Split a batch into at most `count` optimizer steps by whole groups; the order of groups follows from `seed`
-    alone.
+    """Split a batch into at most `count` optimizer steps, by whole groups. `seed` determines the order of the groups.
 
-    Groups that teach are dealt evenly; there are never more steps than such groups, and none if nothing teaches.
+    Groups with a gradient are distributed evenly. There are never more steps than such groups.
     """
     groups = _by_group(lessons)
     shuffled = [groups[i] for i in np.random.default_rng(seed).permutation(len(groups))]
@@ -62,10 +59,8 @@ def minibatches(
 
 
 def pack(lessons: Sequence[Lesson], *, max_tokens: int, teaching: Teaching = with_advantage) -> list[list[Lesson]]:
-    """Lessons of one optimizer step → those of each forest, of at most `max_tokens` unique tokens. A longer rollout has
-    a forest of its own.
-
-    What does not teach is left out: there is nothing to compute.
+    """Lessons of one optimizer step → lessons of each forest, with at most `max_tokens` unique tokens. A rollout with
+    more gets its own forest. Lessons without a gradient are left out.
     """
     packs: list[list[Lesson]] = []
     room = 0
@@ -100,8 +95,8 @@ def _by_rollout(lessons: Iterable[Lesson]) -> list[list[Lesson]]:
 
 
 def _pieces(rollouts: Sequence[list[Lesson]], *, max_tokens: int) -> list[tuple[list[Lesson], int]]:
-    """Cut a group that is too large where neighbours in token order share least work; each piece comes with its number
-    of unique tokens.
+    """Split a group that is too large between rollouts that share few tokens. Each piece comes with its number of
+    unique tokens.
     """
     whole = [lesson for rollout in rollouts for lesson in rollout]
     size = _unique_tokens(whole)

@@ -1,6 +1,4 @@
-"""Where tasks come from: a pure function `f(split, seed=…, count=…)`, or a JSONL file with `input` and `split` in each
-row.
-"""
+"""Load tasks from a function `f(split, seed=…, count=…)`, or from a JSONL file with `input` and `split` in each row."""
 
 import codecs
 import hashlib
@@ -22,8 +20,8 @@ ROW = 'a row is a line such as {"input": {…}, "split": "train"}, or "heldout"'
 
 
 def load_tasks(config: TasksConfig, split: str, *, seed: int, count: int, root: Path) -> list[Task]:
-    """`count` tasks of a split. A function makes fresh ones for every seed; a file is gone through in an order that
-    follows the seed.
+    """`count` tasks of a split. A function makes new tasks for every seed; the order of a file's tasks depends on the
+    seed.
     """
     if config.source.endswith((".jsonl", ".json")):
         rows = [row for row in _file(root / config.source) if row.get("split", "train") == split]
@@ -38,13 +36,13 @@ def load_tasks(config: TasksConfig, split: str, *, seed: int, count: int, root: 
 
 
 def asked(task: Task) -> bytes:
-    """The input of a task, in a form that is the same for equal inputs."""
+    """The input of a task as bytes that are equal for equal inputs."""
     return msgspec.json.encode(task.input, order="deterministic")
 
 
 def in_both_splits(config: TasksConfig, *, seed: int, count: int, root: Path) -> list[Task]:
-    """Held-out tasks that are training tasks, too. Of a file all training tasks are looked at, of a function `count`
-    that `seed` gives.
+    """Held-out tasks that are also training tasks. All training tasks of a file are compared, or `count` from a
+    function.
     """
     if config.source.endswith((".jsonl", ".json")):
         count = len(_file(root / config.source))
@@ -54,7 +52,7 @@ def in_both_splits(config: TasksConfig, *, seed: int, count: int, root: Path) ->
 
 
 def _made(source: str, split: str, *, seed: int, count: int, root: Path) -> list[dict[str, Any]]:
-    """Rows of a recipe's own function. Whatever it raises is its own failure."""
+    """Rows from a recipe's function. Any exception in it becomes a `UserError`."""
     make = plugins.load(source, kind="tasks", root=root)
     try:
         rows = list(make(split, seed=seed, count=count))
@@ -63,10 +61,13 @@ def _made(source: str, split: str, *, seed: int, count: int, root: Path) -> list
     except Exception as error:
         reason, _, hint = f"{type(error).__name__}: {error}".partition("\nhint: ")
         raise UserError(
-            f"`{source}` failed on split `{split}`: {reason}", hint=hint or "it is called as f(split, seed=…, count=…)"
+            f"`{source}` failed on split `{split}`: {reason}",
+            hint=hint or "the function is called as f(split, seed=…, count=…)",
         ) from error
     if not rows or not all(isinstance(row, dict) and "input" in row for row in rows):
-        raise UserError(f"`{source}` gave no tasks for split `{split}`", hint='it returns a list of {"input": {…}}')
+        raise UserError(
+            f"`{source}` gave no tasks for split `{split}`", hint='the function must return a list of {"input": {…}}'
+        )
     return rows
 
 
@@ -91,9 +92,7 @@ def _file(path: Path) -> tuple[dict[str, Any], ...]:
 
 @lru_cache(maxsize=2)
 def _rows(path: Path, changed_ns: int) -> tuple[dict[str, Any], ...]:
-    """All that are tasks; each line that is none is named in a warning. A file is read once, and again if it has
-    changed since.
-    """
+    """All rows that are tasks. Every other line gives a warning. A file is read again only if it has changed."""
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(path.read_bytes().removeprefix(codecs.BOM_UTF8).splitlines(), start=1):
         if line.strip():
@@ -105,11 +104,11 @@ def _rows(path: Path, changed_ns: int) -> tuple[dict[str, Any], ...]:
 
 
 def _task_of(line: bytes) -> dict[str, Any]:
-    """Raises `ValueError` for what is none."""
+    """The row in a line. Raises `ValueError` if it is not a task."""
     try:
         row = msgspec.json.decode(line.decode())
     except UnicodeDecodeError as error:
-        raise ValueError(f"byte {error.start + 1} of it is not UTF-8") from error
+        raise ValueError(f"byte {error.start + 1} is not UTF-8") from error
     except RecursionError as error:
         raise ValueError("too many brackets within brackets") from error
     if not isinstance(row, dict):

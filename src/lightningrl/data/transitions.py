@@ -1,8 +1,7 @@
-"""What did each call of an accepted attempt see, say and earn? Records in, trajectories out, and a report of what will
-not be trained.
+"""Records → trajectories: the input, output and reward of each call of an accepted attempt.
 
-Every call of an accepted attempt becomes a transition, whether it teaches or not: a group's baseline is made of all of
-its members, so selection is a mark on the transition (`left_out`), never a gap in the trajectory.
+A call that must not be trained stays in its trajectory and is marked with `left_out`, because a group's baseline is
+computed over all of its members. A report counts the tokens that are left out.
 """
 
 from collections import Counter
@@ -17,18 +16,20 @@ from lightningrl.types import FINAL, Call, Reward, Rollout, Trajectory, Transiti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Where the sampled tokens of a batch went: `trained_tokens` plus the sum of `left_out_tokens` is all of them."""
+    """What happened to the sampled tokens of a batch. `trained_tokens` and `left_out_tokens` add up to all of them."""
 
     succeeded: int
-    """Rollouts that became a trajectory."""
+    """Number of rollouts with a trajectory."""
     excluded: int
-    """Rollouts without an accepted attempt. They are no members of their group: a failure is not a reward of 0."""
+    """Number of rollouts without an accepted attempt. They are not members of their group: a failure is not a reward of
+    0.
+    """
     trained_calls: int
     trained_tokens: int
     left_out_calls: Mapping[str, int]
-    """Reason → calls of accepted attempts that are not trained."""
+    """Reason → number of calls that are not trained."""
     left_out_tokens: Mapping[str, int]
-    """Reason → their sampled tokens."""
+    """Reason → number of their sampled tokens."""
 
     def metrics(self) -> dict[str, float]:
         """`area/name` → value."""
@@ -51,12 +52,11 @@ def trajectories_of(
     reward: str = FINAL,
     oldest_version: int = 0,
 ) -> tuple[list[Trajectory], Report]:
-    """One trajectory per succeeded rollout, in the order given. `trains` is asked about each agent; records of other
-    attempts are ignored.
+    """One trajectory for each rollout that succeeded, in the order given. Records of other attempts are ignored.
 
-    `reward` names the attempt's reward that is learnt from. Calls by weights older than `oldest_version` are left out
-    as `stale`. Raises `GraderError` if a succeeded rollout has no such reward, or several and not exactly one from the
-    grader.
+    `trains`: whether calls of an agent are trained. `reward`: name of the attempt's reward to train on. Calls of
+    weights older than `oldest_version` are left out as `stale`. Raises `GraderError` if a rollout has no such reward,
+    or several and not exactly one from the grader.
     """
     calls_of, rewards_of = by_attempt(calls), by_attempt(rewards)
     made: list[Trajectory] = []
@@ -86,14 +86,13 @@ def trajectories_of(
 def why_left_out(call: Call, *, policy: str, trains: Callable[[str], bool], oldest_version: int = 0) -> str | None:
     """The first reason why a call must not be trained; None if it is trained.
 
-    This is the one place where it is decided which of the distributions that tokens are drawn from can be learnt from.
-    The trainer computes the policy's logits and divides them by the recorded temperature, and ratios are right only if
-    the recorded logprobs are of that distribution:
+    The trainer divides the policy's logits by the recorded temperature. Importance ratios are correct only if the
+    recorded log-probabilities are of that distribution:
 
         temperature > 0          trained: the trainer scales its logits in the same way
-        temperature 0            `sampling`: greedy choices are not drawn from any distribution
-        top_p < 1 or top_k > 0   `sampling`: the recorded logprobs are renormalised over tokens that the trainer does
-        not know grammar                  `grammar`: likewise, over the tokens that the grammar allowed at each place
+        temperature 0            `sampling`: greedy decoding does not sample
+        top_p < 1 or top_k > 0   `sampling`: log-probabilities are normalised over a subset of the tokens
+        grammar                  `grammar`: log-probabilities are normalised over the tokens that the grammar allowed
     """
     reasons = {
         "incomplete": call.capture == "incomplete" or len(call.prompt_ids) == 0,
@@ -109,12 +108,12 @@ def why_left_out(call: Call, *, policy: str, trains: Callable[[str], bool], olde
 
 
 def attempt_reward(rewards: Sequence[Reward], *, name: str = FINAL, rollout_id: str) -> float:
-    """What the attempt as a whole was worth. Rewards with another name, or for one call, never count here."""
+    """The reward of an attempt with this name. Rewards of single calls do not count."""
     named = [r for r in rewards if r.name == name and r.call_id is None]
     graded = [r for r in named if r.source == "grader"]
     chosen = named if len(named) == 1 else graded
     if len(chosen) != 1:
-        sources = ", ".join(f"`{r.source}`" for r in named) or "nobody"
+        sources = ", ".join(f"`{r.source}`" for r in named) or "no source"
         given = ", ".join(sorted({f"`{r.name}`" for r in rewards})) or "none"
         raise GraderError(
             f"rollout `{rollout_id}` needs one `{name}` reward; it was given by {sources}",
@@ -124,7 +123,7 @@ def attempt_reward(rewards: Sequence[Reward], *, name: str = FINAL, rollout_id: 
 
 
 def step_rewards(rewards: Sequence[Reward]) -> dict[str, float]:
-    """Call id → the sum of the rewards given to this very call."""
+    """Call id → sum of the rewards whose target is this call."""
     sums: dict[str, float] = {}
     for reward in rewards:
         if reward.call_id is not None:

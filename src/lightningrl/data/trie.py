@@ -1,7 +1,7 @@
-"""Which tokens do these sequences share? A path-compressed token trie, flattened depth first.
+"""Which prefixes do these sequences share? A path-compressed token trie, flattened depth first.
 
-Sorted sequences share with their neighbour all that they share with any earlier one, so the trie is read off the
-lengths of the common prefixes of neighbours: no tree of objects is ever built.
+A sorted sequence shares no longer prefix with any earlier one than with its neighbour. So the lengths of the
+neighbours' common prefixes determine the trie, and no tree of objects is built.
 """
 
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lightningrl.prefix import common_prefix
 from lightningrl.types import Ints
 
 
@@ -25,35 +26,33 @@ class Trie:
     parents: Ints
     """[S]"""
     tails: list[Ints]
-    """For each sequence: the indices in `token_ids` of its last tokens, as many as were asked for."""
+    """For each sequence, the indices in `token_ids` of its last tokens."""
 
 
 def sort_sequences(sequences: Sequence[Ints]) -> tuple[list[int], list[int]]:
-    """The lexicographic order, and for each sequence in that order how many tokens it shares with the one before."""
+    """The lexicographic order, and for each sequence in that order the length of the prefix that it shares with the one
+    before.
+    """
     keys = [s.astype(">u4").tobytes() for s in sequences]  # big-endian bytes compare like token ids
     order = sorted(range(len(sequences)), key=keys.__getitem__)
     shared = [0] * len(order)
     for rank in range(1, len(order)):
         a, b = sequences[order[rank - 1]], sequences[order[rank]]
-        n = min(len(a), len(b))
-        different = a[:n] != b[:n]
-        first = int(different.argmax()) if n else 0
-        shared[rank] = first if n and different[first] else n
+        shared[rank] = common_prefix(a, b)
     return order, shared
 
 
 def count_unique(sequences: Sequence[Ints]) -> int:
-    """Tokens in the trie of these sequences."""
+    """Number of tokens in the trie of these sequences."""
     _, shared = sort_sequences(sequences)
     return sum(len(s) for s in sequences) - sum(shared)
 
 
 def build_trie(sequences: Sequence[Ints], *, tails: Sequence[int]) -> Trie:
-    """The trie of non-empty sequences. `tails`: of how many of its last tokens each sequence wants to know the index."""
+    """The trie of non-empty sequences. `tails`: for each sequence, how many of its last tokens to locate."""
     order, shared = sort_sequences(sequences)
-    path = np.empty(
-        max((len(s) for s in sequences), default=0), dtype=np.int32
-    )  # index of the token at each depth of the current sequence
+    longest = max((len(s) for s in sequences), default=0)
+    path = np.empty(longest, dtype=np.int32)  # index of the token at each depth of the current sequence
     tokens, positions = [np.empty(0, np.int32)], [np.empty(0, np.int32)]
     found: list[Ints] = [np.empty(0, np.int32)] * len(sequences)
     parent_of: dict[int, int] = {}  # first token of a segment → last token of its parent
@@ -62,9 +61,7 @@ def build_trie(sequences: Sequence[Ints], *, tails: Sequence[int]) -> Trie:
         length = len(sequences[i])
         if depth == 0:
             parent_of[N] = -1
-        elif depth < min(
-            length, previous
-        ):  # a branch: the new path starts a segment, and so does the old one from here on
+        elif depth < min(length, previous):  # a branch: the new path and the rest of the old one begin segments
             parent_of[N] = parent_of[int(path[depth])] = int(path[depth - 1])
         path[depth:length] = np.arange(N, N + length - depth)
         found[i] = path[length - tails[i] : length].copy()
