@@ -86,22 +86,22 @@ def potential(r: Doubles, D: Ints, *, discount: float) -> Doubles:
 
 
 def tool_ok(rule: AirConfig) -> Rule:
-    """A tool came back, and nothing says that it failed."""
+    """A tool returned without an error."""
     return _where(lambda span: span.kind == "tool" and span.status != "error")
 
 
 def tool_failed(rule: AirConfig) -> Rule:
-    """A tool failed in any way: it raised, reported an error, or its call could not be read."""
+    """A tool failed: it raised, reported an error, or its arguments could not be parsed."""
     return _where(lambda span: span.kind == "tool" and span.status == "error")
 
 
 def tool_raised(rule: AirConfig) -> Rule:
-    """A tool failed with an exception."""
+    """A tool raised an exception."""
     return _where(lambda span: span.kind == "tool" and span.status == "error" and "exception.type" in span.attributes)
 
 
 def repeated_call(rule: AirConfig) -> Rule:
-    """The same tool was asked for with the same arguments before, in this attempt."""
+    """A tool was called with arguments with which it had been called before in this attempt."""
     seen: Counter[tuple[str, str]] = Counter()
 
     def repeated(span: Span) -> bool:
@@ -115,14 +115,12 @@ def repeated_call(rule: AirConfig) -> Rule:
 
 
 def malformed_arguments(rule: AirConfig) -> Rule:
-    """A tool was asked for with something that is no JSON object."""
+    """The arguments of a tool call are not a JSON object."""
     return _where(lambda span: span.kind == "tool" and span.attributes.get("lightningrl.malformed") is True)
 
 
 def slow(rule: AirConfig) -> Rule:
-    """A tool, a retrieval or a call took more than `over` seconds; of a call of the model, only where no `tool` is
-    named.
-    """
+    """A tool, a retrieval or a call took more than `over` seconds. Calls count only if no `tool` is named."""
     return _where(
         lambda span: span.kind in ("tool", "retrieval", "llm") and span.ended_at - span.started_at > rule.over
     )
@@ -139,13 +137,13 @@ def costly(rule: AirConfig) -> Rule:
 
 
 def empty_retrieval(rule: AirConfig) -> Rule:
-    """A retrieval found nothing. Of tools only those count that `tool` names: many have nothing to say."""
+    """A retrieval returned nothing. Tools count only if `tool` names them."""
     kinds = ("retrieval",) if rule.tool == "*" else ("retrieval", "tool")
     return _where(lambda span: span.kind in kinds and span.status != "error" and _nothing(span))
 
 
 def guardrail(rule: AirConfig) -> Rule:
-    """A guard-rail fired: its span says that it was triggered, or is an error."""
+    """A guardrail was triggered: its span says so, or is an error."""
     return _where(
         lambda span: (
             span.kind == "guardrail"
