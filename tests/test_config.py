@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from lightningrl.cli.settings import settings_page
-from lightningrl.config import dump_config, load_config
 from lightningrl.errors import UserError
+from lightningrl.recipe import dump_config, load_config
 
 RECIPE = """
 name = "small"

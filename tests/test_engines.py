@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from lightningrl.chat import ChatTemplate
-from lightningrl.config import Config, make_config
+from lightningrl.config import Config
 from lightningrl.engine.base import Engine
 from lightningrl.engines import make_engine, make_engines, model_paths
 from lightningrl.errors import LightningError, UserError
 from lightningrl.gateway.scripted import PLAIN, ScriptedEngine
+from lightningrl.recipe import make_config
 from lightningrl.types import Sampling
 
 PLUGINS = """

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lightningrl.config import load_config
+from lightningrl.recipe import load_config
 
 COUNT = 120
 

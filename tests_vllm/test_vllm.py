@@ -18,13 +18,14 @@ from peft import PeftModel
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from lightningrl.config import EngineConfig, load_config
+from lightningrl.config import EngineConfig
 from lightningrl.engine.base import Delta, EngineSetup
 from lightningrl.engine.conformance import CHECKS, GRAMMAR_CHECKS, LOAD_CHECKS, Conformance
 from lightningrl.engine.vllm import VLLMEngine
 from lightningrl.errors import EngineError
 from lightningrl.models.load import export_folder, load_model, load_tokenizer
 from lightningrl.models.lora import with_adapter
+from lightningrl.recipe import load_config
 from lightningrl.serve import lightning
 from lightningrl.types import Sampling, Weights
 from tests.conftest import SmallRecipe

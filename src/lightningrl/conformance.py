@@ -22,7 +22,6 @@ from typing import cast
 
 import numpy as np
 
-from lightningrl.config import load_config
 from lightningrl.data.forest import Forest, build_forest
 from lightningrl.data.packing import pack, with_weight
 from lightningrl.engine.base import Delta, EngineSetup
@@ -31,6 +30,7 @@ from lightningrl.learner import Learner
 from lightningrl.loop import Loop
 from lightningrl.models.plain import plain_logprobs
 from lightningrl.progress import Exam
+from lightningrl.recipe import load_config
 from lightningrl.serve import lightning
 from lightningrl.types import Call, Doubles, Floats, Ints, Rollout, Sampling, Weights
 

@@ -7,8 +7,9 @@ from huggingface_hub import ModelCard
 
 from lightningrl.cli.card import write_cards
 from lightningrl.cli.report import Result
-from lightningrl.config import Config, load_config
+from lightningrl.config import Config
 from lightningrl.data.intervals import Difference
+from lightningrl.recipe import load_config
 
 RESULT = Result(
     heldout_before=0.251,

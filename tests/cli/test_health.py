@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from lightningrl.cli.health import HealthWatcher, checkup, show
-from lightningrl.config import dump_config, load_config
+from lightningrl.recipe import dump_config, load_config
 from tests.conftest import RECIPE, SmallRecipe
 from tests.test_health import HEALTHY
 

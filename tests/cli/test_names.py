@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lightningrl.cli.names import check_names
-from lightningrl.config import load_config
 from lightningrl.errors import UserError
+from lightningrl.recipe import load_config
 from tests.conftest import RECIPE, SmallRecipe
 
 POLICIES = '[policies.solver]\nalgorithm = { advantage = "rloo" }\n[policies.critic]\n[[routes]]\npolicy = "solver"\n'

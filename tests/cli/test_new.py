@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from lightningrl.cli.app import app
 from lightningrl.cli.new import PARTS, TEMPLATE, lay_out
 from lightningrl.cli.shipped import shipped
-from lightningrl.config import load_config
 from lightningrl.errors import UserError
+from lightningrl.recipe import load_config
 
 ROOT = Path(__file__).parents[2]
 

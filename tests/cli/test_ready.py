@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console
 
 from lightningrl.cli.ready import check_tasks
-from lightningrl.config import Config, load_config
+from lightningrl.config import Config
 from lightningrl.errors import UserError
+from lightningrl.recipe import load_config
 from tests.conftest import SmallRecipe
 
 GOOD = [json.dumps({"input": {"question": f"say a word of {split}"}, "split": split}) for split in ("train", "heldout")]

@@ -12,7 +12,6 @@ import pytest
 from rich.console import Console
 
 from lightningrl.cli.show import Tokens, origin, read, show
-from lightningrl.config import load_config
 from lightningrl.conformance import Nobody
 from lightningrl.data.forest import Lesson
 from lightningrl.errors import UserError
@@ -21,6 +20,7 @@ from lightningrl.look import RolloutView, look_at, opened
 from lightningrl.look.conversation import Said
 from lightningrl.look.rollout import CallView
 from lightningrl.look.teaching import teaching_of
+from lightningrl.recipe import load_config
 from lightningrl.serve import lightning
 from lightningrl.store import Where
 from lightningrl.store.sqlite import SQLiteStore

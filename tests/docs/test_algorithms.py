@@ -8,9 +8,10 @@ from typing import Any, get_args
 import pytest
 
 from lightningrl.cli.names import check_names
-from lightningrl.config import LossConfig, make_config
+from lightningrl.config import LossConfig
 from lightningrl.plugins import BUILTIN
 from lightningrl.presets import PRESETS
+from lightningrl.recipe import make_config
 
 DOCS = Path(__file__).parents[2] / "docs"
 OVERVIEW = DOCS / "algorithms.md"

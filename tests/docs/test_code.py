@@ -15,7 +15,7 @@ import pytest
 import typer
 
 from lightningrl.cli.app import app
-from lightningrl.config import make_config
+from lightningrl.recipe import make_config
 from tests.docs.blocks import ROOT, SHELL, Block, blocks
 
 PYTHON = blocks("python")

@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 from lightningrl.cli.new import lay_out
-from lightningrl.config import load_config
+from lightningrl.recipe import load_config
 from tests.command import run_command
 
 TEXT = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from lightningrl.checkpoints import damage, seal
-from lightningrl.config import LossConfig, TrainerConfig, load_config
+from lightningrl.config import LossConfig, TrainerConfig
 from lightningrl.conformance import Nobody
 from lightningrl.errors import UserError
 from lightningrl.models.load import export_folder, load_model, load_tokenizer
+from lightningrl.recipe import load_config
 from lightningrl.serve import lightning
 from lightningrl.store import wait
 from lightningrl.trainer import conformance

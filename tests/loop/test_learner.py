@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from lightningrl.config import load_config
 from lightningrl.conformance import Nobody
 from lightningrl.errors import UserError
+from lightningrl.recipe import load_config
 from lightningrl.serve import lightning
 from tests.conftest import SmallRecipe
 

@@ -9,10 +9,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from lightningrl.config import Config, load_config
+from lightningrl.config import Config
 from lightningrl.conformance import Nobody
 from lightningrl.data.forest import Forest
 from lightningrl.errors import UserError
+from lightningrl.recipe import load_config
 from lightningrl.serve import lightning
 from lightningrl.trainer.base import Evaluation, Trainer
 from lightningrl.types import Call

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lightningrl.config import load_config
 from lightningrl.conformance import Nobody
 from lightningrl.errors import EngineError
+from lightningrl.recipe import load_config
 from lightningrl.serve import lightning
 from tests.conftest import SmallRecipe
 

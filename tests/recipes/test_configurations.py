@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from lightningrl.cli.app import app
 from lightningrl.cli.ready import check_servers
-from lightningrl.config import load_config
 from lightningrl.errors import UserError
+from lightningrl.recipe import load_config
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 ALL = sorted(RECIPES.glob("*/*.toml"))

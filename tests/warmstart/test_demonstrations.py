@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from lightningrl.chat import ChatTemplate
-from lightningrl.config import Config, load_config
+from lightningrl.config import Config
 from lightningrl.errors import UserError
 from lightningrl.models.load import export_folder
 from lightningrl.models.tiny import build_model
+from lightningrl.recipe import load_config
 from lightningrl.warmstart.demonstrations import Answer, load_demonstrations
 from lightningrl.warmstart.examples import examples_of
 from lightningrl.warmstart.vocabulary import tokenizer_for

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from lightningrl.cli.warmstart import Result, warmstart
-from lightningrl.config import load_config
 from lightningrl.errors import UserError
+from lightningrl.recipe import load_config
 from lightningrl.store import open_store
 from lightningrl.warmstart.making import Pace
 from tests.command import run_command

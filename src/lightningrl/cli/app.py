@@ -18,8 +18,9 @@ import lightningrl
 from lightningrl.cli.console import make_console, say
 from lightningrl.cli.extras import extra_of, install, require
 from lightningrl.cli.stop import Interrupted, listening
-from lightningrl.config import Config, dump_config, load_config
+from lightningrl.config import Config
 from lightningrl.errors import LightningError, Stopped, UserError
+from lightningrl.recipe import dump_config, load_config
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"

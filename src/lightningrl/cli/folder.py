@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightningrl.config import Config, dump_config, load_config
+from lightningrl.config import Config
 from lightningrl.errors import UserError
 from lightningrl.progress import Exam
+from lightningrl.recipe import dump_config, load_config
 
 RUNS = Path("runs")
 

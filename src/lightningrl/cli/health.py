@@ -14,7 +14,7 @@ from rich.table import Table
 
 from lightningrl.cli.console import say
 from lightningrl.cli.folder import RunFolder
-from lightningrl.config import Config, LearnerConfig, load_config
+from lightningrl.config import Config, LearnerConfig
 from lightningrl.errors import UserError
 from lightningrl.health import (
     CALLS,
@@ -29,6 +29,7 @@ from lightningrl.health import (
     warnings_of,
 )
 from lightningrl.progress import Exam
+from lightningrl.recipe import load_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from lightningrl.chat import ChatTemplate
 from lightningrl.cli.console import say
 from lightningrl.cli.folder import RUNS
 from lightningrl.cli.stop import Interrupted, run
-from lightningrl.config import Config, RouteConfig, load_config, make_config
+from lightningrl.config import Config, RouteConfig
 from lightningrl.engines import make_engines, model_paths
 from lightningrl.errors import Stopped, UserError
 from lightningrl.gateway.assembly import make_gateway, opened
@@ -28,6 +28,7 @@ from lightningrl.gateway.server import bound
 from lightningrl.gateway.visitors import Guests
 from lightningrl.look.census import CAPTURES, Census
 from lightningrl.plugins import names
+from lightningrl.recipe import load_config, make_config
 from lightningrl.runner.environment import EVERYTHING, make_codex_home, process_environment
 from lightningrl.runner.foreground import run_foreground
 from lightningrl.store import Store, open_store

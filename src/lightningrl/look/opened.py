@@ -9,8 +9,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from lightningrl.chat.detokenizer import Detokenizer
-from lightningrl.config import Config, load_config
+from lightningrl.config import Config
 from lightningrl.errors import UserError
+from lightningrl.recipe import load_config
 from lightningrl.store import Records, open_records
 
 
