@@ -1,15 +1,13 @@
-"""Which algorithm learns fastest from the same number of rollouts? Held-out reward of each, several seeds, with 95 %
-intervals.
+"""Compare algorithms at the same number of rollouts: held-out reward of each, several seeds, 95 % intervals.
 
     python benchmarks/algorithms.py                                       all studies: hours
     python benchmarks/algorithms.py --studies credit --jobs 2             one of them
     python benchmarks/algorithms.py --studies credit --seeds 0 --arms uniform air
-    python benchmarks/algorithms.py --draw                                the pictures and tables again, from the
-    results file
+    python benchmarks/algorithms.py --draw                                pictures and tables, from the results file
 
-Everything but the algorithm is the same in all arms of a study: warm start, tasks, rollouts, learning rate. Each run's
-folder is kept; one that is there already is not run again. What came out is in results/algorithms.json,
-docs/credit.png, docs/credit-sql.png and docs/algorithms/curves.
+All arms of a study share everything but the algorithm: warm start, tasks, rollouts, learning rate. Each run's folder is
+kept; an existing one is not run again. Results go to results/algorithms.json, docs/credit.png, docs/credit-sql.png and
+docs/algorithms/curves.
 """
 
 import argparse
@@ -32,7 +30,7 @@ PAGES = ROOT / "docs" / "algorithms"
 
 SQL_ROLES = {"writer": "sql-writer", "rewriter": "sql-rewriter"}
 COLOURS = {"uniform": "#1b1f24", "discounted": "#b08d3c", "air": "#c2501c", "gigpo": "#2c5fa8", "tree_loo": "#0a7d4b"}
-"""Arms with a curve of their own; the others are grey rows."""
+"""Arms with a curve of their own; the others are grey rows without one."""
 GREY = "#8b949e"
 
 
@@ -43,15 +41,15 @@ class Study:
     recipe: Path
     arms: Mapping[str, Sequence[str]]
     settings: Sequence[str] = ()
-    """Of all arms."""
+    """Settings of all arms."""
     picture: Path | None = None
     title: str = ""
     pages: bool = False
-    """Whether each arm's curve is on the page of its algorithm."""
+    """Whether each algorithm's page shows its curve."""
 
 
 def credits(air: str) -> dict[str, list[str]]:
-    """`air`: the rule that sees something in the recipe."""
+    """`air`: a rule that gives rewards in this recipe."""
     return {
         "uniform": ["algorithm.credit=uniform"],
         "discounted": ["algorithm.credit=discounted", "algorithm.credit_options={discount=0.9}"],
@@ -63,7 +61,7 @@ def credits(air: str) -> dict[str, list[str]]:
 
 
 def only(role: str) -> list[str]:
-    """The other role of the SQL recipe is answered by the same policy, but does not teach it."""
+    """Train only one role of the SQL recipe. The same policy answers for the other role, but does not learn from it."""
     routes = (
         f'{{model="{model}",agent="{name}",train={str(name == role).lower()}}}' for name, model in SQL_ROLES.items()
     )
@@ -159,9 +157,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--arms", nargs="+", help="some of the arms of each study; default: all")
     parser.add_argument("--runs", type=Path, default=Path("runs/algorithms"))
-    parser.add_argument(
-        "--jobs", type=int, default=1, help="runs at the same time; their figures are the same, but for the seconds"
-    )
+    parser.add_argument("--jobs", type=int, default=1, help="parallel runs; only the seconds depend on it")
     parser.add_argument("--draw", action="store_true", help="run nothing")
     arguments = parser.parse_args()
     results: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}

@@ -1,22 +1,21 @@
-"""What does our gateway cost, compared with that of `agentlightning` 1.0.2? CPU, memory and disk of a call; and many
-calls at once.
+"""The cost of our gateway and of `agentlightning` 1.0.2: CPU, memory and disk per call, and many calls at once.
 
-Both sides in one run, before one scripted upstream that speaks vLLM's HTTP API (`gateway/upstream.py`), under the same
-64 clients (`gateway/clients.py`): all four are processes of their own. Both record token ids and logprobs of every
-call. The upstream answers at once, so that gateways are never idle, or takes 5 ms a token, so that they mostly wait:
-then each wake-up serves one call and costs more. Streams come at 5 ms a token, one event each. CPU is user + system
-time of the gateway's process with its threads, as /proc counts it. Linux only.
+Both sides run before one scripted upstream that speaks vLLM's HTTP API (`gateway/upstream.py`), under the same 64
+clients (`gateway/clients.py`). All four are separate processes. Both sides record token ids and logprobs of every call.
+The upstream answers at once, so the gateways are never idle, or takes 5 ms per token, so they mostly wait: then each
+wake-up serves one call and costs more. Streams send one event per token, at 5 ms each. CPU is user + system time of the
+gateway's process with its threads, from /proc. Linux only.
 
-The peer needs a Python of its own (3.12 or later). uvloop and httptools make it faster; they come with vLLM, so its
-users have them:
+The peer needs a Python of its own (3.12 or later). uvloop and httptools make it faster; its users have them, as they
+come with vLLM:
 
     python3.12 -m venv .venv-peer && .venv-peer/bin/pip install agentlightning==1.0.2 uvloop httptools
-    python benchmarks/gateway.py [--peer-python .venv-peer/bin/python | --skip-peer] [--quick] [--json
-    benchmarks/results/gateway.json]
+    python benchmarks/gateway.py [--peer-python .venv-peer/bin/python | --skip-peer] [--quick]
+                                 [--json benchmarks/results/gateway.json]
 
-It refuses streams (HTTP 400), so streaming is compared with the same answers in one piece on its side. It caps its
-connections to the upstream at 100 (httpx's default), so of 256 agents 156 wait. It keeps its records in memory: there
-is no disk of it to compare.
+The peer refuses streams (HTTP 400), so our streams are compared with its complete answers. It limits its connections to
+the upstream to 100 (httpx's default), so 156 of 256 agents wait. It keeps its records in memory, so there is no disk
+usage to compare.
 """
 
 import argparse
@@ -41,29 +40,23 @@ ROOT = Path(__file__).parent.parent
 TOKENIZER = ROOT / "recipes" / "sql_langgraph" / "warmstart"
 PEER_PYTHON = ROOT / ".venv-peer" / "bin" / "python"
 OPEN_FILES = 65536
-"""Wanted: 5,000 streams are 10,000 sockets of the gateway."""
+"""Limit to ask for: 5,000 streams are 10,000 sockets of the gateway."""
 
 PHASES = ["cpu", "memory", "disk", "agents", "streams"]
 STEP_S = 0.005
-"""What a token takes the upstream where it takes its time: 200 tokens a second, as a fast server gives each of 64
-streams.
-"""
+"""Seconds per token of the slower upstream: 200 tokens per second, as a fast server gives each of 64 streams."""
 LESS_CPU = {50: 10.0, 2000: 4.0}
-"""Tokens → how many times less CPU than the peer. The bars of this file are those of the issue that asked for the
-gateway.
-"""
+"""Tokens → required ratio of the peer's CPU to ours. The bars are those of the issue that introduced the gateway."""
 BYTES_PER_TOKEN = 15.0
 GROWTH = 64.0
-"""Bytes a call that count as none: thousands of calls grow less than one page a call by far."""
+"""Bytes per call that count as none: over thousands of calls, far less than one page per call."""
 SLOWED = 1.15
-"""256 agents may take this many times the 2 s of the upstream: connecting and answering all of them at once is work,
-too.
-"""
+"""256 agents may take this many times the upstream's 2 s: connecting and answering all of them takes time, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """One bar."""
+    """A requirement and its measurement."""
 
     bar: str
     measured: str
@@ -74,17 +67,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--peer-python", type=Path, default=PEER_PYTHON)
     parser.add_argument("--skip-peer", action="store_true", help="measure our side alone")
-    parser.add_argument("--quick", action="store_true", help="one round, fewer calls: 10 minutes in place of 30")
-    parser.add_argument(
-        "--only", nargs="*", choices=PHASES, help="some of the phases; the file keeps what it says of the others"
-    )
+    parser.add_argument("--quick", action="store_true", help="one round, fewer calls: 10 minutes instead of 30")
+    parser.add_argument("--only", nargs="*", choices=PHASES, help="some of the phases; others stay as in the file")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     peer = None if arguments.skip_peer or not arguments.peer_python.exists() else arguments.peer_python.absolute()
     if peer is None:
-        print(
-            "our side alone: no Python with `agentlightning` was named, or `--skip-peer`; the head of this file says how to make one"
-        )
+        print("our side alone: `--skip-peer`, or no Python with `agentlightning`; see the head of this file")
     _allow_open_files()
     upstream = Upstream(TOKENIZER)
     try:
@@ -102,7 +91,7 @@ def main() -> None:
 
 
 def measure(bench: Bench, *, phases: list[str]) -> dict[str, Any]:
-    """All phases, one after the other."""
+    """Run the phases, one after the other."""
     quick = bench.quick
     turns = {50: 8, 2000: 4}
     kinds = [(step_s, stream) for step_s, stream in ((0.0, False), (STEP_S, False), (STEP_S, True))]
@@ -168,29 +157,27 @@ def verdicts(result: Mapping[str, Any]) -> Iterator[Verdict]:
 
 
 def _ratio(cells: Mapping[str, Any], name: str) -> list[float]:
-    """How many times less CPU than the peer, in each round; a stream is compared with the peer's answer in one piece.
+    """How many times less CPU than the peer, in each round. Our streams are compared with the peer's complete answers.
+
     Empty without a peer.
     """
     theirs = cells.get(name.replace(", streaming", ", whole"), {}).get(Peer.name)
-    return (
-        []
-        if theirs is None
-        else [their / our for our, their in zip(cells[name][Ours.name]["cpu_ms"], theirs["cpu_ms"], strict=True)]
-    )
+    if theirs is None:
+        return []
+    return [their / our for our, their in zip(cells[name][Ours.name]["cpu_ms"], theirs["cpu_ms"], strict=True)]
 
 
 def show(result: Mapping[str, Any]) -> None:
     if "cpu" in result:
-        print(
-            f"\n{'CPU a call, ms: median (min–max of the rounds)':68} {'lightningrl':>20} {'agentlightning':>20} {'× less':>18}"
-        )
+        title = "CPU a call, ms: median (min–max of the rounds)"
+        print(f"\n{title:68} {'lightningrl':>20} {'agentlightning':>20} {'× less':>18}")
         for name, sides in result["cpu"].items():
             theirs = sides.get(Peer.name)
             ratio = _ratio(result["cpu"], name)
             times = f"{_range(ratio, 1)}{'' if theirs else ' *'}" if ratio else ""
-            print(
-                f"{name:68} {_range(sides[Ours.name]['cpu_ms'], 3):>20} {_range(theirs['cpu_ms'], 2) if theirs else 'refused':>20} {times:>18}"
-            )
+            ours = _range(sides[Ours.name]["cpu_ms"], 3)
+            peer = _range(theirs["cpu_ms"], 2) if theirs else "refused"
+            print(f"{name:68} {ours:>20} {peer:>20} {times:>18}")
         print("* compared with its answer in one piece")
     for phase, heading in (
         ("memory", "RSS growth"),
@@ -201,11 +188,10 @@ def show(result: Mapping[str, Any]) -> None:
         if phase in result:
             print(f"\n{heading}")
             for name, values in result[phase].items():
-                text = (
-                    ", ".join(f"{key} {value:.4g}" for key, value in values.items())
-                    if isinstance(values, dict)
-                    else f"{values:.4g}"
-                )
+                if isinstance(values, dict):
+                    text = ", ".join(f"{key} {value:.4g}" for key, value in values.items())
+                else:
+                    text = f"{values:.4g}"
                 print(f"  {name}: {text}")
     print()
     for verdict in result["verdicts"]:
@@ -217,7 +203,7 @@ def _range(values: list[float], digits: int) -> str:
 
 
 def about(peer: Path | None) -> dict[str, Any]:
-    """Where and with what this was measured."""
+    """Date, machine and versions of this measurement."""
     model = next(
         (
             line.partition(":")[2].strip()
@@ -241,7 +227,7 @@ def about(peer: Path | None) -> dict[str, Any]:
 
 
 def _allow_open_files() -> None:
-    """Children inherit it."""
+    """Raise the limit on open files, also for child processes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(OPEN_FILES, hard)), hard))
 

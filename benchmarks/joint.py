@@ -1,13 +1,11 @@
-"""Does a team learn more together than any one of it alone? Planner, solver and critic: all three, each alone, none;
-full weights and adapters.
+"""Does a team learn more together than each member alone? Planner, solver and critic: all three, each alone, none.
 
-    python benchmarks/joint.py                     five seeds of everything
+    python benchmarks/joint.py                         five seeds, with full weights and with adapters
     python benchmarks/joint.py --seeds 0 --kinds full
-    python benchmarks/joint.py --draw              the picture and the table again, from the results file
+    python benchmarks/joint.py --draw                  the picture and the table, from the results file
 
-Everything but who learns is the same in all arms. A policy that does not learn answers all the same; the hash of its
-weights before and after is in the results, and the script fails if they differ. Each run's folder is kept; one that is
-there already is not run again.
+The arms differ only in which policies learn. The others still answer; the hashes of their weights before and after are
+in the results, and the script fails if they differ. Each run's folder is kept; an existing one is not run again.
 """
 
 import argparse
@@ -42,7 +40,7 @@ COLOURS = {
 
 
 def learning(roles: Sequence[str]) -> list[str]:
-    """Settings that leave the others as they are."""
+    """Settings under which only these roles learn."""
     routes = (f'{{model="{role}",agent="{role}",policy="{role}",train={str(role in roles).lower()}}}' for role in ROLES)
     return [f"routes=[{','.join(routes)}]"]
 
@@ -72,8 +70,8 @@ def measure(
         figures = train(KINDS[kind], [*learning(roles), *settings, f"seed={seed}"], folder)
         weights = {"before": before[seed], "after": hashes(folder)}
         moved = [role for role in ROLES if weights["before"][role] != weights["after"][role]]
-        said = f"{figures['heldout_before']:.3f} → {figures['heldout_after']:.3f}, changed: {' '.join(moved)}"
-        print(f"{kind}, {name}, seed {seed}: {said}", flush=True)
+        change = f"{figures['heldout_before']:.3f} → {figures['heldout_after']:.3f}, changed: {' '.join(moved)}"
+        print(f"{kind}, {name}, seed {seed}: {change}", flush=True)
         if sorted(moved) != sorted(roles):
             sys.exit(f"error: `{' '.join(roles)}` should have changed, and nothing else")
         return {"seed": seed, **figures, "weights": weights}
@@ -83,8 +81,8 @@ def measure(
     return runs_of(ARMS, seeds, one, jobs=jobs)
 
 
-def with_nobody(arms: Mapping[str, Sequence[Run]]) -> dict[str, list[float]]:
-    """Reward at the end; of nobody: before anything was learnt."""
+def with_start(arms: Mapping[str, Sequence[Run]]) -> dict[str, list[float]]:
+    """Reward at the end of each arm; `nobody` is the reward before training."""
     ends = {name: [run["heldout_after"] for run in runs] for name, runs in arms.items()}
     return {**ends, "nobody": [run["heldout_before"] for run in arms["all three"]]}
 
@@ -100,7 +98,7 @@ def draw(results: Mapping[str, Mapping[str, Sequence[Run]]]) -> None:
     )
     for (left, right), (kind, arms) in zip(grid, results.items(), strict=True):
         draw_curves(left, arms, COLOURS)
-        ends = with_nobody(arms)
+        ends = with_start(arms)
         left.axhline(mean(ends["nobody"]), color=COLOURS["nobody"], ls=(0, (4, 3)), lw=1.4)
         draw_rows(right, ends, COLOURS, order=sorted(ends, key=lambda name: mean(ends[name])))
         seeds = len(next(iter(arms.values())))
@@ -120,9 +118,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings for all arms")
     parser.add_argument("--runs", type=Path, default=Path("runs/joint"))
-    parser.add_argument(
-        "--jobs", type=int, default=1, help="runs at the same time; their figures are the same, but for the seconds"
-    )
+    parser.add_argument("--jobs", type=int, default=1, help="parallel runs; only the seconds depend on it")
     parser.add_argument("--draw", action="store_true", help="run nothing")
     arguments = parser.parse_args()
     results: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"kinds": {}}

@@ -1,13 +1,12 @@
-"""Does each credit × advantage follow the gradient that it should? Held against worlds whose gradient can be written
-down.
+"""Does each credit × advantage estimate the gradient that theory says? Tested on worlds with an exact gradient.
 
-    make oracles                      all of it, with the tables of docs/oracles.md; about two minutes
-    python benchmarks/oracles.py --check   the same, and nothing is written: every figure must be the published one
+    make oracles                               all of it, and the tables of docs/oracles.md; about two minutes
+    python benchmarks/oracles.py --check       writes nothing; every figure must equal the published one
 
-In each of four small worlds every rollout is enumerated, and from these the exact policy gradient and every group of
-three. So the mean of an estimator is known to rounding, and with it its bias; its variance likewise. Groups of eight
-are drawn besides, as a run would draw them. What theory says of each cell is in oracle/methods.py; exits with 1 if any
-cell says otherwise. Prints the tables and writes benchmarks/results/oracles.json and the tables in docs/oracles.md.
+In each of four small worlds all rollouts are enumerated, and so are all groups of three. That gives the exact policy
+gradient, and the mean, bias and variance of each estimator up to rounding. Groups of eight are sampled, as a run would
+sample them. oracle/methods.py has theory's claim for each cell; the exit code is 1 if a cell contradicts it. Prints the
+tables and writes benchmarks/results/oracles.json and the tables in docs/oracles.md.
 """
 
 import argparse
@@ -27,7 +26,7 @@ MARK = "<!-- what follows is written by `make oracles` -->\n"
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; compare with what was published")
+    parser.add_argument("--check", action="store_true", help="write nothing; compare with the published figures")
     check = parser.parse_args().check
     started = time.process_time()
     found: list[Cell] = []

@@ -1,19 +1,21 @@
-"""Does every recipe learn, how are its calls captured, and where do its minutes go? Each is trained short.
+"""Does every recipe learn, how are its calls captured, and where does the time go? Trains each one briefly.
 
     python benchmarks/recipes.py                     all of them; about a minute each on two cores
     python benchmarks/recipes.py --recipes multi_agent math_autogen
-    python benchmarks/recipes.py --check             write nothing; exit with 1 if a recipe has not learnt (z > 2), or
-    forks what should be bridged python benchmarks/recipes.py --python rag_openai_agents=/path/to/python    a recipe's
-    Python, if it is not where `make` puts it
+    python benchmarks/recipes.py --check             write nothing; exit with 1 if a recipe has not learnt (z > 2),
+                                                     or if calls that should be bridged are forked
+    python benchmarks/recipes.py --python rag_openai_agents=/path/to/python
+                                                     a recipe's Python, if it is not where `make` puts it
 
-A recipe with a requirements.txt is run by the Python of its own venv, any other by the one that runs this script; `make
-recipes` sets them up. RECIPES has the settings, and the forks that an agent means. A recipe that cannot be run is
-named, with its error, and the exit code is 1.
+A recipe with a requirements.txt runs in a venv of its own, which `make recipes` sets up; the others run in the Python
+of this script. RECIPES has the settings, and the forks that an agent intends. If a recipe cannot run, the script prints
+its error and exits with 1.
 
-    before, after    held-out reward at T = 1, on the same tasks; `z` is the mean difference over them in standard
-    errors calls            per rollout that succeeded bridged …        share of calls, by how their prompts came about
-    (docs/token-exact.md) prompt …         tokens a call: read, of these reused from the conversation so far, and
-    sampled agents … rest    seconds of CPU (src/lightningrl/cpu.py)
+    before, after    held-out reward at T = 1, on the same tasks; `z` is the mean difference in standard errors
+    calls            per rollout that succeeded
+    bridged …        share of calls, by how their prompts came about (docs/token-exact.md)
+    prompt …         tokens per call: read, of these reused from the conversation so far, and sampled
+    agents … rest    seconds of CPU (src/lightningrl/cpu.py)
 
 Prints the table and writes benchmarks/results/recipes.json.
 """
@@ -41,22 +43,22 @@ from lightningrl.look.listing import Line, Listing
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "recipes.json"
 TIMEOUT_S = 1200.0
-"""For one recipe: ten times what it takes."""
+"""Timeout of one recipe: ten times what it takes."""
 LEARNT_Z = 2.0
-"""A recipe that does not learn passes in one of 44 runs (the normal distribution's upper tail at 2)."""
+"""One in 44 runs of a recipe that does not learn exceeds it (the normal distribution's upper tail at 2)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Short:
-    """A recipe, run short."""
+    """A short run of a recipe."""
 
     settings: Sequence[str] = ("loop.steps=6", "tasks.heldout=100", "loop.eval_every=0")
-    """Over those of its recipe.toml."""
+    """Settings over those of its recipe.toml."""
     forks: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Reason for which a call of each rollout may be forked, as `capture_reason` has it → what the agent means by it.
-    """
+    """Reason for which each rollout may fork one call (its `capture_reason`) → the agent's intention."""
 
 
+# Each rollout of node_vercel starts a node process: 0.3 s of CPU. errands learns slowly: ten calls for each reward.
 RECIPES = {
     "rag_openai_agents": Short(),
     "math_autogen": Short(
@@ -65,51 +67,47 @@ RECIPES = {
         }
     ),
     "from_scratch": Short(),
-    "node_vercel": Short(
-        settings=["loop.steps=6", "tasks.heldout=40", "loop.eval_every=0"]
-    ),  # each rollout starts a node: 0.3 s of CPU
+    "node_vercel": Short(settings=["loop.steps=6", "tasks.heldout=40", "loop.eval_every=0"]),
     "multi_agent": Short(),
     "sql_langgraph": Short(),
-    "errands": Short(
-        settings=["loop.steps=16", "tasks.heldout=200", "loop.eval_every=0"]
-    ),  # ten calls for each reward: it learns slowly
+    "errands": Short(settings=["loop.steps=16", "tasks.heldout=200", "loop.eval_every=0"]),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What came of one recipe."""
+    """Results of one recipe."""
 
     before: float
     after: float
     """Mean held-out reward at T = 1."""
     standard_errors: float
-    """The mean difference, task by task, in its own standard errors; infinite if all tasks differ alike."""
+    """Mean difference per task, in its own standard errors; infinite if all tasks differ by the same amount."""
     tasks: int
-    """Held-out tasks that neither exam has failed."""
+    """Held-out tasks that succeeded in both exams."""
     rollouts: int
     failed: int
-    """Of them."""
+    """How many of them failed."""
     calls_per_rollout: float
     bridged: float
     partly: float
     rendered: float
     forked: float
-    """Shares of the calls, those that were not trained included."""
+    """Shares of all calls, including those that were not trained."""
     partly_reasons: Mapping[str, int]
     fork_reasons: Mapping[str, int]
     """Calls by reason."""
     prompt_tokens: float
     reused_tokens: float
     sampled_tokens: float
-    """A call, on average."""
+    """Mean per call."""
     seconds: float
     """Wall-clock of the run."""
     cpu_s: Mapping[str, float]
-    """Seconds of CPU by part; empty where the system does not tell."""
+    """Seconds of CPU by part; empty if the system does not report it."""
 
     def broken(self, forks: Mapping[str, str]) -> list[str]:
-        """What is not as it should be, if each rollout may fork a call for each reason in `forks`."""
+        """Everything that is wrong. Each rollout may fork one call for each reason in `forks`."""
         too_many = {
             why: count for why, count in self.fork_reasons.items() if count > (self.rollouts if why in forks else 0)
         }
@@ -120,26 +118,23 @@ class Row:
         found += [f"{count} calls were bridged only partly: {why}" for why, count in self.partly_reasons.items()]
         if not self.standard_errors > LEARNT_Z:
             change = f"{self.before:.3f} → {self.after:.3f} is {self.standard_errors:+.1f} standard errors"
-            found.append(
-                f"held-out reward did not rise beyond chance: {change}; hint: more than {LEARNT_Z:g} are asked for"
-            )
+            hint = f"it takes more than {LEARNT_Z:g}"
+            found.append(f"held-out reward did not rise beyond chance: {change}; hint: {hint}")
         return found
 
 
 def measure(name: str, python: Path, folder: Path) -> Row:
-    """Train the recipe into `folder`. Raises `RuntimeError` if that cannot be done."""
+    """Train the recipe into `folder`. Raises `RuntimeError` if it cannot run."""
     if not python.exists():
-        raise RuntimeError(
-            f"there is no `{python}`; hint: `make recipes` sets it up, or name one: --python {name}=/path/to/python"
-        )
+        hint = f"`make recipes` sets it up, or name one: --python {name}=/path/to/python"
+        raise RuntimeError(f"there is no `{python}`; hint: {hint}")
     shutil.rmtree(folder, ignore_errors=True)
     recipe = ROOT / "recipes" / name / "recipe.toml"
     command = [python, "-m", "lightningrl", "train", recipe, *RECIPES[name].settings, "--run-dir", folder, "--json"]
     done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=False)
     if done.returncode != 0:
-        raise RuntimeError(
-            f"`lightningrl train {recipe.relative_to(ROOT)}` ended with exit code {done.returncode}; why is above"
-        )
+        program = f"`lightningrl train {recipe.relative_to(ROOT)}`"
+        raise RuntimeError(f"{program} ended with exit code {done.returncode}; see the output above")
     return row_of(read(folder, report=True), json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -149,11 +144,12 @@ def row_of(listing: Listing, result: Mapping[str, Any]) -> Row:
     before, after = (_rewards(lines, f"exam-{version:05d}-sampled-") for version in (0, result["steps"]))
     difference = (after - before)[~np.isnan(after - before)]
     mean, error = float(difference.mean()), float(difference.std(ddof=1)) / math.sqrt(len(difference))
+    certain = math.copysign(math.inf, mean) if mean else 0.0
     succeeded = [line for line in lines if line.status == "succeeded"]
     return Row(
         before=float(np.nanmean(before)),
         after=float(np.nanmean(after)),
-        standard_errors=mean / error if error else math.copysign(math.inf, mean) if mean else 0.0,
+        standard_errors=mean / error if error else certain,
         tasks=len(difference),
         rollouts=len(lines),
         failed=len(lines) - len(succeeded),
@@ -173,38 +169,21 @@ def row_of(listing: Listing, result: Mapping[str, Any]) -> Row:
 
 
 def _rewards(lines: Sequence[Line], exam: str) -> npt.NDArray[np.float64]:
-    """[tasks] NaN for a rollout that failed."""
+    """[tasks] Reward of each rollout; NaN if it failed."""
     found = {line.id: line.reward for line in lines if line.id.startswith(exam)}
     return np.array([math.nan if found[name] is None else found[name] for name in sorted(found)])
 
 
 def table(rows: Mapping[str, Row]) -> str:
-    heads = (
-        "before",
-        "after",
-        "z",
-        "calls",
-        "bridged",
-        "partly",
-        "rendered",
-        "forked",
-        "prompt",
-        "reused",
-        "sampled",
-        "failed",
-        "seconds",
-        *PARTS,
-    )
+    heads = ["before", "after", "z", "calls", "bridged", "partly", "rendered", "forked", "prompt", "reused", "sampled"]
+    heads += ["failed", "seconds", *PARTS]
     lines = [f"{'':<18}" + "".join(f"{head:>9}" for head in heads)]
     for name, row in rows.items():
         cells = [f"{row.before:.3f}", f"{row.after:.3f}", f"{row.standard_errors:+.1f}", f"{row.calls_per_rollout:.2f}"]
         cells += [f"{share:.0%}" for share in (row.bridged, row.partly, row.rendered, row.forked)]
         cells += [f"{tokens:.0f}" for tokens in (row.prompt_tokens, row.reused_tokens, row.sampled_tokens)]
-        cells += [
-            str(row.failed),
-            f"{row.seconds:.0f}",
-            *(f"{row.cpu_s[part]:.0f}" if part in row.cpu_s else "–" for part in PARTS),
-        ]
+        cells += [str(row.failed), f"{row.seconds:.0f}"]
+        cells += [f"{row.cpu_s[part]:.0f}" if part in row.cpu_s else "–" for part in PARTS]
         lines.append(f"{name:<18}" + "".join(f"{cell:>9}" for cell in cells))
         lines += [f"    {count} calls bridged only partly: {why}" for why, count in row.partly_reasons.items()]
         lines += [f"    {count} calls forked: {why}" + _meant(name, why) for why, count in row.fork_reasons.items()]
@@ -229,9 +208,8 @@ def main() -> int:
     parser.add_argument(
         "--python", nargs="+", action="extend", default=[], metavar="RECIPE=PATH", help="the Python that runs a recipe"
     )
-    parser.add_argument(
-        "--runs", type=Path, default=ROOT / "runs" / "recipes", help="where the runs go; those of before are removed"
-    )
+    runs = ROOT / "runs" / "recipes"
+    parser.add_argument("--runs", type=Path, default=runs, help="folder of the runs; earlier ones are removed")
     parser.add_argument("--check", action="store_true", help="write nothing")
     arguments = parser.parse_args()
     given = {name: Path(path) for name, _, path in (text.partition("=") for text in arguments.python)}
@@ -245,7 +223,7 @@ def main() -> int:
             broken.append(f"{name}: {error}")
             continue
         if arguments.check:
-            broken += [f"{name}: {what}" for what in rows[name].broken(RECIPES[name].forks)]
+            broken += [f"{name}: {problem}" for problem in rows[name].broken(RECIPES[name].forks)]
     print(table(rows))
     if not arguments.check and rows:
         results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"recipes": {}}

@@ -1,5 +1,4 @@
-"""What does it cost to run an attempt? An agent that does nothing, through the pool, beside the same agent called in
-this process.
+"""The cost of running an attempt: an agent that does nothing, in the pool, against the same agent in this process.
 
 python benchmarks/runner.py [attempts]
 """
@@ -53,7 +52,7 @@ async def attempts_per_second(root: Path, *, suffix: str, workers: int, count: i
 
 
 async def in_process_per_second(*, count: int) -> float:
-    """The yardstick: the same work in threads of this process, without another process, timeouts or attribution."""
+    """The baseline: the same work in threads of this process, without timeouts and attribution."""
 
     def both(x: int) -> float:
         return {"answer": x}["answer"]

@@ -1,6 +1,4 @@
-"""How do ways of training compare? Arms that differ in settings alone, each run with several seeds: figures, means, and
-how sure these are.
-"""
+"""Compare ways of training: arms that differ only in settings, each run with several seeds, with 95 % intervals."""
 
 import json
 import math
@@ -20,11 +18,11 @@ T95 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """Student's t for a 95 % interval, by degrees of freedom."""
 
 Run = Mapping[str, Any]
-"""Figures of `lightningrl train`, and `curve`: [step, mean reward] of each held-out exam at T = 1."""
+"""The result of `lightningrl train`, and `curve`: [step, mean reward] of each held-out evaluation at T = 1."""
 
 
 def once(path: Path, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """The JSON in `path`, made if it is not there."""
+    """The JSON in `path`; if it is not there, `make` makes it first."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(make()) + "\n", encoding="utf-8")
@@ -32,9 +30,7 @@ def once(path: Path, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def spent(*command: str | Path) -> dict[str, float]:
-    """Seconds that a command took, which must succeed: of wall-clock, and of CPU, that of all processes it has waited
-    for included.
-    """
+    """Wall-clock and CPU seconds of a command and its children. Raises if the command fails."""
     began = time.monotonic()
     with subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL) as process:
         _, status, usage = os.wait4(process.pid, 0)
@@ -45,14 +41,12 @@ def spent(*command: str | Path) -> dict[str, float]:
 
 
 def train(recipe: Path, overrides: Sequence[str], folder: Path) -> dict[str, Any]:
-    """The figures of one run, made if its folder is not there; what it took is in `spent.json`. No text: where files
-    lie is nobody's business.
-    """
+    """The figures of one run, without texts such as paths. It only runs if `folder` has no result."""
     result = folder / "result.json"
     if not result.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        took = spent(sys.executable, "-m", "lightningrl", "train", recipe, *overrides, "--run-dir", folder, "--json")
-        (folder / "spent.json").write_text(json.dumps(took) + "\n", encoding="utf-8")
+        seconds = spent(sys.executable, "-m", "lightningrl", "train", recipe, *overrides, "--run-dir", folder, "--json")
+        (folder / "spent.json").write_text(json.dumps(seconds) + "\n", encoding="utf-8")
     figures = {
         name: value
         for name, value in json.loads(result.read_text(encoding="utf-8")).items()
@@ -66,9 +60,7 @@ def train(recipe: Path, overrides: Sequence[str], folder: Path) -> dict[str, Any
 def runs_of(
     names: Iterable[str], seeds: Iterable[int], run: Callable[[str, int], dict[str, Any]], *, jobs: int
 ) -> dict[str, list[dict[str, Any]]]:
-    """Name → its run with each seed, `jobs` of them at a time. Seed by seed: should it be stopped, what is there
-    compares.
-    """
+    """Name → its run with each seed, `jobs` at a time. Goes seed by seed, so that arms compare if it is stopped."""
     wanted = [(name, seed) for seed in seeds for name in names]
     with ThreadPoolExecutor(jobs) as pool:
         found = list(zip(wanted, pool.map(lambda arm: run(*arm), wanted), strict=True))
@@ -76,14 +68,14 @@ def runs_of(
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean, and half the width of its 95 % interval; one value alone has none."""
+    """Mean, and half the width of its 95 % interval; 0 for a single value."""
     if len(values) < 2:
         return mean(values), 0.0
     return mean(values), T95[len(values) - 1] * stdev(values) / math.sqrt(len(values))
 
 
 def area(run: Run) -> float:
-    """Mean reward over all exams but the first: how fast it was learnt counts, and one exam's luck hardly does."""
+    """Mean reward over all evaluations but the first. It rewards fast learning, and averages over noise."""
     return mean(reward for _, reward in run["curve"][1:])
 
 
@@ -91,7 +83,7 @@ COLUMNS = ("over training", "at the end", "greedy at the end")
 
 
 def table(arms: Mapping[str, Sequence[Run]]) -> str:
-    """Mean and 95 % interval of each arm."""
+    """A table with the mean and the 95 % interval of each arm."""
     lines = [f"{'held-out reward':<26}" + "".join(f"{column:>20}" for column in COLUMNS) + f"{'seconds':>9}{'runs':>6}"]
     for name, runs in arms.items():
         columns = [
@@ -104,7 +96,7 @@ def table(arms: Mapping[str, Sequence[Run]]) -> str:
 
 
 def draw_curves(axes: Any, arms: Mapping[str, Sequence[Run]], colours: Mapping[str, str]) -> None:
-    """Mean and 95 % band of each arm, with its name where it ends."""
+    """Plot the mean and the 95 % band of each arm, with its name at the end."""
     ends: list[tuple[float, str]] = []
     last, top = 1.0, 0.0
     for name, runs in arms.items():
@@ -131,7 +123,7 @@ def draw_curves(axes: Any, arms: Mapping[str, Sequence[Run]], colours: Mapping[s
 
 
 def draw_alone(axes: Any, name: str, arms: Mapping[str, Sequence[Run]], *, colour: str = "#0a7d4b") -> None:
-    """The mean of one arm and its single runs, before the means of the others."""
+    """Plot one arm's mean and single runs, in front of the other arms' means."""
     steps = [step for step, _ in arms[name][0]["curve"]]
     curves = {of: np.array([[reward for _, reward in run["curve"]] for run in runs]) for of, runs in arms.items()}
     for of in curves:
@@ -147,7 +139,7 @@ def draw_alone(axes: Any, name: str, arms: Mapping[str, Sequence[Run]], *, colou
 def draw_rows(
     axes: Any, rows: Mapping[str, Sequence[float]], colours: Mapping[str, str], *, order: Sequence[str]
 ) -> None:
-    """A mean, its 95 % interval and the single runs in each row; the first of `order` is at the bottom."""
+    """Plot a mean, its 95 % interval and the single runs in each row; the first of `order` is at the bottom."""
     for place, name in enumerate(order):
         middle, half = interval(rows[name])
         axes.errorbar(middle, place, xerr=half, color=colours[name], marker="o", ms=6, lw=2, capsize=3, zorder=3)
@@ -166,7 +158,7 @@ def tidy(axes: Any, *, grid: str) -> None:
 
 
 def _apart(labels: Sequence[tuple[float, str]], gap: float) -> list[tuple[float, str]]:
-    """Moved so far that none lies upon another, as many up as down."""
+    """Move labels apart so that none overlap, as far up as down."""
     placed: list[tuple[float, str]] = []
     for place, name in labels:
         placed.append((max(place, placed[-1][0] + gap) if placed else place, name))

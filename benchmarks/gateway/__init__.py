@@ -1,1 +1,1 @@
-"""The parts of `benchmarks/gateway.py`: an upstream, clients, the two gateways, and what is measured."""
+"""The parts of `benchmarks/gateway.py`: an upstream, clients, the two gateways, and the measurements."""

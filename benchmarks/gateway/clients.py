@@ -1,8 +1,6 @@
-"""Agents as a gateway sees them: many at once, each with a key of its own and a conversation that grows. Is everything
-answered, and how fast?
+"""Agents as a gateway sees them: many at once, each with its own key and a growing conversation, without pauses.
 
-Reads what to do as JSON on stdin (`Load`), prints what came of it as JSON (`Outcome`). Agents do nothing between their
-calls.
+Reads a `Load` as JSON from stdin, and prints an `Outcome` as JSON.
 
     python benchmarks/gateway/clients.py < load.json
 """
@@ -22,43 +20,47 @@ import msgspec
 import uvloop
 
 SYSTEM = (
-    "You write SQL for the database of a shop. Tables: customers(id, name, country), orders(id, customer_id, day, total), items(order_id, product, "
-    "count, price). Answer with one query, nothing else; after you have seen its result, mend it or say that it is done."
+    "You write SQL for the database of a shop. Tables: customers(id, name, country), orders(id, customer_id, day,"
+    " total), items(order_id, product, count, price). Answer with one query, nothing else; after you have seen its"
+    " result, mend it or say that it is done."
 )
-RESULT = "The database answers: 3 rows in 12 ms, the first of them is ('{name}', {number}). Which customers bought more than that in the year before?"
+RESULT = (
+    "The database answers: 3 rows in 12 ms, the first of them is ('{name}', {number})."
+    " Which customers bought more than that in the year before?"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What the clients do."""
+    """The work of the clients."""
 
     attempts: list[tuple[str, str]]
-    """(base URL with `/v1`, API key) of each; an attempt may be listed more than once."""
+    """(base URL with `/v1`, API key) of each attempt; an attempt may occur more than once."""
     turns: int = 1
-    """Calls of each, one after the other, each with all that was said before."""
+    """Calls of each attempt, in sequence, each with the conversation so far."""
     tokens: int = 50
-    """Sampled tokens of a call."""
+    """Sampled tokens per call."""
     stream: bool = False
     concurrency: int = 64
-    """Attempts under way at the same time."""
+    """Attempts that run at the same time."""
     ramp_s: float = 0.0
-    """The first ones begin spread over this time."""
+    """Seconds over which the first attempts start."""
     seed: int = 0
 
 
 @dataclass(slots=True)
 class Outcome:
     calls: int = 0
-    """Answered as they should be."""
+    """Calls that were answered correctly."""
     errors: Counter[str] = field(default_factory=Counter[str])
     started: float = 0.0
     wall_s: float = 0.0
     reads: int = 0
-    """Pieces that streamed answers came in."""
+    """Chunks in which streamed answers arrived."""
     latency_s: list[float] = field(default_factory=list)
     first_byte_s: list[float] = field(default_factory=list)
     open_peak: int = 0
-    """Calls under way at the same time, at most."""
+    """Largest number of simultaneous calls."""
 
 
 class Delta(msgspec.Struct):
@@ -77,7 +79,7 @@ class Body(msgspec.Struct):
 
 
 class Unanswered(Exception):
-    """Not what should have come."""
+    """The answer is not the expected one."""
 
 
 class Clients:
@@ -101,18 +103,15 @@ class Clients:
         for url, key in attempts:
             messages: list[dict[str, str]] = [{"role": "system", "content": SYSTEM}]
             for _ in range(self._load.turns):
-                messages.append(
-                    {
-                        "role": "user",
-                        "content": RESULT.format(name=self._rng.randbytes(4).hex(), number=self._rng.randrange(10**6)),
-                    }
-                )
+                name = self._rng.randbytes(4).hex()
+                number = self._rng.randrange(10**6)
+                messages.append({"role": "user", "content": RESULT.format(name=name, number=number)})
                 try:
-                    said = await self._call(url, key, messages)
+                    answer = await self._call(url, key, messages)
                 except (aiohttp.ClientError, TimeoutError, OSError, Unanswered, msgspec.DecodeError) as error:
                     self.outcome.errors[f"{type(error).__name__}: {error}"[:200]] += 1
                     break
-                messages.append({"role": "assistant", "content": said})
+                messages.append({"role": "assistant", "content": answer})
 
     async def _call(self, url: str, key: str, messages: list[dict[str, str]]) -> str:
         body = {
@@ -127,17 +126,16 @@ class Clients:
         self.outcome.open_peak = max(self.outcome.open_peak, self._open)
         try:
             headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
-            async with self._session.post(
-                f"{url}/chat/completions", data=msgspec.json.encode(body), headers=headers
-            ) as response:
+            data = msgspec.json.encode(body)
+            async with self._session.post(f"{url}/chat/completions", data=data, headers=headers) as response:
                 if response.status != 200:
                     raise Unanswered(f"{response.status} {(await response.text())[:150]}")
-                said = await (self._streamed(response, started) if self._load.stream else self._whole(response))
+                answer = await (self._streamed(response, started) if self._load.stream else self._whole(response))
         finally:
             self._open -= 1
         self.outcome.calls += 1
         self.outcome.latency_s.append(time.perf_counter() - started)
-        return said
+        return answer
 
     async def _whole(self, response: aiohttp.ClientResponse) -> str:
         choice = msgspec.json.decode(await response.read(), type=Body).choices[0]

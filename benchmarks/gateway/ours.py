@@ -1,8 +1,9 @@
-"""Our gateway as `lightningrl train` serves it, with attempts for whoever asks: SQLite on disk, `VLLMEngine`,
-`serve.serving`; no loop, no agents.
+"""Our gateway as `lightningrl train` serves it: SQLite on disk, `VLLMEngine`, `serve.serving`; no loop, no agents.
 
-Prints its URL, then answers each line of JSON on stdin with one: `{"attempts": 3}` → `[[id, token], …]`, `{"finish":
-[id, …]}` → `true`.
+Prints its URL, then answers each line of JSON on stdin with a line:
+
+    {"attempts": 3}          → [[id, token], …]
+    {"finish": [id, …]}      → true
 
     python benchmarks/gateway/ours.py FOLDER TOKENIZER UPSTREAM
 """
@@ -28,7 +29,7 @@ from lightningrl.store import Store, open_store
 from lightningrl.types import Rollout, Task
 
 MAX_LENGTH = 65536
-"""Tokens, as the upstream says of itself."""
+"""Tokens; the same as the upstream reports."""
 
 
 async def main(folder: Path, tokenizer: Path, upstream: str) -> None:
@@ -55,12 +56,10 @@ async def main(folder: Path, tokenizer: Path, upstream: str) -> None:
         )
         engine = plugins.load(config.engine.name, kind="engine")(setup)
         stack.push_async_callback(engine.close)
-        print(
-            await stack.enter_async_context(
-                serving(config, sock, store=store, template=template, engines={"policy": engine})
-            ),
-            flush=True,
+        url = await stack.enter_async_context(
+            serving(config, sock, store=store, template=template, engines={"policy": engine})
         )
+        print(url, flush=True)
         numbers = itertools.count()
         while line := await asyncio.to_thread(sys.stdin.readline):
             print(json.dumps(await _obey(json.loads(line), store, numbers)), flush=True)
@@ -78,7 +77,7 @@ async def _attempts(store: Store, names: Sequence[str]) -> list[tuple[str, str]]
         [Rollout(id=name, group_id=name, task=Task(id=name, input={"number": name}, split="bench")) for name in names]
     )
     claimed = await store.claim("bench", limit=len(names), lease_s=3600.0)
-    assert len(claimed) == len(names), "an attempt of an earlier order was still to be had"
+    assert len(claimed) == len(names), "an attempt of an earlier order was still queued"
     return [(attempt.id, attempt.token) for _, attempt in claimed]
 
 

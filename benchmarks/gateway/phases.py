@@ -1,4 +1,4 @@
-"""What does a gateway cost per call: CPU, memory, disk; and does it hold many at once? One function for each question."""
+"""A gateway's cost per call in CPU, memory and disk, and its behaviour under many calls at once. One function each."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,11 +20,11 @@ from lightningrl.store import open_store
 CONCURRENCY = 64
 
 Columns: TypeAlias = dict[str, list[float]]
-"""What was measured → its value in each round."""
+"""Quantity → its value in each round."""
 
 
 class Failed(Exception):
-    """A call was not answered as it should be: there is nothing to measure."""
+    """A call was not answered correctly, so there is nothing to measure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +33,10 @@ class Cell:
 
     tokens: int
     turns: int
-    """1: every call is the only one of its attempt. More: a conversation that grows."""
+    """Calls per attempt: 1 for single calls, more for a growing conversation."""
     stream: bool
     step_s: float
-    """What a token takes the upstream. 0: it answers at once, so that the gateway is never idle."""
+    """The upstream's seconds per token. 0: it answers at once, so that the gateway is never idle."""
 
     @property
     def name(self) -> str:
@@ -47,17 +47,17 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """What all phases need."""
+    """The setup that all phases share."""
 
     upstream: Upstream
     tokenizer: Path
     peer_python: Path | None
-    """None: our side alone."""
+    """None to measure only our side."""
     quick: bool
 
     @contextmanager
     def side(self, name: str) -> Iterator[Any]:
-        """A fresh gateway in a folder of its own."""
+        """A new gateway in a folder of its own."""
         folder = Path(tempfile.mkdtemp(prefix="gateway-bench-"))
         try:
             if name == Ours.name:
@@ -78,7 +78,7 @@ class Bench:
 
 
 def drive(attempts: Attempts, *, processes: int = 1, **load: Any) -> dict[str, Any]:
-    """Let clients call; what came of it. Raises `Failed` if anything went wrong. Several processes share the attempts."""
+    """Run clients and return their summed outcome. Raises `Failed` on any error. The processes share the attempts."""
     command = [sys.executable, str(HERE / "clients.py")]
     running: list[subprocess.Popen[str]] = []
     for part in range(processes):
@@ -92,28 +92,28 @@ def drive(attempts: Attempts, *, processes: int = 1, **load: Any) -> dict[str, A
     outcomes = [json.loads(process.communicate()[0]) for process in running]
     errors = sum((Counter(outcome["errors"]) for outcome in outcomes), Counter[str]())
     if errors:
-        raise Failed("; ".join(f"{count}× {what}" for what, count in errors.most_common(3)))
+        raise Failed("; ".join(f"{count}× {error}" for error, count in errors.most_common(3)))
     added = {name: sum(outcome[name] for outcome in outcomes) for name in ("calls", "reads", "open_peak")}
     joined = {name: [s for outcome in outcomes for s in outcome[name]] for name in ("latency_s", "first_byte_s")}
     return {**added, **joined, "wall_s": max(outcome["wall_s"] for outcome in outcomes)}
 
 
-# ---- CPU
-# ------------------------------------------------------------------------------------------------------------------------------------
+# ---- CPU -----------------------------------------------------------------------------------------------------------
 
 
 def cpu(
     bench: Bench, *, cells: Sequence[Cell], rounds: int, calls: Callable[[Cell], int]
 ) -> dict[str, dict[str, Columns]]:
-    """Milliseconds of CPU a call in each round, of each cell and side. The sides take turns, so that a busy machine
-    slows both; a first round, which does not count, warms them up.
+    """Milliseconds of CPU per call, for each cell, side and round.
+
+    The sides take turns, so that a busy machine slows both. A first round, which does not count, warms them up.
     """
     found: dict[str, dict[str, list[dict[str, float]]]] = {
         cell.name: {name: [] for name in bench.names} for cell in cells
     }
     with (
         bench.side(bench.names[0]) as first,
-        bench.side(bench.names[-1]) if len(bench.names) > 1 else _nobody() as second,
+        bench.side(bench.names[-1]) if len(bench.names) > 1 else nullcontext() as second,
     ):
         sides: list[Side] = [side for side in (first, second) if side is not None]
         for turn in range(rounds + 1):
@@ -127,11 +127,6 @@ def cpu(
     return {
         name: {side: _columns(rows[1:]) for side, rows in by_side.items() if rows} for name, by_side in found.items()
     }
-
-
-@contextmanager
-def _nobody() -> Iterator[None]:
-    yield None
 
 
 def _cpu_of(side: Side, cell: Cell, *, count: int) -> dict[str, float]:
@@ -152,14 +147,11 @@ def _columns(rows: Sequence[dict[str, float]]) -> Columns:
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
-# ---- memory
-# ---------------------------------------------------------------------------------------------------------------------------------
+# ---- memory --------------------------------------------------------------------------------------------------------
 
 
 def memory(bench: Bench) -> dict[str, dict[str, float]]:
-    """Bytes of RSS that each call leaves behind once the gateway is warm: in attempts that end, and in one attempt that
-    never does.
-    """
+    """RSS growth per call of a warm gateway, in bytes: in attempts that end, and within one attempt that does not."""
     bench.upstream.pace()
     found: dict[str, dict[str, float]] = {}
     for name in bench.names:
@@ -177,8 +169,9 @@ def memory(bench: Bench) -> dict[str, dict[str, float]]:
 
 
 def _growth(side: Side, *, warm: int, measured: int, turns: int) -> float:
-    """`warm` attempts fill every cache that is bounded: ours remember 32 MB of what was said, some 45,000 calls of this
-    kind.
+    """RSS growth per call, in bytes. First `warm` attempts fill all bounded caches.
+
+    Our gateway remembers 32 MB of conversations, some 45,000 calls of this kind.
     """
 
     def some(count: int) -> int:
@@ -195,14 +188,11 @@ def _growth(side: Side, *, warm: int, measured: int, turns: int) -> float:
     return (cost(side.pid).rss - before) / calls
 
 
-# ---- disk
-# -----------------------------------------------------------------------------------------------------------------------------------
+# ---- disk ----------------------------------------------------------------------------------------------------------
 
 
 def disk(bench: Bench, *, cells: Sequence[Cell], calls: Callable[[Cell], int]) -> dict[str, dict[str, float]]:
-    """Bytes of our store, closed, for each token in it; a token that is in a prompt because an earlier call had it
-    counts once.
-    """
+    """Bytes of our closed store per token. A prompt's tokens that an earlier call already had do not count again."""
     bench.upstream.pace()
     found: dict[str, dict[str, float]] = {}
     for cell in cells:
@@ -214,9 +204,8 @@ def disk(bench: Bench, *, cells: Sequence[Cell], calls: Callable[[Cell], int]) -
             drive(attempts, turns=cell.turns, tokens=cell.tokens, concurrency=CONCURRENCY)
             side.finish(attempts)
             side.close()
-            written = (
-                sum(path.stat().st_size for path in folder.iterdir() if path.name.startswith("store.sqlite")) - empty
-            )
+            files = [path for path in folder.iterdir() if path.name.startswith("store.sqlite")]
+            written = sum(path.stat().st_size for path in files) - empty
             found[cell.name] = asyncio.run(_tokens(side.store, [a[0] for a in attempts], cell=cell, written=written))
         finally:
             shutil.rmtree(folder)
@@ -224,7 +213,7 @@ def disk(bench: Bench, *, cells: Sequence[Cell], calls: Callable[[Cell], int]) -
 
 
 async def _tokens(path: Path, attempt_ids: Sequence[str], *, cell: Cell, written: int) -> dict[str, float]:
-    """Reads the store back; every call must be there, token for token, and continue the one before it."""
+    """Read the store back. Every call must be complete and continue the call before it."""
     store = await open_store(f"sqlite://{path}")
     calls = await store.calls(attempt_ids)
     await store.close()
@@ -234,9 +223,8 @@ async def _tokens(path: Path, attempt_ids: Sequence[str], *, cell: Cell, written
         parent = by_id.get(call.parent_call_id or "")
         expected = "rendered" if call.index == 0 else "bridged"
         if (call.capture, len(call.completion_ids), len(call.logprobs)) != (expected, cell.tokens, cell.tokens):
-            raise Failed(
-                f"call {call.id}: `{call.capture}` ({call.capture_reason}) with {len(call.completion_ids)} tokens"
-            )
+            tokens = len(call.completion_ids)
+            raise Failed(f"call {call.id}: `{call.capture}` ({call.capture_reason}) with {tokens} tokens")
         new += len(call.prompt_ids) - (0 if parent is None else len(parent.prompt_ids) + len(parent.completion_ids))
     sampled = sum(len(call.completion_ids) for call in calls)
     return {
@@ -248,12 +236,11 @@ async def _tokens(path: Path, attempt_ids: Sequence[str], *, cell: Cell, written
     }
 
 
-# ---- many at once
-# ---------------------------------------------------------------------------------------------------------------------------
+# ---- many at once --------------------------------------------------------------------------------------------------
 
 
 def agents(bench: Bench, *, rounds: int, count: int = 256, takes_s: float = 2.0) -> dict[str, dict[str, float]]:
-    """Wall-clock of as many agents as that, each with one call that takes the upstream 2 s."""
+    """Wall-clock seconds of `count` simultaneous agents, each with one call that takes the upstream `takes_s`."""
     found: dict[str, dict[str, float]] = {}
     for name in bench.names:
         with bench.side(name) as side:
@@ -269,9 +256,7 @@ def agents(bench: Bench, *, rounds: int, count: int = 256, takes_s: float = 2.0)
 
 
 def streams(bench: Bench, *, count: int, tokens: int = 24, step_s: float = 2.0) -> dict[str, float]:
-    """So many streams in one process of ours, open at the same time: they begin over 20 s, and none is shorter than 46
-    s.
-    """
+    """`count` simultaneous streams in one process of ours. They start over 20 s, and each lasts at least 46 s."""
     with bench.side(Ours.name) as side:
         drive(side.attempts(CONCURRENCY), stream=True)
         bench.upstream.pace(step_s=step_s)

@@ -1,7 +1,7 @@
-"""Two gateways with the same face: start it before an upstream, give it attempts, end them, read what it has cost.
+"""Two gateways with one interface: start it before an upstream, create attempts, finish them, read the cost.
 
-Each side is a process of its own, started as its own users start it. Costs are read from /proc: CPU of the process with
-its threads and children.
+Each side runs in its own process, started as its users start it. Costs come from /proc: CPU and memory of the process
+with its threads and children.
 """
 
 import json
@@ -20,7 +20,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 KEY = "agl-benchmark"
 
 Attempts: TypeAlias = list[tuple[str, str, str]]
-"""(id, base URL with `/v1`, API key) of each."""
+"""(id, base URL with `/v1`, API key) of each attempt."""
 
 
 class Process:
@@ -62,7 +62,7 @@ class Upstream:
         self.url = f"http://127.0.0.1:{int(self._process.line())}"
 
     def pace(self, *, step_s: float = 0.0, delay_s: float = 0.0) -> None:
-        """Seconds a token takes, and seconds before the first one."""
+        """Seconds per token, and seconds before the first one."""
         _post(f"{self.url}/pace", {"step_s": step_s, "delay_s": delay_s})
 
     def counts(self) -> dict[str, int]:
@@ -74,7 +74,7 @@ class Upstream:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a process has used so far."""
+    """Resources that a process has used so far."""
 
     cpu_s: float
     rss: int
@@ -82,15 +82,14 @@ class Cost:
 
 
 def cost(pid: int) -> Cost:
-    cpu = (
-        sum(int(tick) for p in [pid, *_descendants(pid)] for tick in _stat(p)[11:15]) / TICKS
-    )  # utime, stime, and of children that have ended
+    # utime, stime, and those of children that have ended
+    cpu = sum(int(tick) for p in [pid, *_descendants(pid)] for tick in _stat(p)[11:15]) / TICKS
     pages = sum(int(Path(f"/proc/{p}/statm").read_text().split()[1]) for p in [pid, *_descendants(pid)])
     return Cost(cpu, pages * os.sysconf("SC_PAGE_SIZE"))
 
 
 def peak_rss(pid: int) -> int:
-    """Bytes; the most since the process began."""
+    """The process's largest RSS so far, in bytes."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
@@ -110,19 +109,19 @@ class Side(Protocol):
     name: str
     pid: int
     streams: bool
-    """Whether it serves streams."""
+    """Whether it supports streams."""
 
     def attempts(self, count: int) -> Attempts: ...
 
     def finish(self, attempts: Attempts) -> None:
-        """They have succeeded."""
+        """Mark the attempts as succeeded."""
         ...
 
     def close(self) -> None: ...
 
 
 class Ours:
-    """`create_app`, a SQLite store on disk, `VLLMEngine` and uvicorn, put together as `serve.py` does."""
+    """`create_app` with a SQLite store on disk, `VLLMEngine` and uvicorn, as `serve.py` assembles them."""
 
     name, streams = "lightningrl", True
 
@@ -143,8 +142,9 @@ class Ours:
 
 
 class Peer:
-    """`agl-server` of `agentlightning`, as its docs start it: token ids are always asked for, logprobs are by default;
-    it keeps all in memory.
+    """`agl-server` of `agentlightning`, started as in its docs.
+
+    It always asks for token ids, by default for logprobs, and keeps all records in memory.
     """
 
     name, streams = "agentlightning", False
@@ -160,7 +160,7 @@ class Peer:
             "default_proxy.model_name=bench",
             f"hydra.run.dir={folder}",
         ]
-        with open(os.devnull, "w") as nowhere:  # its log of requests costs it least there
+        with open(os.devnull, "w") as nowhere:  # the cheapest place for its log of requests
             command = [str(python), "-m", "agentlightning.server", *settings]
             self._process = subprocess.Popen(
                 command, cwd=folder, stdin=subprocess.DEVNULL, stdout=nowhere, stderr=nowhere
@@ -177,13 +177,13 @@ class Peer:
         return [(i, f"{self._url}/proxy/rollout/{i}/attempt/0/mode/train/openai/v1", KEY) for i in ids]
 
     def finish(self, attempts: Attempts) -> None:
-        """They have succeeded, and are deleted, as its trainer does once it has read them."""
+        """Mark them as succeeded and delete them, as its trainer does after reading them."""
         for rollout_id, _, _ in attempts:
             self._patch(rollout_id, "succeeded")
             _request("DELETE", f"{self._url}/api/rollouts/{rollout_id}", None)
 
     def recorded(self, rollout_id: str) -> list[dict[str, Any]]:
-        """The token ids and logprobs of its calls, as its trainer reads them."""
+        """Token ids and logprobs of the rollout's calls, as its trainer reads them."""
         return [event["data"] for event in _get(f"{self._url}/api/rollouts/{rollout_id}/events?format=triplet")]
 
     def close(self) -> None:

@@ -1,12 +1,12 @@
-"""What would vLLM have answered? Its HTTP API with scripted tokens, cheap enough not to be what a benchmark of gateways
-measures.
+"""Plays vLLM's HTTP API with scripted tokens, cheaply enough that a benchmark of gateways does not measure it.
 
-`/v1/chat/completions` and `/v1/completions` (text or token ids), streaming or not, with `return_token_ids` and
-`logprobs`, in vLLM 0.20's shapes; `/v1/models`, `/health`, `/version`. A request gets as many tokens as its
-`max_tokens` says, the last of which ends the turn. Bodies and events are made once for each length; only what depends
-on the prompt is put in. As in vLLM, a stream gets one event a token, and all streams of a step are served together.
-`POST /pace {"step_s", "delay_s"}` says how long a token takes, and what comes before the first one; `GET /counts` tells
-what was asked.
+It serves `/v1/chat/completions` and `/v1/completions` (text or token ids), streaming or not, with `return_token_ids`
+and `logprobs`, in the shapes of vLLM 0.20; and `/v1/models`, `/health`, `/version`. An answer has `max_tokens` tokens,
+and the last one ends the turn. Bodies and events are made once per length; only the parts that depend on the prompt are
+added. As in vLLM, a stream has one event per token, and all streams of a step are served together.
+
+`POST /pace {"step_s", "delay_s"}` sets the seconds per token, and the seconds before the first one. `GET /counts`
+returns the counts of requests.
 
     python benchmarks/gateway/upstream.py FOLDER    # of a tokenizer; prints its port
 """
@@ -30,18 +30,18 @@ from tokenizers import Tokenizer
 
 MODEL = "bench"
 VARIANTS = 16
-"""Answers of one length, so that nobody can live off remembering one."""
+"""Different answers per length, so that remembering a single one does not help."""
 TICK_S = 0.005
-"""Streams wait for one of this many phases of a step, as requests of several engines would."""
+"""A stream starts in one of these phases of a step, as if it came from one of several engines."""
 CREATED = 1_760_000_000
 TAIL = {"kv_transfer_params": None, "ec_transfer_params": None, "metrics": None}
 
 Piece: TypeAlias = tuple[bytes, bool]
-"""Bytes to send, and whether they are the last."""
+"""Bytes to send, and whether they end the answer."""
 
 
 class Ask(msgspec.Struct):
-    """What of a request matters here."""
+    """The fields of a request that matter here."""
 
     messages: list[dict[str, Any]] | None = None
     prompt: msgspec.Raw = msgspec.Raw(b"[]")
@@ -57,20 +57,20 @@ class Ask(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One scripted answer in each of the shapes that it may be asked for."""
+    """A scripted answer in each of its possible shapes."""
 
     length: int
-    """Sampled tokens, the end of the turn included."""
+    """Sampled tokens, including the end of the turn."""
     chat: bytes
     """The `choices` of a chat completion."""
     plain: bytes
-    """The one choice of a completion, up to where its prompt ids stand."""
+    """The one choice of a completion, up to the place of its prompt ids."""
     events: tuple[tuple[bytes, bytes], ...]
-    """What comes before and after the place where the prompt ids stand, for each token of a streamed completion."""
+    """For each token of a streamed completion: the bytes before and after the place of the prompt ids."""
 
 
 class Script:
-    """Tokens of one tokenizer as answers, and text as its tokens."""
+    """Answers with tokens of a tokenizer, and encodes text."""
 
     def __init__(self, folder: Path) -> None:
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -87,37 +87,35 @@ class Script:
 
     def answer(self, ask: Ask) -> Answer:
         length = ask.max_tokens or ask.max_completion_tokens or 16
-        wanted = ask.logprobs is not None and ask.logprobs is not False  # 0 is a wish, too
+        wanted = ask.logprobs is not None and ask.logprobs is not False  # 0 asks for them, too
         key = (length, next(self._next) % VARIANTS, wanted, ask.return_tokens_as_token_ids, ask.top_k == 1)
         if key not in self._answers:
             self._answers[key] = self._write(*key)
         return self._answers[key]
 
     def chat_ids(self, messages: list[dict[str, Any]]) -> bytes:
-        """The ids of a conversation in ChatML, as JSON without brackets. Control tokens part the text, so each message
-        may be encoded by itself.
+        """The ids of a conversation in ChatML, as JSON without brackets. Each message can be encoded by itself, as
+        control tokens separate them.
         """
         turns = [self.encode(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n") for m in messages]
         return b",".join([*turns, self.encode("<|im_start|>assistant\n")])
 
     def _encode(self, text: str) -> bytes:
-        return json.dumps(self._tokenizer.encode(text, add_special_tokens=False).ids, separators=(",", ":")).encode()[
-            1:-1
-        ]
+        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ",".join(map(str, ids)).encode()
 
     def _write(self, length: int, variant: int, logprobs: bool, as_ids: bool, certain: bool) -> Answer:
         rng = random.Random(f"{length}/{variant}")
         ids = [*(rng.choice(self._words) for _ in range(length - 1)), self._end]
         texts = [self._tokenizer.decode([i], skip_special_tokens=False) for i in ids]
         names = [f"token_id:{i}" for i in ids] if as_ids else texts
-        chances = [
-            0.0 if certain else float(np.float32(-rng.expovariate(2.0))) for _ in ids
-        ]  # vLLM's floats are float32 widened: 17 digits
+        # vLLM's floats are float32 widened to 17 digits
+        values = [0.0 if certain else float(np.float32(-rng.expovariate(2.0))) for _ in ids]
         said = "".join(texts[:-1])
         tail = {"finish_reason": "stop", "stop_reason": None}
         shown = [
             {"token": t, "logprob": p, "bytes": list(t.encode()), "top_logprobs": []}
-            for t, p in zip(names, chances, strict=True)
+            for t, p in zip(names, values, strict=True)
         ]
         chat = {
             "index": 0,
@@ -131,18 +129,18 @@ class Script:
         plain = {
             "index": 0,
             "text": said,
-            "logprobs": _columns(names, chances, offset=0) if logprobs else None,
+            "logprobs": _columns(names, values, offset=0) if logprobs else None,
             **tail,
             "token_ids": ids,
         }
         events: list[tuple[bytes, bytes]] = []
         offset = 0
-        for place, (token_id, text, name, chance) in enumerate(zip(ids, texts, names, chances, strict=True)):
+        for place, (token_id, text, name, value) in enumerate(zip(ids, texts, names, values, strict=True)):
             last = place == length - 1
             choice = {
                 "index": 0,
                 "text": "" if last else text,
-                "logprobs": _columns([name], [chance], offset=offset) if logprobs else None,
+                "logprobs": _columns([name], [value], offset=offset) if logprobs else None,
                 "finish_reason": "stop" if last else None,
                 "stop_reason": None,
             }
@@ -160,10 +158,10 @@ class Script:
         return Answer(length=length, chat=_json([chat]), plain=_json(plain)[:-1], events=tuple(events))
 
 
-def _columns(texts: list[str], chances: list[float], *, offset: int) -> dict[str, Any]:
+def _columns(texts: list[str], logprobs: list[float], *, offset: int) -> dict[str, Any]:
     offsets = list(itertools.accumulate((len(t) for t in texts[:-1]), initial=offset))
-    top = [{t: p} for t, p in zip(texts, chances, strict=True)]
-    return {"text_offset": offsets, "token_logprobs": chances, "tokens": texts, "top_logprobs": top}
+    top = [{t: p} for t, p in zip(texts, logprobs, strict=True)]
+    return {"text_offset": offsets, "token_logprobs": logprobs, "tokens": texts, "top_logprobs": top}
 
 
 def _json(value: Any) -> bytes:
@@ -172,18 +170,18 @@ def _json(value: Any) -> bytes:
 
 @dataclass(slots=True)
 class Counts:
-    """What was asked, and how much of it at once."""
+    """Numbers of requests."""
 
     calls: int = 0
     open: int = 0
     peak: int = 0
-    """The most that were open at the same time, since the pace was set."""
+    """Largest number of simultaneous requests since the pace was set."""
     broken: int = 0
-    """Connections lost before their answer was out."""
+    """Connections that were lost before their answer was complete."""
 
 
 class Ticker:
-    """Serves all streams of a step together: one wake-up for many, as the step of an engine is."""
+    """Serves all streams of a step in one wake-up, as an engine's step does."""
 
     def __init__(self) -> None:
         self.step_s, self.delay_s = 0.0, 0.0
@@ -194,7 +192,7 @@ class Ticker:
         self.pace(step_s=0.01, delay_s=0.0)
 
     def pace(self, *, step_s: float, delay_s: float) -> None:
-        """Only while nothing is streamed."""
+        """Set the pace. Only while no stream is open."""
         self.step_s, self.delay_s = step_s, delay_s
         self._phases = [{} for _ in range(max(1, round(step_s / TICK_S)))]
         if self._alarm is not None:
@@ -229,7 +227,7 @@ class Server:
 
 
 class Connection(asyncio.Protocol):
-    """HTTP/1.1, one request after the other, bodies with a length."""
+    """HTTP/1.1: one request after the other, with `content-length`."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -259,7 +257,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(data)
 
     def done(self) -> None:
-        """The answer is out; what was asked meanwhile is next."""
+        """The answer is complete; serve the next request."""
         self._busy = False
         self._server.counts.open -= 1
         self._serve()
@@ -325,7 +323,7 @@ class Connection(asyncio.Protocol):
         ticker = self._server.ticker
         takes_s = ticker.delay_s + ticker.step_s * answer.length
         if takes_s > 0:
-            takes_s *= random.uniform(0.95, 1.05) if ticker.step_s > 0 else 1.0  # so that clients do not march in step
+            takes_s *= random.uniform(0.95, 1.05) if ticker.step_s > 0 else 1.0  # keep clients out of step
             self._timer = asyncio.get_running_loop().call_later(takes_s, self._whole, body)
         else:
             self._whole(body)
@@ -341,20 +339,17 @@ class Connection(asyncio.Protocol):
         return msgspec.json.encode(body)
 
     def _plain(self, answer: Answer, prompt_ids: bytes, usage: dict[str, Any]) -> bytes:
-        choices = b'[%s,"prompt_logprobs":null,"prompt_token_ids":%s,"routed_experts":null}]' % (
-            answer.plain,
-            prompt_ids,
-        )
-        return msgspec.json.encode(
-            {**self._head(f"cmpl-{self._server.counts.calls:032x}", "text_completion", choices, usage), **TAIL}
-        )
+        tail = b',"prompt_logprobs":null,"prompt_token_ids":%s,"routed_experts":null}]' % prompt_ids
+        choices = b"[" + answer.plain + tail
+        head = self._head(f"cmpl-{self._server.counts.calls:032x}", "text_completion", choices, usage)
+        return msgspec.json.encode({**head, **TAIL})
 
     def _head(self, reply_id: str, kind: str, choices: bytes, usage: dict[str, Any]) -> dict[str, Any]:
         head = {"id": reply_id, "object": kind, "created": CREATED, "model": MODEL, "choices": msgspec.Raw(choices)}
         return head | {"service_tier": None, "system_fingerprint": None, "usage": usage}
 
     def _prompt_ids(self, ask: Ask) -> bytes:
-        """JSON without brackets."""
+        """The prompt's ids as JSON without brackets."""
         script = self._server.script
         if ask.messages is not None:
             return script.chat_ids(ask.messages)
@@ -371,7 +366,8 @@ class Connection(asyncio.Protocol):
     def _stream(self, answer: Answer, ids: bytes, usage: dict[str, Any] | None) -> None:
         ticker = self._server.ticker
         self.write(
-            b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+            b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+            b"transfer-encoding: chunked\r\n\r\n"
         )
         pieces = _pieces(answer, ids, usage)
         if ticker.step_s == 0:
@@ -384,7 +380,7 @@ class Connection(asyncio.Protocol):
             self._begin(pieces)
 
     def _begin(self, pieces: Iterator[Piece]) -> None:
-        """The first token comes with the prompt; the others take their steps."""
+        """Send the first token at once; the others take their steps."""
         piece, last = next(pieces)
         self.write(piece)
         if last:
@@ -394,7 +390,7 @@ class Connection(asyncio.Protocol):
 
 
 def _pieces(answer: Answer, ids: bytes, usage: dict[str, Any] | None) -> Iterator[Piece]:
-    """What goes over the wire for each token. The last one's comes with what ends the stream."""
+    """The bytes of each token. The last token's include the end of the stream."""
     last = len(answer.events) - 1
     for place, (head, tail) in enumerate(answer.events):
         chunk = _chunk(head + (b"[%s]" % ids if place == 0 else b"null") + tail)
@@ -422,7 +418,7 @@ async def main(folder: Path) -> None:
     sock = socket.create_server(("127.0.0.1", 0), backlog=4096)
     listening = await asyncio.get_running_loop().create_server(lambda: Connection(server), sock=sock)
     print(sock.getsockname()[1], flush=True)
-    await asyncio.to_thread(sys.stdin.read)  # until whoever started it closes the pipe, or dies
+    await asyncio.to_thread(sys.stdin.read)  # until the parent closes the pipe or dies
     listening.close()
 
 

@@ -1,3 +1,1 @@
-"""Worlds so small that every rollout of theirs can be written down, and what estimators of a policy gradient make of
-them.
-"""
+"""Worlds that are small enough to enumerate every rollout, and the policy gradients that estimators give in them."""

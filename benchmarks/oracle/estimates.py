@@ -1,7 +1,7 @@
-"""What does an estimator give on average, and how far does it scatter? Its lessons are those that a run would learn
-from; its gradient is that of the loss `pg`, in numpy.
+"""Mean and variance of an estimator. Its lessons are those of a real run; its gradient is that of the loss `pg`, in
+numpy.
 
-Legend: K paths · G rollouts of a group · P parameters · N groups.
+Legend: K paths · G rollouts per group · P parameters · N groups.
 """
 
 import math
@@ -21,14 +21,14 @@ from .worlds import Path, World
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """The first two moments of an estimator, over all groups of G that there can be."""
+    """The first two moments of an estimator, over all possible groups of G."""
 
     factor: float
-    """How long its mean is, along the gradient."""
+    """Length of its mean along the gradient, in units of the gradient."""
     bias: float
-    """The share of its mean that is across the gradient: the sine of the angle between them."""
+    """Share of its mean that is orthogonal to the gradient: the sine of the angle between them."""
     variance: float
-    """Trace of the covariance of what one group gives, divided by the square of (factor · gradient)."""
+    """Trace of the covariance of one group's estimate, divided by the square of (factor · gradient)."""
 
 
 def gradient(method: Method, paths: Sequence[Path]) -> Doubles:
@@ -37,7 +37,7 @@ def gradient(method: Method, paths: Sequence[Path]) -> Doubles:
 
 
 def all_groups(paths: Sequence[Path], *, size: int) -> tuple[Ints, Doubles]:
-    """[N, G] the groups that can be drawn, in any order, and [N] how likely each is."""
+    """[N, G] all possible groups, regardless of order, and [N] the probability of each."""
     groups = np.array(list(combinations_with_replacement(range(len(paths)), size)), np.int32)
     p = np.array([path.probability for path in paths])
     orders = [
@@ -48,7 +48,7 @@ def all_groups(paths: Sequence[Path], *, size: int) -> tuple[Ints, Doubles]:
 
 
 def estimates(method: Method, advantage: str, paths: Sequence[Path], groups: Ints) -> Doubles:
-    """[N, P] what each group gives: 1/G Σ A ∇ log π. An advantage over the batch sees one group at a time."""
+    """[N, P] the estimate of each group: 1/G Σ A ∇ log π. Advantages over the batch see one group at a time."""
     algorithm = AlgorithmConfig(
         credit=method.credit,
         credit_options=dict(method.options),
@@ -73,7 +73,7 @@ def _batch(algorithm: AlgorithmConfig, paths: Sequence[Path], groups: Ints) -> D
 
 
 def weighted(aggregation: str, paths: Sequence[Path], groups: Ints) -> Doubles:
-    """[N, P] the gradient of the loss as it is, weights and all, with `uniform` and `rloo`."""
+    """[N, P] the gradient of the real loss with its weights, for `uniform` and `rloo`."""
     algorithm = AlgorithmConfig.model_validate({"advantage": "rloo", "aggregation": aggregation})
     made: list[Doubles] = []
     for group in groups:
@@ -86,7 +86,7 @@ def weighted(aggregation: str, paths: Sequence[Path], groups: Ints) -> Doubles:
 
 
 def moments(g: Doubles, p: Doubles, exact: Doubles) -> Estimate:
-    """From what all groups give, and how likely they are."""
+    """The moments, from the estimates `g` [N, P] of all groups and their probabilities `p` [N]."""
     mean = p @ g
     factor = float(mean @ exact / (exact @ exact))
     across = float(np.linalg.norm(mean - factor * exact))
@@ -99,18 +99,18 @@ def moments(g: Doubles, p: Doubles, exact: Doubles) -> Estimate:
 
 
 def drawn(paths: Sequence[Path], *, count: int, size: int, seed: int) -> Ints:
-    """[N, G] groups as a run would draw them."""
+    """[N, G] groups, sampled as in a run."""
     p = np.array([path.probability for path in paths])
     return np.random.default_rng(seed).choice(len(paths), size=(count, size), p=p / p.sum()).astype(np.int32)
 
 
 def z_scores(g: Doubles, expected: Doubles) -> Doubles:
-    """[P] how many standard errors the mean over drawn groups is from what it should be; 0 where nothing scatters."""
+    """[P] deviation of the mean over sampled groups from `expected`, in standard errors; 0 without variance."""
     error = g.std(axis=0, ddof=1) / math.sqrt(len(g))
     off = g.mean(axis=0) - expected
     return np.divide(off, error, out=np.zeros_like(off), where=error > 1e-9)
 
 
 def expected_return(method: Method, world: World, theta: Doubles) -> float:
-    """The objective as a number, for whoever wants to differentiate it otherwise."""
+    """The objective as a number, for numerical differentiation."""
     return sum(path.probability * method.objective(path) for path in world.paths(theta))

@@ -1,9 +1,8 @@
-"""What is measured: credits and advantages by name, the objective that each credit is about, and what theory says of
-their bias.
+"""The rows and columns of the table: credits and advantages, each credit's objective, and theory's claim on the bias.
 
 exact     the mean of the estimator is the gradient
-scaled    … times a number that is the same for all parameters: (G-1)/G, where a rollout is part of its own baseline
-biased    … points elsewhere
+scaled    … times a number that all parameters share: (G-1)/G, if a rollout is part of its own baseline
+biased    … has another direction
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,9 +21,7 @@ Prepare: TypeAlias = Callable[[Sequence[Path]], list[Path]]
 
 ADVANTAGES = ("rloo", "dr_grpo", "opo", "grpo", "reinforce++", "reinforce++-baseline")
 SCALED = ("grpo", "reinforce++", "reinforce++-baseline")
-"""Divide by a deviation that the rollout itself is part of: biased in every world whose rewards are not just of two
-kinds.
-"""
+"""Divide by a deviation that includes the rollout itself: biased in any world with more than two reward values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +38,13 @@ class Method:
     """Weight of the step rewards in it."""
     baseline: Literal["group", "group, of equal values", "own"] = "group"
     biased_in: tuple[str, ...] = ()
-    """Worlds in which it is, whatever the advantage."""
+    """Worlds in which it is biased, whatever the advantage."""
     worlds: tuple[str, ...] = ("fork", "retry", "team", "words")
     prepare: Prepare = list
-    """What is done to the paths first: a critic looks at them, rewards are shaped."""
+    """Preparation of the paths: adds a critic's values, or shapes rewards."""
 
     def claim(self, advantage: str, world: str) -> Claim:
-        """What theory says."""
+        """Theory's claim."""
         if advantage in SCALED or world in self.biased_in:
             return "biased"
         if self.baseline == "own" or advantage == "rloo":
@@ -61,7 +58,7 @@ class Method:
 
 
 def critic(error: float) -> Prepare:
-    """A critic that knows what is to be expected at each prompt, give or take `error`."""
+    """A critic that knows the expected return at each prompt, plus or minus `error`."""
 
     def look(paths: Sequence[Path]) -> list[Path]:
         seen: dict[bytes, list[tuple[float, float]]] = {}
@@ -81,7 +78,7 @@ def _with_values(path: Path, V: Mapping[bytes, float]) -> Path:
 
 
 def potential(paths: Sequence[Path]) -> list[Path]:
-    """All step rewards are AIR's, as differences of a potential."""
+    """Move all step rewards into AIR, as differences of a potential."""
 
     def make(path: Path) -> Path:
         bare = tuple(replace(call, reward=None) for call in path.trajectory.transitions)
@@ -114,8 +111,8 @@ METHODS = (
         baseline="own",
         prepare=critic(0.3),
     ),
-    # A critic cannot know where retries stand, nor what solvers at work beside it will earn: its steps are then not of
-    # expectation 0.
+    # A critic cannot know the number of retries, or the rewards of solvers that work in parallel. So its steps do not
+    # have expectation 0.
     Method(
         name="gae_calls λ=0.5, right critic",
         credit="gae_calls",

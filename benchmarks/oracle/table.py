@@ -1,4 +1,4 @@
-"""Measure every cell, hold it against what theory says, and write it down for people."""
+"""Measures every cell, compares it with theory's claim, and renders the tables."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -10,17 +10,17 @@ from .methods import ADVANTAGES, METHODS, Claim, Method
 from .worlds import WORLDS, World
 
 SIZE = 3
-"""Rollouts of a group, where all groups are enumerated."""
+"""Rollouts per group when all groups are enumerated."""
 DRAWN_SIZE, DRAWN = 8, 250
-"""Rollouts of a group, and groups, where they are drawn."""
+"""Rollouts per group, and number of groups, when they are sampled."""
 EXACT_WITHIN = 1e-6
-"""Relative. Lessons keep advantages in float32, and their rounding is all that an exact mean is off by."""
+"""Relative tolerance. Lessons keep advantages in float32; an exact mean is off by their rounding only."""
 BIASED_BEYOND = 1e-3
-"""What theory says to be biased must be, in worlds made to show it: else it is not this that was measured."""
+"""A cell that theory calls biased must exceed this: the worlds are made to show it."""
 SAME = 1e-4
-"""Relative: figures that are the published ones on any machine."""
+"""Relative tolerance between a figure and the published one, on any machine."""
 Z_WITHIN = 4.5
-"""Standard errors. The draws are seeded, so a table that passes does so again."""
+"""Standard errors. Sampling is seeded, so the result is reproducible."""
 AGGREGATIONS = ("rollout-mean", "call-mean", "token-mean")
 
 
@@ -33,14 +33,14 @@ class Cell:
     factor: float
     bias: float
     variance: float
-    """With groups of SIZE."""
+    """Variance in groups of SIZE."""
     z: float | None = None
-    """The farthest parameter, over DRAWN groups; None where theory does not say what the mean should be."""
+    """Largest deviation of a parameter over DRAWN groups, in standard errors. None if theory does not give the mean."""
     drawn_variance: float | None = None
-    """With groups of DRAWN_SIZE; None likewise."""
+    """Variance in groups of DRAWN_SIZE. None likewise."""
 
     def broken(self) -> str | None:
-        """Which bound; None if it keeps them all."""
+        """The bound that is violated; None if all hold."""
         expected = {"exact": 1.0, "scaled": (SIZE - 1) / SIZE}.get(self.claim)
         if self.advantage in AGGREGATIONS:
             expected = self.factor if self.claim == "scaled" else expected
@@ -51,11 +51,11 @@ class Cell:
         if abs(self.factor / expected - 1) > EXACT_WITHIN:
             return f"is `{self.factor:.7f}` times the gradient, not `{expected:.7f}`"
         if self.z is not None and self.z > Z_WITHIN:
-            return f"is `{self.z:.1f}` standard errors off, where groups are drawn"
+            return f"is `{self.z:.1f}` standard errors off in sampled groups"
         return None
 
     def moved(self, published: Sequence["Cell"]) -> str | None:
-        """Which figure is not the published one; None if all are. This bounds what theory only calls biased."""
+        """The figure that differs from the published one; None if none does. This also bounds biased cells."""
         shown = next(
             (c for c in published if (c.world, c.method, c.advantage) == (self.world, self.method, self.advantage)),
             None,
@@ -70,7 +70,7 @@ class Cell:
 
 
 def measure(method: Method, advantage: str, world: World, *, draw: bool = True) -> Cell:
-    """One cell: all groups of SIZE, then, where theory names the mean, groups as they are drawn."""
+    """Measure one cell: with all groups of SIZE, and, if theory gives the mean, with sampled groups."""
     paths, claim = world.paths(), method.claim(advantage, world.name)
     exact, paths = gradient(method, paths), method.prepare(paths)
     groups, p = all_groups(paths, size=SIZE)
@@ -93,8 +93,8 @@ def measure(method: Method, advantage: str, world: World, *, draw: bool = True) 
 
 
 def measure_aggregation(aggregation: str, world: World) -> Cell:
-    """The loss with its weights, for `uniform` and `rloo`. It is a mean over calls or tokens, so all that can be asked
-    for is the direction.
+    """Measure the loss with its weights, for `uniform` and `rloo`. As a mean over calls or tokens, only its direction
+    counts.
     """
     method = METHODS[0]
     paths = world.paths()
@@ -113,7 +113,7 @@ def measure_aggregation(aggregation: str, world: World) -> Cell:
 
 
 def cells(worlds: Sequence[World] = WORLDS, methods: Sequence[Method] = METHODS) -> Iterable[Cell]:
-    """All of the table, one at a time."""
+    """Measure all cells of the table, one at a time."""
     for world in worlds:
         for method in methods:
             if world.name in method.worlds:

@@ -1,10 +1,10 @@
 """Worlds in which every rollout can be enumerated, with its probability and the gradient of its logarithm.
 
-A world is a small agent: a function that calls a policy, leaves some things to chance, rewards calls, and returns the
-final reward. It is run once for each way that its choices can go. A policy is a softmax over scores that are linear in
-its parameters: tabular where the features of each state are its own, a one-layer model where states share them.
+A world is a small agent: a function that calls a policy, has random events, rewards calls, and returns the final
+reward. It runs once for each sequence of choices. A policy is a softmax over scores that are linear in its parameters:
+tabular if each state has its own features, a one-layer model if states share them.
 
-Legend: A tokens to choose from · P parameters · K paths, all rollouts that there are.
+Legend: A tokens to choose from · P parameters · K paths (all rollouts).
 """
 
 import math
@@ -17,22 +17,22 @@ import numpy as np
 from lightningrl.types import Doubles, Trajectory, Transition
 
 Features: TypeAlias = Callable[[tuple[int, ...]], Doubles]
-"""What was read → [A, P]; the score of token a is its row times the parameters."""
+"""The tokens read → [A, P]; the score of a token is its row times the parameters."""
 
 
 @dataclass(slots=True)
 class Tape:
-    """One run of a world: it answers with `script` as far as that goes, then with the first choice each time."""
+    """One run of a world: its choices follow `script`, then always take the first option."""
 
     features: Features
     theta: Doubles
     script: tuple[int, ...]
     choices: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """(what was chosen, out of how many)"""
+    """(the choice, the number of options)"""
     probability: float = 1.0
     calls: list[Transition] = field(default_factory=list[Transition])
     gradients: list[Doubles] = field(default_factory=list[Doubles])
-    """[P] of each call: ∇ log π of all its tokens."""
+    """[P] for each call: ∇ log π of all its tokens."""
 
     def call(
         self,
@@ -43,7 +43,7 @@ class Tape:
         span: tuple[float, float] = (0.0, 0.0),
         parent: str | None = None,
     ) -> tuple[int, ...]:
-        """Ask the policy for tokens, each after those before it."""
+        """Sample tokens from the policy, one after the other."""
         said: tuple[int, ...] = ()
         logprobs: list[float] = []
         gradient = np.zeros_like(self.theta)
@@ -72,7 +72,7 @@ class Tape:
         return said
 
     def chance(self, *probabilities: float) -> int:
-        """Leave it to the world."""
+        """A random event of the world."""
         return self._choose(np.array(probabilities))
 
     def reward(self, value: float) -> None:
@@ -89,7 +89,7 @@ class Tape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """One rollout that there can be."""
+    """A possible rollout."""
 
     probability: float
     trajectory: Trajectory
@@ -104,7 +104,7 @@ class World:
     play: Callable[[Tape], float]
     features: Features
     theta: Doubles
-    """[P] the policy to take the gradient of."""
+    """[P] the policy at which to take the gradient."""
 
     def paths(self, theta: Doubles | None = None) -> list[Path]:
         """All K rollouts; their probabilities sum to 1."""
@@ -126,9 +126,7 @@ class World:
 
 
 def fork(tape: Tape) -> float:
-    """Two calls; the history is in the prompt, but the policy only knows the state (10 or 11) that the first call led
-    to, by chance.
-    """
+    """Two calls. The prompt has the history, but the policy sees only the state (10 or 11) after the first call."""
     (a,) = tape.call([9])
     tape.reward(0.4 if a == 0 else 0.0)
     state = 10 + (tape.chance(0.8, 0.2) if a == 0 else tape.chance(0.3, 0.7))
@@ -138,9 +136,7 @@ def fork(tape: Tape) -> float:
 
 
 def retry(tape: Tape) -> float:
-    """One to three calls, with nothing but the state (9 or 10) in the prompt: look once more, at a price, or answer. A
-    state can be met again.
-    """
+    """One to three calls, the prompt only the state (9 or 10): look again, at a price, or answer. States recur."""
     state = 9
     for _ in range(3):
         (a,) = tape.call([state])
@@ -152,9 +148,7 @@ def retry(tape: Tape) -> float:
 
 
 def team(tape: Tape) -> float:
-    """A planner, then two solvers at once, the second in two calls; each role has prompts of its own, and rewards on
-    the way.
-    """
+    """A planner, then two parallel solvers, the second with two calls. Each role has its own prompts and rewards."""
     (plan,) = tape.call([9], agent="planner", span=(0, 1))
     (x,) = tape.call([10, plan], agent="solver", span=(2, 7))
     tape.reward(0.5 if x == plan else 0.0)
@@ -165,7 +159,7 @@ def team(tape: Tape) -> float:
 
 
 def words(tape: Tape) -> float:
-    """A completion of two tokens, then one of one token, by a model that shares its parameters between all states."""
+    """A completion of two tokens, then one of one token, by a model whose states share parameters."""
     s, t = tape.call([9, 10], tokens=2)
     tape.reward(0.5 if s != t else 0.0)
     (u,) = tape.call([9, 10, s, t, 11])
@@ -174,7 +168,7 @@ def words(tape: Tape) -> float:
 
 
 def tabular(*states: tuple[int, ...], key: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Features:
-    """[2, 2 · states] a parameter for each token of each state."""
+    """[2, 2 · states] one parameter per token and state."""
 
     def features(read: tuple[int, ...]) -> Doubles:
         phi = np.zeros((2, 2 * len(states)))
@@ -186,7 +180,7 @@ def tabular(*states: tuple[int, ...], key: Callable[[tuple[int, ...]], tuple[int
 
 
 def one_layer(size: int) -> Features:
-    """[2, 2 · size] a layer over a fixed embedding of what was read: each token's, turned by how far back it is."""
+    """[2, 2 · size] a layer over a fixed embedding of the tokens, each rotated by its distance from the end."""
 
     def features(read: tuple[int, ...]) -> Doubles:
         x = sum(

@@ -1,9 +1,7 @@
-"""What is everybody asked about? One batch of rollouts, small enough to read, with something in it for each case that a
-loss knows.
+"""The batch of all parity tests: small enough to read, with every case that a loss distinguishes.
 
-Rollouts have one to three calls; as TRL and verl see them, a rollout is a row, and what stands between its calls is
-masked. All numbers are multiples of 2^-10: exact in float32, so that nobody's rounding of the question shows in the
-answer.
+Rollouts have one to three calls. For TRL and verl a rollout is a row, with masked positions between its calls. All
+numbers are multiples of 2^-10: exact in float32, so that input rounding cannot affect a comparison.
 
 Legend: R rollouts (rows) · T positions of a row · M sampled tokens, row by row.
 """
@@ -18,23 +16,23 @@ GROUPS = ["a", "a", "a", "a", "b", "b", "b", "b", "c", "c", "c", "c", "d"]
 """`c` has equal rewards, `d` one rollout."""
 REWARDS = [1.0, 0.0, 0.25, 1.0, 0.0, 0.0, 0.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.75]
 ADVANTAGES = [0.75, -1.25, -0.5, 1.0, -0.25, -0.5, -0.75, 1.5, 0.0, 0.0, 0.0, 0.0, -1.0]
-"""What the losses are asked about, whatever the rewards."""
+"""Advantages for the losses; independent of the rewards."""
 T = 10
 
 
 def make_batch() -> dict[str, Any]:
-    """Lists of M numbers, but for those of rollouts.
+    """Lists of M numbers; those of rollouts have R.
 
-    `behaviour`: under the weights that sampled; `old`: under those that the batch is first learnt by; `new`: under the
-    current ones, as far away as it takes to reach every clip; `reference`: of the KL divergence. `advantages_of_calls`
-    differ within a rollout.
+    `behaviour`: logprobs under the weights that sampled. `old`: under the weights before the first update on the batch.
+    `new`: under the current weights, far enough from `old` to reach every clip. `reference`: for the KL divergence.
+    `advantages_of_calls` differ within a rollout.
     """
     rng = np.random.default_rng(4)
     sampled = [n for calls in CALLS for n in calls]
     M = sum(sampled)
     old = -rng.uniform(0.1, 3.0, M)
     new = np.minimum(old + rng.normal(0, 0.3, M), -0.01)
-    old[[4, 16]], new[[4, 16]] = -2.0, [-0.5, -0.75]  # where the advantage is negative: far enough for the dual clip
+    old[[4, 16]], new[[4, 16]] = -2.0, [-0.5, -0.75]  # at negative advantages, far enough for the dual clip
     behaviour = old + rng.normal(0, 0.35, M)
     behaviour[[2, 10, 23]] = old[[2, 10, 23]] - 1.0  # e > 2: these are capped, rejected or masked
     return {
@@ -55,7 +53,7 @@ def make_batch() -> dict[str, Any]:
 
 
 def row_mask() -> np.ndarray:
-    """[R T] what was sampled. One position that was not lies between any two calls."""
+    """[R T] 1 for sampled positions. One unsampled position separates two calls."""
     mask = np.zeros((len(CALLS), T))
     for row, calls in enumerate(CALLS):
         start = 0

@@ -1,10 +1,10 @@
-"""What do TRL and verl say to the questions that our algorithms and losses answer? Writes tests/parity/golden.json.
+"""Writes tests/parity/golden.json: the answers of TRL and verl that our algorithms and losses must reproduce.
 
     python -m venv .venv-parity && .venv-parity/bin/pip install -r benchmarks/parity/requirements.txt
     .venv-parity/bin/pip install --no-deps -r benchmarks/parity/libraries.txt
     .venv-parity/bin/python benchmarks/parity/make_vectors.py              half a minute; no accelerator
 
-Nothing of LightningRL is imported here, and nothing of TRL or verl where the vectors are read. See docs/parity.md.
+This script imports nothing of LightningRL, and the tests import nothing of TRL or verl. See docs/parity.md.
 """
 
 import json
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def _rounded(tree: Any) -> Any:
-    """To 12 digits after the point: enough to compare to 1e-6, and to read."""
+    """Round to 12 decimals: enough to compare to 1e-6, and readable."""
     if isinstance(tree, dict):
         return {name: _rounded(below) for name, below in tree.items()}
     if isinstance(tree, list):

@@ -1,6 +1,6 @@
-"""What does TRL answer? Its own trainers on the batch, made on a tiny model. Only two of their methods are ours:
-generation gives back the batch's rollouts, and the logprobs of the model are the batch's. All that lies between
-(rewards → advantages, corrections, loss) is theirs.
+"""TRL's answers: its own trainers on the batch, with a tiny model. Two of their methods are replaced: generation
+returns the batch's rollouts, and the model's logprobs are the batch's. Everything between (rewards → advantages,
+corrections, loss) is TRL's code.
 
 Legend: R rollouts (rows) · T positions of a row · M sampled tokens, row by row.
 """
@@ -44,13 +44,13 @@ SCALES: dict[str, dict[str, Any]] = {
 
 
 class Given:
-    """Mixed into a trainer: what it would ask a model for, it is given."""
+    """Mixin for a trainer that replaces the model's outputs."""
 
     given: dict[str, Tensor]
-    """[R T] by name; `mask` says what was sampled."""
+    """[R T] by name; `mask` marks sampled positions."""
     asked_for: str = "old"
     gaps: bool = True
-    """Whether the trainer knows of rows with something in them that was not sampled."""
+    """Whether the trainer supports unsampled positions within a row."""
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         n, mask = len(prompts), self.given["mask"][: len(prompts)]
@@ -112,16 +112,16 @@ def _grpo(
     of_calls: bool = False,
     **settings: Any,
 ) -> tuple[Any, Any]:
-    """([R] advantages from rewards, the loss of the batch's own advantages and its gradient)"""
+    """([R] advantages from the rewards, loss and gradient for the batch's own advantages)"""
     more = {"vllm_importance_sampling_mode": correction, "vllm_importance_sampling_clip_max": 2.0} if correction else {}
     config = GRPOConfig(**_common(model, batch), **{"beta": 0.0, "epsilon_high": 0.28, **settings}, **more)
     trainer = GivenGRPO(model=model, reward_funcs=_reward, args=config, train_dataset=_dataset(batch))
-    trainer.use_vllm = correction is not None  # what it says about the rollouts, not what it generates with
+    trainer.use_vllm = correction is not None  # affects only its corrections; it does not generate with vLLM
     return _ask(trainer, batch, table, of_calls=of_calls)
 
 
 def _rloo(model: str, batch: dict[str, Any], table: dict[str, Tensor], **settings: Any) -> tuple[Any, Any]:
-    """A trainer that knows of no gaps between calls: the sampled tokens of each row are pushed together."""
+    """For a trainer without gaps between calls: the sampled tokens of each row are moved together."""
     order = torch.argsort(table["mask"], dim=1, descending=True, stable=True)
     pushed = {name: value.gather(1, order) for name, value in table.items()}
     config = RLOOConfig(**_common(model, batch), **{"beta": 0.0, "epsilon": 0.2, **settings})
@@ -175,7 +175,7 @@ def _reward(*, worth: list[float], **_: Any) -> list[float]:
 
 @contextmanager
 def _tiny_model() -> Iterator[str]:
-    """A folder that trainers can be made on. Nothing is ever asked of the model in it."""
+    """A folder to make trainers from. The model in it is never called."""
     with tempfile.TemporaryDirectory() as folder:
         words = Tokenizer(WordLevel({"<eos>": 0, "x": 1, "y": 2, "<unk>": 3}, unk_token="<unk>"))
         PreTrainedTokenizerFast(

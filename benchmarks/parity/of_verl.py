@@ -1,5 +1,5 @@
-"""What does verl answer? Its own functions on the batch: advantages, losses with their gradients, KL estimates,
-corrections of the rollout.
+"""verl's answers: its own functions on the batch, for advantages, losses and their gradients, KL estimates, and rollout
+corrections.
 
 Legend: R rollouts (rows) · T positions of a row · M sampled tokens, row by row.
 """
@@ -36,7 +36,7 @@ def answers(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def _advantages(batch: dict[str, Any], table: dict[str, Tensor], *, rollouts: int) -> dict[str, list[float]]:
-    """[M of the first rollouts] Each reward is at the last sampled token of its row, as verl has it."""
+    """[M of the first rollouts] As in verl, the reward is at the last sampled token of each row."""
     mask = table["mask"][:rollouts]
     last = (mask * torch.arange(mask.shape[1])).argmax(1)
     rewards = torch.zeros_like(mask)
@@ -106,21 +106,17 @@ def _loss(
 
 
 def _kl(table: dict[str, Tensor], name: str) -> dict[str, Any]:
-    """The value of each token, and the gradient of their sum."""
+    """Each token's value, and the gradient of their sum."""
     mask = table["mask"]
     values = verl.kl_penalty(table["new"], table["reference"], name)
-    gradient = _with_gradient(table, lambda new: (verl.kl_penalty(new, table["reference"], name) * mask).sum())[
-        "gradient"
-    ]
-    return {"values": _flat(values, mask), "gradient": gradient}
+    summed = _with_gradient(table, lambda new: (verl.kl_penalty(new, table["reference"], name) * mask).sum())
+    return {"values": _flat(values, mask), "gradient": summed["gradient"]}
 
 
 def _corrections(table: dict[str, Tensor]) -> dict[str, Any]:
     """The clipped loss around `old`, with weights old / behaviour; and REINFORCE with weights new / behaviour."""
-    mask, config = (
-        table["mask"],
-        ActorConfig(strategy="fsdp", rollout_n=4, ppo_micro_batch_size_per_gpu=1, clip_ratio_high=0.28),
-    )
+    mask = table["mask"]
+    config = ActorConfig(strategy="fsdp", rollout_n=4, ppo_micro_batch_size_per_gpu=1, clip_ratio_high=0.28)
     answered: dict[str, Any] = {}
     for level in ("token", "sequence"):
         weights = _weights(table["old"], table, rollout_is=level, rollout_is_threshold=2.0)
@@ -141,13 +137,11 @@ def _corrections(table: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def _rejections(table: dict[str, Tensor]) -> dict[str, Any]:
-    """Weights above the cap are 0, once as a weight (`icepop`), once as a mask that also shrinks the number of tokens
+    """Weights above the cap become 0: as a weight (`icepop`), or as a mask that also reduces the number of tokens
     (`rejection`).
     """
-    mask, config = (
-        table["mask"],
-        ActorConfig(strategy="fsdp", rollout_n=4, ppo_micro_batch_size_per_gpu=1, clip_ratio_high=0.28),
-    )
+    mask = table["mask"]
+    config = ActorConfig(strategy="fsdp", rollout_n=4, ppo_micro_batch_size_per_gpu=1, clip_ratio_high=0.28)
     answered: dict[str, Any] = {}
     for level in ("token", "sequence"):
         weights = _weights(table["old"], table, rollout_is=level, rollout_is_threshold="1e-9_2.0")
@@ -180,7 +174,7 @@ def _weights(target: Tensor, table: dict[str, Tensor], **settings: Any) -> Tenso
 
 
 def _value_losses(table: dict[str, Tensor]) -> dict[str, Any]:
-    """What the critic is to learn are any numbers: here old values plus step rewards."""
+    """Losses of the critic. Its targets are arbitrary: old values plus step rewards."""
     returns = table["old_values"] + table["step_rewards"]
     answered: dict[str, Any] = {"returns": _flat(returns, table["mask"])}
     for name, clip in (("clipped", 0.2), ("clip far away", 1e9)):
