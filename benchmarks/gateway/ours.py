@@ -1,4 +1,4 @@
-"""Our gateway as `lightningrl train` serves it: SQLite on disk, `VLLMEngine`, `serve.serving`; no loop, no agents.
+"""Our gateway as `lightningrl train` serves it: SQLite on disk, `VLLMEngine`, no loop, no agents.
 
 Prints its URL, then answers each line of JSON on stdin with a line:
 
@@ -19,12 +19,12 @@ from typing import Any
 
 import uvloop
 
-from lightningrl import plugins
 from lightningrl.chat import ChatTemplate
 from lightningrl.config import AgentConfig, Config, EngineConfig, ModelConfig, TasksConfig
-from lightningrl.engine.base import EngineSetup
+from lightningrl.engines import make_engine
+from lightningrl.gateway.assembly import make_gateway, opened
+from lightningrl.gateway.server import bound
 from lightningrl.models.memory import keep_freed_memory
-from lightningrl.serve import bound, serving
 from lightningrl.store import Store, open_store
 from lightningrl.types import Rollout, Task
 
@@ -46,20 +46,10 @@ async def main(folder: Path, tokenizer: Path, upstream: str) -> None:
         template = ChatTemplate.load(tokenizer)
         store = await open_store(f"sqlite://{folder / 'store.sqlite'}", exclusive=True)
         stack.push_async_callback(store.close)
-        setup = EngineSetup(
-            policy="policy",
-            config=config.engine,
-            folder=tokenizer,
-            dtype="float32",
-            decode=template.decode,
-            turn_end_id=template.turn_end_id,
-        )
-        engine = plugins.load(config.engine.name, kind="engine")(setup)
+        engine = make_engine(config, "policy", folder=tokenizer, template=template)
         stack.push_async_callback(engine.close)
-        url = await stack.enter_async_context(
-            serving(config, sock, store=store, template=template, engines={"policy": engine})
-        )
-        print(url, flush=True)
+        gateway = make_gateway(config, store=store, template=template, engines={"policy": engine})
+        print(await stack.enter_async_context(opened(gateway, sock)), flush=True)
         numbers = itertools.count()
         while line := await asyncio.to_thread(sys.stdin.readline):
             print(json.dumps(await _obey(json.loads(line), store, numbers)), flush=True)
