@@ -81,7 +81,9 @@ def test_an_edited_answer_is_never_bridged(name: str, sampled: list[int], ended:
     ids = [*sampled, talk.template.stop_token_ids[0]] if ended else sampled
     _, answer, _ = talk.answer(asked, ids)
     text = talk.template.decode(ids)
-    said = (text.partition("</think>")[2] if "</think>" in text and "</think>" not in answer.content else text).lstrip()
+    _, tag, behind = text.partition("</think>")
+    ends_thoughts = tag and (answer.reasoning or tag not in answer.content)
+    said = (behind if ends_thoughts else text).lstrip()
     for edited in (edit + answer.content, answer.content + edit):
         prompt = talk.prompt([*asked, replace(answer, content=edited), user("more")])
         goes_on = not ended and bool(answer.content.strip()) and edited.lstrip().startswith(said)

@@ -3,7 +3,8 @@ continues.
 """
 
 from lightningrl.chat.answer import Answer, AnswerStream, Piece
+from lightningrl.chat.prompt import Prompt
 from lightningrl.chat.template import ChatTemplate
-from lightningrl.chat.tree import ConversationTree, Prompt
+from lightningrl.chat.tree import ConversationTree
 
 __all__ = ["Answer", "AnswerStream", "ChatTemplate", "ConversationTree", "Piece", "Prompt"]

@@ -3,7 +3,8 @@ ours.
 """
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, TypeAlias
 
 import msgspec
@@ -22,43 +23,41 @@ EXACT = 2**53
 """Integers beyond it are not exact where all numbers are doubles, as in JavaScript (RFC 8259, section 6)."""
 
 
-def step(message: Message) -> Step:
-    """White space at the ends makes no difference, nor how a client spaces or orders JSON."""
-    role = ROLES.get(message.role, message.role)
-    if message.tool_calls:
-        return role, message.content.strip(), _signatures(message.tool_calls), message.name
-    return role, message.content.strip(), message.tool_call_id, message.name
+def in_steps(messages: Sequence[Message]) -> Iterator[tuple[Message, ...]]:
+    """One message at a time, but the results of parallel tool calls together."""
+    for together, run in groupby(messages, is_result):
+        if together:
+            yield tuple(run)
+        else:
+            yield from ((message,) for message in run)
+
+
+def step(messages: Sequence[Message]) -> Step:
+    """The step that one message makes, or that the results of parallel tool calls make together, in any order."""
+    made = [_step(message) for message in messages]
+    if len(made) == 1:
+        return made[0]
+    return frozenset(made) if len(set(made)) == len(made) else tuple(made)
 
 
 def gist(message: Message) -> Step:
-    """As `step`, but of tool calls only what comes back verbatim. Enough to see what has become of a history, not to
-    prove that it is the same.
+    """As `step`, but a message with tool calls counts by their ids alone, which come back verbatim.
+
+    That is enough to see how a history was changed. It does not prove that two histories are the same.
     """
-    return tuple(sorted(call.id for call in message.tool_calls)) if message.tool_calls else step(message)
+    if message.tool_calls:
+        return tuple(sorted(call.id for call in message.tool_calls))
+    return _step(message)
 
 
 def gists(messages: Sequence[Message]) -> list[Step]:
-    """One for each message, or for the results of parallel tool calls together."""
-    made: list[Step] = []
-    run: list[Step] = []
-    for message in messages:
-        if is_result(message):
-            run.append(step(message))
-            continue
-        if run:
-            made.append(results(run))
-            run = []
-        made.append(gist(message))
-    return [*made, results(run)] if run else made
+    """A gist for each message, and one step for the results of parallel tool calls."""
+    return [step(group) if is_result(group[0]) else gist(group[0]) for group in in_steps(messages)]
 
 
 def is_result(message: Message) -> bool:
+    """Is this the result of a tool call?"""
     return message.role in RESULTS
-
-
-def results(run: Sequence[Step]) -> Step:
-    """The step that tool results in a row make; they may come in any order."""
-    return run[0] if len(run) == 1 else frozenset(run) if len(set(run)) == len(run) else tuple(run)
 
 
 def tools_key(tools: Sequence[Mapping[str, Any]]) -> bytes:
@@ -67,22 +66,17 @@ def tools_key(tools: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def repeats(message: Message, answer: Message) -> bool:
-    """Is `message` provably our `answer`, sent back? Clients may drop reasoning and the text beside tool calls, and
-    write arguments anew.
+    """Is `message` provably `answer`, sent back? Clients may drop the reasoning and the text beside tool calls, and
+    write the arguments anew.
     """
-    calls = answer.tool_calls
-    if (
-        message.content == answer.content
-        and message.reasoning == answer.reasoning
-        and (not calls or _verbatim(message.tool_calls, calls))
-    ):
-        return bool(calls) or not message.tool_calls  # as almost always
     said, ours = message.content.strip(), answer.content.strip()
     if not same_thoughts(message, answer):
         return False
-    if not calls:
+    if not answer.tool_calls:
         return not message.tool_calls and said == ours
-    return said in ("", ours) and _same_calls(message.tool_calls, calls)
+    if said not in ("", ours):
+        return False
+    return message.tool_calls == answer.tool_calls or _same_calls(message.tool_calls, answer.tool_calls)
 
 
 def same_thoughts(message: Message, answer: Message) -> bool:
@@ -96,13 +90,12 @@ def is_subsequence(few: Sequence[Step], many: Sequence[Step]) -> bool:
     return all(one in rest for one in few)
 
 
-def _verbatim(theirs: Sequence[ToolCall], ours: Sequence[ToolCall]) -> bool:
-    if len(theirs) != len(ours):
-        return False
-    for a, b in zip(theirs, ours, strict=True):
-        if a.id != b.id or a.arguments != b.arguments or a.name != b.name:
-            return False
-    return True
+def _step(message: Message) -> Step:
+    """White space at the ends makes no difference, nor how a client spaces or orders JSON."""
+    role = ROLES.get(message.role, message.role)
+    if message.tool_calls:
+        return role, message.content.strip(), _signatures(message.tool_calls), message.name
+    return role, message.content.strip(), message.tool_call_id, message.name
 
 
 def _same_calls(theirs: Sequence[ToolCall], ours: Sequence[ToolCall]) -> bool:

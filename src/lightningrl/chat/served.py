@@ -1,7 +1,9 @@
-"""What has been asked and answered so far? Conversations as a tree: a node for each, an edge for each message, answers
-of ours beside them.
+"""The conversations of one attempt as a tree: a node for each conversation, an edge for each message.
 
-Nothing is held twice: a node has one message, and an answer only the ids that no earlier answer has.
+    (empty) ──user: say a word──▶ node A ──answer of c1──▶ node B ──user: another one──▶ node C
+                                  answers: [c1]
+
+Nothing is held twice: a node holds one message, and a call holds only the ids that its base does not have.
 """
 
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from lightningrl.types import Ints
 
 
 class Node:
-    """A conversation: the one before it, and one message more."""
+    """A conversation: the one before it, and one more message."""
 
     __slots__ = ("answers", "before", "children", "step")
 
@@ -24,10 +26,10 @@ class Node:
         self.step: Final = step
         self.children: dict[Step, Node] = {}
         self.answers: list[tuple[Message, Served]] = []
-        """Each with the message that comes back if a client keeps it."""
+        """The answers given here, each with the message that comes back if the client keeps it."""
 
     def to(self, step: Step) -> "Node":
-        """The conversation that goes on with a message that is not ours."""
+        """The conversation with one more message of the client."""
         found = self.children.get(step)
         if found is None:
             found = self.children[step] = Node(self, step)
@@ -42,34 +44,40 @@ class Node:
             node = node.before
         return taken[::-1]
 
+    def root(self) -> "Node":
+        """The empty conversation. There is one for each set of tools."""
+        node = self
+        while node.before is not None:
+            node = node.before
+        return node
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Served:
-    """A call whose answer the agent has."""
+    """A call that the agent has the answer of."""
 
     call_id: str
-    root: Node
-    """The empty conversation with the tools of this call."""
     asked: Node
+    """The conversation before the answer."""
     after: Node
-    """The conversation before the answer, and after it."""
+    """The conversation with the answer."""
     answer: Message
     base: "Served | None"
-    """The call whose ids those of this one begin with; None: there is none."""
+    """The call that this one shares its first ids with; None: it shares none."""
     shared: int
-    """How many."""
+    """Number of ids shared with `base`."""
     delta: Ints
-    """The other ids, those of the answer last."""
+    """The other ids, those of the completion last."""
     sampled: int
-    """Length of the answer [C]."""
+    """Length of the completion [C]."""
     open_text: str | None
-    """The text of an answer whose turn has not ended, a stop string that was left out included: a message that begins
-    with it goes on with that turn. (Without thoughts, and without white space in front.) None: its turn has ended, it
-    has tool calls, or no text.
+    """Text of an answer whose turn has not ended, with the stop string that ended it. A message that begins with this
+    text continues that turn. Without reasoning, and without white space in front. None: the turn has ended, or the
+    answer has tool calls, or it has no text.
     """
 
     def ids(self) -> Ints:
-        """[P + C] what the engine read and sampled."""
+        """[P + C] the ids that the engine read and sampled."""
         parts: list[Ints] = []
         served, length = self, self.shared + len(self.delta)
         while True:
@@ -81,9 +89,9 @@ class Served:
             served = served.base
 
     def completion(self) -> Ints:
-        """[C]"""
+        """[C] the ids that were sampled."""
         return self.delta[len(self.delta) - self.sampled :]
 
     def last(self) -> int | None:
-        """The token that was sampled last; None if there was none."""
+        """The id that was sampled last; None if none was sampled."""
         return int(self.delta[-1]) if self.sampled else None

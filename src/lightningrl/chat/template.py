@@ -128,7 +128,7 @@ class ChatTemplate:
     def text(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = (), open_turn: bool = True
     ) -> str:
-        """The conversation as the template renders it; with `open_turn` it ends where the assistant's next turn begins."""
+        """The conversation as the template renders it. With `open_turn` it ends where the assistant's turn begins."""
         return self._render(self._turns(messages), tools, open_turn)
 
     def opened(
@@ -196,7 +196,7 @@ class ChatTemplate:
         return self._tokenizer.decode([token_id], skip_special_tokens=False)
 
     def is_added(self, token_id: int) -> bool:
-        """Added tokens are cut out before anything is merged, so text may be tokenised up to them and after them apart."""
+        """Added tokens are never merged with others, so the text before one and after it may be tokenised apart."""
         return token_id in self._added
 
     def detokenizer(self) -> Detokenizer:
@@ -266,7 +266,7 @@ class ChatTemplate:
         return self._spelled(message, message.content) if message.tool_calls else message.content
 
     def _without_end(self, text: str) -> str:
-        """Cut where the turn ends. (Arguments may contain anything, so without a mark it is the last end that counts.)"""
+        """Cut where the turn ends. Arguments may contain anything, so without a mark the last end counts."""
         start = text.rfind(f"{MARK}-")
         places = [
             place for end in self._ends if (place := text.find(end, start) if start >= 0 else text.rfind(end)) >= 0
