@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from lightningrl.chat import ChatTemplate
-from lightningrl.chat.messages import for_template
+from lightningrl.chat.turns import for_template
 from lightningrl.chat.template import BadConversation
 from lightningrl.errors import UserError
 from lightningrl.messages import Message, ToolCall

@@ -1,11 +1,10 @@
-"""What has the model said so far, and how much of it may be shown already? Sampled ids in, text and at the end an
-`Answer` out.
+"""What text has the model sampled so far, and how much of it may be streamed? Ids → pieces of text → `Answer`.
 
-    <think> thoughts </think> content, then perhaps tool calls
+    <think> reasoning </think> content, then perhaps tool calls
 
-Held back until it is certain: half a character, what may be the beginning of a stop string or of a tag, white space at
-the edges of a thought, and (with tools) what may be a tool call. Streamed or not, every answer goes through here, so
-both say the same.
+Text is held back while it is uncertain: half a character, a possible beginning of a stop string or of a tag, white
+space at the edges of reasoning, and (with tools) a possible tool call. Streamed or not, every answer goes through here,
+so both have the same text.
 """
 
 from bisect import bisect_left
@@ -19,15 +18,16 @@ from lightningrl.chat.tools import OPEN, Spelling, may_be_bare, overlap, parse
 from lightningrl.messages import Message, ToolCall
 
 Part: TypeAlias = Literal["start", "thought", "gap", "content", "text", "calls"]
-"""What comes next: perhaps a thought; the thought; what separates it; content, perhaps tool calls; surely text; surely
-tool calls.
+"""What comes next.
+
+    start    reasoning or content, not known yet      content  text, and perhaps tool calls
+    thought  reasoning                                text     text, and certainly no tool calls
+    gap      white space behind the reasoning         calls    tool calls
 """
 
 
 class Piece(NamedTuple):
-    """What may be shown now. (One is made for each token of a stream: a tuple costs half of what a frozen dataclass
-    does.)
-    """
+    """Text that may be shown now. A tuple: there is one for each token, and a frozen dataclass costs twice as much."""
 
     reasoning: str = ""
     content: str = ""
@@ -42,24 +42,24 @@ class Answer:
 
     message: Message
     rest: Piece
-    """What has not been shown yet."""
+    """Text that has not been shown yet."""
     stopped_by: str | None
-    """The stop string that was found; None: there was none."""
+    """The stop string that ended it; None: no stop string."""
     reasoning_tokens: int
-    """How many of the tokens were thoughts, their tags included."""
+    """Number of reasoning tokens, their tags included."""
 
 
 class AnswerStream:
-    """One answer as it is being sampled. `seed` names its tool calls: the same answer always gets the same ids.
+    """One answer while it is sampled. The ids of its tool calls follow from `seed`.
 
-    The work of a token does not grow with the answer: only text that is not certain yet is looked at again.
+    The cost of a token does not grow with the answer: only text that is uncertain is looked at again.
     """
 
     def __init__(
         self, template: ChatTemplate, *, stop: Sequence[str], tools: bool, reasoning: bool | None = None, seed: bytes
     ) -> None:
-        """`reasoning`: whether thoughts are told apart from what is said. None: if the template knows tags for them;
-        True: they are, and the prompt has begun one.
+        """`reasoning`: as `Prompt.reasoning`. True: the prompt ends within reasoning. False: the answer has none. None:
+        it may have some, if the template has tags for it.
         """
         self._template = template
         self._detokenizer = template.detokenizer()
@@ -67,28 +67,28 @@ class AnswerStream:
         self._spelling: Spelling | None = template.traits.tool_format.spelling if tools else None
         self._seed = seed
         begun = template.traits.opens_thought if reasoning is None else reasoning
-        self._tags = (
-            template.traits.think if reasoning is not False and (begun or template.thinking != "none") else None
-        )
+        thinks = reasoning is not False and (begun or template.thinking != "none")
+        self._tags = template.traits.think if thinks else None
         self._begun = begun
         markers = [*self._stop, *([OPEN] if self._spelling else []), *(self._tags or ())]
         self._firsts = tuple({marker[0] for marker in markers})
-        """Text without any of these characters can neither be a marker nor begin one."""
+        """Text without these characters cannot contain a marker, or the beginning of one."""
         self._speech: Part = "text" if self._spelling is None else "content"
         self._part: Part = "start" if self._tags is not None else self._speech
         self._held = ""
-        """Text that is not certain yet."""
+        """Text that is uncertain."""
         self._thought: list[str] = []
+        """Reasoning that has been shown."""
         self._said: list[str] = []
-        """What has been shown."""
+        """Content that has been shown."""
         self._calls: list[str] = []
-        """All from the first tool call on."""
+        """All text from the first tool call on."""
         self._closed = False
-        """A thought has ended."""
+        """The reasoning has ended."""
         self._stopped_by: str | None = None
 
     def feed(self, token_ids: Sequence[int]) -> Piece:
-        """What may now be shown."""
+        """The text that may now be shown."""
         new = self._detokenizer.feed(token_ids)
         if not new:
             return NOTHING
@@ -96,9 +96,8 @@ class AnswerStream:
             return self._take(new, final=False)
         if self._stopped_by is not None:
             return NOTHING
-        if self._part == "text" or (
-            self._part == "content" and self._spelling == "hermes"
-        ):  # most tokens: nothing about them is uncertain
+        plain = self._part == "text" or (self._part == "content" and self._spelling == "hermes")
+        if plain:  # most tokens
             self._said.append(new)
             return Piece("", new)
         if self._part == "thought" and self._thought:
@@ -107,21 +106,19 @@ class AnswerStream:
         return self._take(new, final=False)
 
     def finish(self) -> Answer:
+        """Call it once, after the last token."""
         rest = self._take(self._detokenizer.flush(), final=True)
         shown = "".join(self._said)
         said = shown if self._part in ("thought", "gap") else shown + "".join(self._calls) + self._held
         content, wishes = (said, []) if self._spelling is None else parse(said, self._spelling)
-        calls = tuple(
-            ToolCall(id=self._id(place), name=name, arguments=text) for place, (name, text) in enumerate(wishes)
-        )
-        message = Message(role="assistant", content=content, reasoning="".join(self._thought), tool_calls=calls)
+        calls = [ToolCall(id=self._id(place), name=name, arguments=text) for place, (name, text) in enumerate(wishes)]
+        message = Message(role="assistant", content=content, reasoning="".join(self._thought), tool_calls=tuple(calls))
         rest = Piece(reasoning=rest.reasoning, content=content[len(shown) - len(rest.content) :])
-        return Answer(
-            message=message, rest=rest, stopped_by=self._stopped_by, reasoning_tokens=self._reasoning_tokens()
-        )
+        count = self._reasoning_tokens()
+        return Answer(message=message, rest=rest, stopped_by=self._stopped_by, reasoning_tokens=count)
 
     def _take(self, new: str, *, final: bool) -> Piece:
-        """Go on through the parts of the answer as far as they are certain."""
+        """Go through the parts of the answer as far as they are certain."""
         if self._stopped_by is not None:
             new = ""
         self._held += new
@@ -137,7 +134,7 @@ class AnswerStream:
         return Piece(reasoning=reasoning, content=content) if reasoning or content else NOTHING
 
     def _stop_here(self) -> bool:
-        """Has a stop string appeared? The one that is complete first counts; the text ends before it."""
+        """Has a stop string appeared? The first one to be complete counts, and the text ends before it."""
         if self._stopped_by is None:
             found = [(place + len(stop), place, stop) for stop in self._stop if (place := self._held.find(stop)) >= 0]
             if found:
@@ -146,7 +143,7 @@ class AnswerStream:
         return self._stopped_by is not None
 
     def _start(self, loose: int, *, final: bool) -> None:
-        """Does the answer begin with a thought?"""
+        """Does the answer begin with reasoning?"""
         assert self._tags is not None
         lead = self._held.lstrip()
         if lead.startswith(self._tags[0]):
@@ -157,16 +154,15 @@ class AnswerStream:
             self._part = "thought" if self._begun else self._speech
 
     def _think(self, loose: int, *, final: bool) -> str:
-        """The part of the thought that is certain, without the white space around it."""
+        """The reasoning that is certain, without the white space around it."""
         assert self._tags is not None
         certain = len(self._held) - loose
         if not self._thought:
             self._pop(_blank(self._held[:certain]))
             certain = len(self._held) - loose
-        close = self._held.find(self._tags[1])
-        end = (
-            close if close >= 0 else len(self._held) if final else len(self._held) - overlap(self._held, self._tags[1])
-        )
+        close = end = self._held.find(self._tags[1])
+        if close < 0:
+            end = len(self._held) - (0 if final else overlap(self._held, self._tags[1]))
         piece = self._pop(len(self._held[: min(end, certain)].rstrip()))
         if piece:
             self._thought.append(piece)
@@ -176,13 +172,13 @@ class AnswerStream:
         return piece
 
     def _skip(self, loose: int) -> None:
-        """Line breaks between a thought and the content belong to neither."""
+        """Drop the line breaks between reasoning and content."""
         self._pop(_blank(self._held[: len(self._held) - loose], "\n"))
         if len(self._held) > loose:
             self._part = self._speech
 
     def _say(self, loose: int, *, final: bool) -> str:
-        """The part of the content that no later token can take back."""
+        """The content that no later token can change."""
         certain = len(self._held) - loose
         if self._part == "text":
             end = certain
@@ -192,13 +188,13 @@ class AnswerStream:
             if 0 <= start <= certain - len(OPEN):
                 self._part = "calls"
             end = len(self._held[:end].rstrip())  # white space before a tool call is not part of the content
-        else:  # a bare call is all that there is
+        else:  # calls without tags are the whole answer
             end, lead = 0, self._held[:certain].lstrip()
             if lead:
                 self._part = "calls" if may_be_bare(lead) else "text"
                 end = certain if self._part == "text" else 0
         if final:
-            return ""  # what is left is looked at as a whole
+            return ""  # `finish` parses the rest as a whole
         piece = self._pop(end)
         if piece:
             self._said.append(piece)
@@ -209,20 +205,18 @@ class AnswerStream:
         return popped
 
     def _reasoning_tokens(self) -> int:
-        """Up to and with the closing tag."""
+        """The tokens up to the closing tag, and those of the tag."""
         ids = self._detokenizer.ids
         if self._tags is None or not self._closed:
             return len(ids) if self._part == "thought" else 0
-        close = self._tags[1]
-        return min(
-            len(ids),
-            1 + bisect_left(range(len(ids)), True, key=lambda last: close in self._template.decode(ids[: last + 1])),
-        )
+        tag = self._tags[1]
+        last = bisect_left(range(len(ids)), True, key=lambda place: tag in self._template.decode(ids[: place + 1]))
+        return min(len(ids), last + 1)
 
     def _id(self, place: int) -> str:
         return f"call_{blake2b(self._seed + place.to_bytes(4, 'little'), digest_size=12).hexdigest()}"
 
 
 def _blank(text: str, what: str | None = None) -> int:
-    """How many characters at the beginning are among `what` (None: white space)."""
+    """Number of leading characters that are in `what`; None: white space."""
     return len(text) - len(text.lstrip(what))

@@ -1,34 +1,35 @@
-"""Which text do these ids add? Ids in, text out, never half a character, however they arrive."""
+"""Which text do these ids add? Ids in, text out, never half a character, however the ids are split."""
 
 from collections.abc import Callable, Sequence
 
 UNFINISHED = "\ufffd"
-"""What a decoder makes of bytes that are not a character (yet)."""
+"""The replacement character, which a decoder gives for bytes that are no character (yet)."""
 
 
 class Detokenizer:
-    """The pieces joined are `decode` of all ids.
+    """The joined pieces equal `decode` of all ids.
 
-    (Except for bytes that are no text, where tokenizers with byte fallback spell a whole run anew once it has turned
-    out invalid.)
+    The exception are invalid bytes: tokenizers with byte fallback change the text of a whole run of bytes once it turns
+    out to be invalid.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], *, looks_back: bool = True) -> None:
-        """`looks_back`: the text of a token depends on the one before it, as where the first space of a text is
-        dropped.
-        """
+        """`looks_back`: the text of a token depends on the token before it, e.g. if the first space is dropped."""
         self._decode = decode
         self._looks_back = looks_back
         self.ids: list[int] = []
-        """All of them."""
-        self._known = 0
-        """Ids before this one are out; the window begins where the piece before them did, for decoders that look back.
-        """
+        """All ids so far."""
         self._start = 0
+        """Start of the window: the ids that are decoded again. It includes the piece before, for decoders that look
+        back.
+        """
+        self._known = 0
+        """All text of the ids before this one has been returned."""
         self._out: int | None = 0
-        """Characters of the window that are out; None: not counted yet."""
+        """Characters of the window that have been returned; None: not counted yet."""
 
     def feed(self, token_ids: Sequence[int]) -> str:
+        """The text that these ids add, up to the last whole character."""
         self.ids.extend(token_ids)
         out = self._count()
         text = self._decode(self.ids[self._start :])
@@ -41,14 +42,14 @@ class Detokenizer:
         return piece
 
     def flush(self) -> str:
-        """What is left at the end: characters that were never finished."""
+        """The rest at the end: characters that were never finished."""
         out = self._count()
         piece = self._decode(self.ids[self._start :])[out:]
         self._out = out + len(piece)
         return piece
 
     def _count(self) -> int:
-        """Counted only when the window is used again: an answer in one piece never needs it."""
+        """Counted when the window is decoded again; an answer that arrives at once never needs it."""
         if self._out is None:
             self._out = len(self._decode(self.ids[self._start : self._known]))
         return self._out

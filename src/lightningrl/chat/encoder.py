@@ -1,8 +1,7 @@
-"""How does text become token ids? Long texts take seconds, so a caller who may not wait has them tokenized elsewhere,
-beforehand.
+"""How does text become token ids? A long text takes seconds. An event loop must not wait for it, so it has the text
+tokenized on a thread first.
 
-found = {}
-with beforehand(found): ids = encode(text)      raises `LongText`, unless `found` has the text's ids
+    with beforehand(known): ids = encode(text)      raises `LongText`, unless `known` has the ids of the text
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,22 +12,19 @@ from functools import lru_cache
 from tokenizers import Tokenizer
 
 LONG = 50_000
-"""Characters of a long text. Tokenizing as many takes 25 to 100 ms."""
+"""Characters from which on a text is long. Tokenizing so many takes 25 to 100 ms."""
 PIECE = 100_000
-"""Characters that are counted at once."""
+"""Characters whose tokens are counted at once."""
 MARGIN = 2
-"""A text has too many tokens for certain if its pieces have this many times as many as fit: where a text is cut, a
-token or two are added.
-"""
+"""A text surely has too many tokens if its pieces have `MARGIN` times as many as fit. Each cut adds a token or two."""
 STARTS = 64
-"""Beginnings of prompts whose ids are remembered: system messages with their tools, which all rollouts have in common.
-"""
+"""Beginnings of prompts whose ids are remembered: the system message and tools that all rollouts share."""
 
-_found: ContextVar[Mapping[str, list[int]] | None] = ContextVar("lightningrl_found", default=None)
+_known: ContextVar[Mapping[str, list[int]] | None] = ContextVar("lightningrl_known", default=None)
 
 
 class LongText(Exception):
-    """A text to tokenize elsewhere, with `Encoder.encode_long`."""
+    """A text to tokenize on a thread, with `Encoder.encode_long`."""
 
     def __init__(self, text: str) -> None:
         super().__init__(f"`{len(text)}` characters")
@@ -40,17 +36,17 @@ class TooManyTokens(Exception):
 
 
 @contextmanager
-def beforehand(found: Mapping[str, list[int]]) -> Iterator[None]:
-    """Within, long texts are not tokenized, but looked up. One that is not in `found` raises `LongText`."""
-    token = _found.set(found)
+def beforehand(known: Mapping[str, list[int]]) -> Iterator[None]:
+    """In this context, long texts are not tokenized but looked up in `known`. One that is missing raises `LongText`."""
+    token = _known.set(known)
     try:
         yield
     finally:
-        _found.reset(token)
+        _known.reset(token)
 
 
 class Encoder:
-    """One tokenizer."""
+    """Encodes with one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -59,20 +55,20 @@ class Encoder:
     def encode(self, text: str) -> list[int]:
         if len(text) <= LONG:
             return self._tokenizer.encode(text, add_special_tokens=False).ids
-        found = _found.get()
-        if found is None:
+        known = _known.get()
+        if known is None:
             return self.encode_long(text)
-        if text not in found:
+        if text not in known:
             raise LongText(text)
-        return found[text]
+        return known[text]
 
     def encode_start(self, text: str) -> list[int]:
-        """As `encode`, for the beginning of a prompt: it is remembered, unless it is long."""
+        """As `encode`, for the beginning of a prompt. Its ids are remembered, unless it is long."""
         return [*self._short_start(text)] if len(text) <= LONG else self.encode(text)
 
     def encode_long(self, text: str, *, most: int | None = None) -> list[int]:
-        """For any thread: others run meanwhile. Raises `TooManyTokens` if there are far more than `most` (None: any
-        number), having tokenized no more than shows that.
+        """As `encode`, on any thread: others run meanwhile. Raises `TooManyTokens` as soon as there are certainly more
+        than `most` tokens; None: no limit.
         """
         if most is not None and len(text) > MARGIN * most:
             self._count(text, most=most)
@@ -86,7 +82,5 @@ class Encoder:
                 raise TooManyTokens
 
     def _encode(self, text: str) -> list[int]:
-        """The verbs for batches let other threads run, and the fast one does without offsets, which take half the time
-        and more.
-        """
+        """The batch methods release the GIL. The fast one skips offsets, which take more than half of the time."""
         return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids

@@ -1,9 +1,7 @@
-"""What may an answer look like? The promises of a request (a tool must be called, JSON of this schema) as a grammar
-that engines sample under.
+"""Which answers does a request allow? Constrained decoding: a grammar that engines sample under.
 
-tool choice, tools, JSON schema → `grammar_of` → Lark text in llguidance's dialect, or None: nothing was promised, so
-nothing is constrained. Tool calls are spelled as the model's own template spells them. llguidance has to be installed
-only where grammars are checked or sampled under.
+tool choice, tools, JSON schema → `grammar_of` → Lark text in llguidance's dialect, or None if every answer is allowed.
+Tool calls are spelled as the model's template spells them. llguidance is needed only to check or to apply a grammar.
 """
 
 import json
@@ -19,19 +17,15 @@ from lightningrl.errors import UserError
 Function = Mapping[str, Any]
 
 SPACES = r" |\n {0,40}"
-"""White space where JSON allows any: a space, or a new line with its indentation. Without a bound, weak models write
-spaces for ever.
-"""
+"""White space in JSON: a space, or a line break with its indentation. Unbounded, weak models write spaces endlessly."""
 ESCAPES = 'nrbtf\\"'
-"""After a backslash in a string. Without `u`: a model writes letters as they are, and half of a surrogate pair would be
-no text.
-"""
+"""Allowed after a backslash in a string. No `u`: half of a surrogate pair would be no text."""
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 TAG = re.compile(r"<[^<>\s]+>|\[[A-Z_/]+\]")
-"""What may be a single token of the tokenizer."""
+"""Text that may be a single token of the tokenizer."""
 ANYTHING = "/(?s:.*)/"
 LOOKS_LIKE_A_CALL = r"\s*(<\|python_tag\|>|\[TOOL_CALLS\])?\s*[{\[](?s:.*)"
-"""How answers begin that are read as a tool call where calls have no tags (see `chat.tools`)."""
+"""Answers that are parsed as a tool call in formats without tags (see `chat.tools`)."""
 
 
 def grammar_of(
@@ -43,33 +37,25 @@ def grammar_of(
     parallel_tool_calls: bool,
     json_schema: Mapping[str, Any] | None,
 ) -> str | None:
-    """The language of the answers that keep what the request promises; None if every answer does.
+    """The grammar of the answers that this request allows; None if it allows every answer.
 
-    `tools` are as OpenAI's chat writes them. The arguments for a `strict` tool follow its schema to the letter, those
-    for another tool as far as llguidance understands it. Where a model may think, its thoughts are free. Raises
-    `UserError` for a schema that cannot be compiled, and for a tool that is not there.
+    `tools` are in the format of OpenAI's chat API. The arguments of a `strict` tool follow its schema to the letter,
+    those of another tool as far as llguidance supports the schema. Reasoning is free. Raises `UserError` for a schema
+    that cannot be compiled, and for a missing tool.
     """
-    functions = (
-        [_function(tool) for tool in tools if tool.get("type", "function") == "function"]
-        if tool_choice != "none"
-        else []
-    )
+    offered = [] if tool_choice == "none" else tools
+    functions = [_function(tool) for tool in offered if tool.get("type", "function") == "function"]
     several = parallel_tool_calls and tool_name is None
     language = _Language(template)
     if tool_choice == "required":
         chosen = [f for f in functions if tool_name in (None, f["name"])]
         if not chosen:
-            raise UserError(
-                f"there is no tool `{tool_name}` to call" if tool_name else "there is no tool to call",
-                hint="send it in `tools`",
-            )
+            missing = f"tool `{tool_name}`" if tool_name else "tool"
+            raise UserError(f"there is no {missing} to call", hint="send it in `tools`")
         rules = language.calls("answer", chosen, several=several)
     elif json_schema is not None and functions:
-        rules = [
-            "answer: calls | json",
-            *language.calls("calls", functions, several=several),
-            f"json: {_json(json_schema)}",
-        ]
+        calls = language.calls("calls", functions, several=several)
+        rules = ["answer: calls | json", *calls, f"json: {_json(json_schema)}"]
     elif json_schema is not None:
         rules = [f"answer: {_json(json_schema)}"]
     elif any(f.get("strict") for f in functions):
@@ -82,23 +68,21 @@ def grammar_of(
 
 
 def check(grammar: str) -> None:
-    """Raise `UserError` if no engine could sample under `grammar`. (Where llguidance is not installed, engines have the
-    only word.)
-    """
+    """Raises `UserError` if `grammar` cannot be compiled. Without llguidance, only engines can tell."""
     problem = _problem(grammar)
     if problem is not None:
-        raise UserError(f"the answer cannot be constrained as asked: {problem}", hint="use a simpler JSON schema")
+        raise UserError(f"the answer cannot be constrained as requested: {problem}", hint="use a simpler JSON schema")
 
 
 class _Language:
-    """Rules in the spelling of one model."""
+    """Grammar rules in the spelling of one model."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         self._format = template.traits.tool_format
 
     def start(self, answer: str) -> list[str]:
-        """Perhaps a thought, then `answer`."""
+        """Optional reasoning, then `answer`."""
         think, thinking = self._template.traits.think, self._template.thinking
         if think is None or thinking == "none":
             return [f"start: {answer}"]
@@ -111,13 +95,11 @@ class _Language:
         ]
 
     def calls(self, rule: str, functions: Sequence[Function], *, several: bool) -> list[str]:
-        """Tool calls and nothing else."""
+        """Tool calls alone."""
         return self._calls(rule, self._spelled(self._begin()), functions, several=several)
 
     def text_or_calls(self, rule: str, functions: Sequence[Function], *, several: bool) -> list[str]:
-        """Free text, and perhaps calls: as soon as an answer looks like a call, it must become one that follows its
-        schema.
-        """
+        """Free text, and perhaps calls. Once an answer looks like a call, it must follow the schema of a tool."""
         if self._format.spelling != "hermes":
             text = f"TEXT: {ANYTHING} & ~/{LOOKS_LIKE_A_CALL}/"
             return [f"{rule}: TEXT? | calls", text, *self.calls("calls", functions, several=several)]
@@ -136,7 +118,7 @@ class _Language:
         return rules
 
     def _begin(self) -> str:
-        """Without the empty thought that some templates put before it."""
+        """How calls begin, without the empty reasoning that some templates put before them."""
         begin = self._format.begin
         return begin[begin.index(OPEN) :] if self._format.spelling == "hermes" else begin
 
@@ -147,9 +129,7 @@ class _Language:
         return [f"{rule}: {rule.upper()}_BEFORE? {self._spelled(tag)}", f"{rule.upper()}_BEFORE: {_without(tag)}"]
 
     def _spelled(self, text: str) -> str:
-        """Text in which tags that are single tokens stand as such: as letters they would be others than the model has
-        learnt.
-        """
+        """Text as a rule. Tags that are single tokens stay tokens: spelled in letters they would have other ids."""
         pieces, place = [], 0
         for tag in TAG.finditer(text):
             token = self._token(tag.group())
@@ -179,22 +159,20 @@ def _literal(text: str) -> str:
 def _function(tool: Mapping[str, Any]) -> Function:
     function = tool.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise UserError(
-            "a tool has no name", hint='tools look like {"type": "function", "function": {"name": …, "parameters": …}}'
-        )
+        hint = 'tools look like {"type": "function", "function": {"name": …, "parameters": …}}'
+        raise UserError("a tool has no name", hint=hint)
     return function
 
 
 def _arguments(function: Function) -> str:
     schema = function.get("parameters") or ANY_OBJECT
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
-        raise UserError(
-            f"the arguments of tool `{function['name']}` are no object", hint='its `parameters` need `"type": "object"`'
-        )
+        hint = 'its `parameters` need `"type": "object"`'
+        raise UserError(f"the arguments of tool `{function['name']}` are no object", hint=hint)
     strict = bool(function.get("strict"))
     text = _json({"type": "object", **schema}, lenient=not strict)
     if not strict and _problem(f"start: {text}") is not None:
-        return _json(ANY_OBJECT)  # nothing was promised about the arguments of this tool
+        return _json(ANY_OBJECT)  # only a strict tool needs its schema
     return text
 
 
@@ -208,12 +186,11 @@ def _json(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
 
 @lru_cache(maxsize=1024)
 def _problem(grammar: str) -> str | None:
-    """Why llguidance cannot compile `grammar`, in a line; None: it can. Needs no tokenizer."""
+    """Why llguidance cannot compile `grammar`, in one line; None: it can. Needs no tokenizer."""
     try:
         from llguidance import LLMatcher
     except ModuleNotFoundError:
-        # then nobody samples under grammars here: engines elsewhere, or scripts, have to say what they cannot do
-        return None
+        return None  # then no engine here applies grammars; a remote engine has to check them itself
     message = LLMatcher.validate_grammar(grammar).strip()
     if not message or message.startswith("WARNING"):
         return None

@@ -1,6 +1,4 @@
-"""Do two messages mean the same? What a client may do to a message on its way back, and what proves that it is still
-ours.
-"""
+"""Do two messages mean the same? Clients change white space, the order of JSON keys, and drop parts of an answer."""
 
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -15,12 +13,12 @@ Step: TypeAlias = Hashable
 """One move from a conversation to a longer one; equal for messages that mean the same."""
 
 ROLES = {"developer": "system", "function": "tool"}
-"""Other names of roles."""
+"""Other names of the same roles."""
 
 RESULTS = frozenset(("tool", "function"))
 
 EXACT = 2**53
-"""Integers beyond it are not exact where all numbers are doubles, as in JavaScript (RFC 8259, section 6)."""
+"""Larger integers are not exact where all numbers are doubles, as in JavaScript (RFC 8259, section 6)."""
 
 
 def in_steps(messages: Sequence[Message]) -> Iterator[tuple[Message, ...]]:
@@ -80,18 +78,18 @@ def repeats(message: Message, answer: Message) -> bool:
 
 
 def same_thoughts(message: Message, answer: Message) -> bool:
-    """Does `message` have the thoughts of our `answer`, or is one of the two without?"""
+    """Do both have the same reasoning, or does one of them have none?"""
     return not message.reasoning or not answer.reasoning or message.reasoning.strip() == answer.reasoning.strip()
 
 
 def is_subsequence(few: Sequence[Step], many: Sequence[Step]) -> bool:
-    """Are `few` what is left of `many` when some are dropped?"""
+    """Are `few` the rest of `many` after some are dropped?"""
     rest = iter(many)
     return all(one in rest for one in few)
 
 
 def _step(message: Message) -> Step:
-    """White space at the ends makes no difference, nor how a client spaces or orders JSON."""
+    """Ignores white space at the ends, and the spaces and the key order of JSON."""
     role = ROLES.get(message.role, message.role)
     if message.tool_calls:
         return role, message.content.strip(), _signatures(message.tool_calls), message.name
@@ -99,7 +97,7 @@ def _step(message: Message) -> Step:
 
 
 def _same_calls(theirs: Sequence[ToolCall], ours: Sequence[ToolCall]) -> bool:
-    """Ids come back verbatim; where the wire has none (""), order decides. Arguments are compared by meaning."""
+    """Ids come back verbatim. Without ids (""), order counts. Arguments are compared by meaning."""
     if len(theirs) != len(ours):
         return False
     if all(call.id for call in theirs):
@@ -117,7 +115,7 @@ def _signatures(calls: Sequence[ToolCall]) -> Step:
 
 
 def _meaning(text: str) -> str:
-    """JSON in one spelling: keys sorted, numbers as the doubles that many clients make of them."""
+    """JSON in one spelling: keys sorted, and numbers as doubles, since many clients convert them."""
     try:
         value = msgspec.json.decode(text) if text.strip() else {}
         return msgspec.json.encode(_number(value), order="sorted").decode()

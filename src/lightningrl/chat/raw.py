@@ -110,11 +110,5 @@ def _begins(given: str | Ints, start: int, raw: Raw) -> int | None:
 def _prompt(ids: Ints, capture: PromptCapture, *, parent: Continued | None, shared: int) -> Prompt:
     reason, call_id = (None, None) if parent is None else (parent.reason, parent.raw.call_id)
     return Prompt(
-        ids=ids,
-        capture=capture,
-        reason=reason,
-        parent_call_id=call_id,
-        shared=shared,
-        reasoning=False,
-        key=None,
+        ids=ids, capture=capture, reason=reason, parent_call_id=call_id, shared=shared, reasoning=False, key=None
     )

@@ -1,4 +1,5 @@
-"""Why was a prompt not bridged, or only partly? Every reason that `Call.capture_reason` may have then;
+"""Why was a prompt forked, or bridged only partly? All values of `Call.capture_reason` for such prompts.
+
 docs/token-exact.md explains each.
 """
 

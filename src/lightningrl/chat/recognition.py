@@ -49,8 +49,6 @@ class Answers:
         Several may read alike. Then the client may name one; otherwise the one with the smallest ids is taken, so that
         the choice never depends on order.
         """
-        if len(node.answers) == 1 and repeats(message, node.answers[0][0]):
-            return node.answers[0][1]
         same = [served for answer, served in node.answers if repeats(message, answer)]
         if not same and not message.tool_calls:  # a client may put reasoning and tool calls into the text
             same = [served for _, served in node.answers if self._raw_text(served) == message.content.strip()]

@@ -1,9 +1,10 @@
-"""How is a chat template run? As `transformers` runs it, in a sandbox: templates come from model folders."""
+"""How is a chat template run? As `transformers` runs it, in a sandbox, since templates come from model folders."""
 
 import json
 import secrets
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from jinja2 import Template, TemplateError, nodes
@@ -11,14 +12,14 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from lightningrl.chat.messages import Arguments
+from lightningrl.chat.turns import Arguments
 from lightningrl.errors import UserError
 
 MARK = secrets.token_hex(8)
-"""Stands for text in a rendering, to be found again. Drawn anew by each process, so that no message can contain it."""
+"""Stands for text in a rendering, to find the place again. Random in each process, so that no message contains it."""
 
 OF_ALL_DICTS = frozenset(dir(dict))
-"""Attributes, which go before keys."""
+"""Attributes of a dict; they win over keys."""
 
 
 class BadConversation(UserError):
@@ -26,24 +27,20 @@ class BadConversation(UserError):
 
 
 def compiled(source: str, *, verbatim: bool = False) -> Template:
-    """A template; `verbatim` writes the arguments of tool calls as the model wrote them, where others write the JSON
-    that it means.
+    """Compile a template. With `verbatim`, it writes the arguments of tool calls byte for byte as the model wrote them;
+    else as JSON with the same meaning.
     """
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
-    environment.filters["tojson"] = _tojson_verbatim if verbatim else _tojson
+    environment.filters["tojson"] = partial(_tojson, verbatim=verbatim)
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = _now
     template = environment.from_string(source)
-    template.globals = dict(
-        template.globals
-    )  # each rendering copies it, and a chain of maps costs five times as much to copy
+    template.globals = dict(template.globals)  # each rendering copies it; copying a ChainMap costs five times as much
     return template
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Finds `message.role` in a dict without asking for an attribute first, which would raise: half the cost of a short
-    conversation.
-    """
+    """Looks up `message.role` as a key, not as an attribute first: that would raise, and double the time."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if type(obj) is not dict or attribute in OF_ALL_DICTS:
@@ -52,8 +49,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}` marks, in templates made for supervised training, what the assistant says:
-    here just text.
+    """`{% generation %}…{% endgeneration %}` marks the assistant's text in templates for supervised training. It is
+    rendered as plain text.
     """
 
     tags = {"generation"}  # noqa: RUF012 - required by jinja2
@@ -69,16 +66,8 @@ def _tojson(
     indent: int | None = None,
     separators: Any = None,
     sort_keys: bool = False,
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _tojson_verbatim(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: Any = None,
-    sort_keys: bool = False,
+    *,
+    verbatim: bool,
 ) -> str:
     texts: list[str] = []
 
@@ -86,14 +75,15 @@ def _tojson_verbatim(
         texts.append(text)
         return f"{MARK}-{len(texts) - 1}-"
 
-    written = _tojson(_hollow(value, hold), ensure_ascii, indent, separators, sort_keys)
+    shown = _hollow(value, hold) if verbatim else value
+    written = json.dumps(shown, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     for place, text in enumerate(texts):
         written = written.replace(f'"{MARK}-{place}-"', text)
     return written
 
 
 def _hollow(value: Any, hold: Callable[[str], str]) -> Any:
-    """`value` with what `hold` gives in place of all arguments in it, however deep."""
+    """`value` with all arguments in it, however deep, replaced by what `hold` returns."""
     if isinstance(value, Arguments):
         return hold(value.text)
     if isinstance(value, dict):

@@ -1,9 +1,14 @@
-"""What does the template say after an answer? The text from the end of that turn to where the model is to speak again.
+"""What does the template write after an answer? The text from the end of that turn to where the model speaks again.
 
-It is cut out of a rendering that has a mark in place of the answer, so it does not matter how the template writes
-answers into a history (trimmed, without their thoughts). For most templates it is the same whatever came before. Where
-that has been shown, once for every kind of tail, only the tail is rendered: the work of a request then does not grow
-with its history.
+The suffix is cut out of a rendering that has a mark in place of the answer. So it does not matter how the template
+writes answers into a history (trimmed, without reasoning).
+
+    answer of c1, then `another one`    …<|im_start|>assistant\n MARK <|im_end|>\n<|im_start|>user\nanother one…
+    suffix                                                            <|im_end|>\n<|im_start|>user\nanother one…
+
+For most templates the suffix is the same whatever came before. This is tried out once for each shape of tail (the
+messages after the answer). From then on only the tail is rendered, so the cost of a request does not grow with its
+history.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,9 +24,9 @@ Tools: TypeAlias = Sequence[Mapping[str, Any]]
 Shape: TypeAlias = tuple[Any, ...]
 
 LONGEST_TAIL = 16
-"""Messages; longer tails are rendered with their history."""
+"""Messages. Longer tails are rendered with their history."""
 MOST_SHAPES = 512
-"""Kinds of tails that are remembered; real agents have a handful."""
+"""Shapes of tails that are remembered. Real agents have a handful."""
 
 USER = Message(role="user", content="x")
 SYSTEM = Message(role="system", content="s")
@@ -33,11 +38,11 @@ RESULT = Message(role="tool", content="z", tool_call_id="call_0123456789", name=
 
 
 class Doubt(Exception):
-    """The ids cannot be spliced; the reason is one of `reasons`."""
+    """The ids cannot be spliced. The reason is one of `reasons`."""
 
 
 class Renderer(Protocol):
-    """What a `ChatTemplate` can do."""
+    """The part of `ChatTemplate` that suffixes need."""
 
     def text(self, messages: Sequence[Message], *, tools: Tools = (), open_turn: bool = True) -> str: ...
 
@@ -51,7 +56,7 @@ class Renderer(Protocol):
 
 
 class _Needs(Enum):
-    """What the suffix depends on, besides the tail."""
+    """What the suffix depends on besides the tail."""
 
     NOTHING = "nothing"
     TOOLS = "tools"
@@ -59,7 +64,7 @@ class _Needs(Enum):
 
 
 class Suffixes:
-    """The suffixes of one template, and what is known about them."""
+    """The suffixes of one template, and what each shape of tail depends on."""
 
     def __init__(self, template: Renderer) -> None:
         self._template = template
@@ -75,9 +80,10 @@ class Suffixes:
         begun: bool,
         rest: str = "",
     ) -> list[int]:
-        """The ids from the end of the turn of `answer`, which was given to `head`, on; `begun` as in
-        `ChatTemplate.opened`. `rest` is the end of its text that was not sampled: its ids come first. Raises `Doubt`,
-        or `BadConversation`.
+        """The ids from the end of the turn of `answer` on. `head` are the messages before it, `tail` those after it.
+
+        `rest` is text of the answer that was not sampled: its ids come first. `begun` as in `ChatTemplate.opened`.
+        Raises `Doubt` or `BadConversation`.
         """
         needs = self._needs_of(answer, tail, tools)
         found = None
@@ -94,10 +100,10 @@ class Suffixes:
     def _in_full(
         self, head: Sequence[Message], answer: Message, tail: Sequence[Message], tools: Tools, *, begun: bool, rest: str
     ) -> tuple[str, str]:
+        """Render the whole conversation, and check that its rendering ends with the suffix."""
         whole = self._template.opened([*head, answer, *tail], tools=tools, begun=begun)
-        cut = self._template.after(
-            self._template.opened([*head, _stand_in(answer, rest), *tail], tools=tools, begun=begun)
-        )
+        marked = self._template.opened([*head, _stand_in(answer, rest), *tail], tools=tools, begun=begun)
+        cut = self._template.after(marked)
         if cut is None:
             raise Doubt(reasons.NO_TURN_END)
         found = _as_said(cut, answer, rest)
@@ -119,8 +125,8 @@ class Suffixes:
         return found
 
     def _shown(self, answer: Message, tail: Sequence[Message], tools: Tools) -> _Needs:
-        """Render the tail after histories and answers of every kind. A history that the template refuses by itself
-        shows nothing.
+        """Try out what the suffix depends on: render the tail after histories and answers of many kinds. Histories that
+        the template refuses are left out.
         """
         echo = replace(tail[0], role="user", tool_call_id=None) if tail else USER
         histories = [
@@ -158,21 +164,20 @@ class Suffixes:
         rest: str = "",
         spoken: Message | None = None,
     ) -> tuple[str, str] | None:
-        """`spoken` has a mark, in place of a stand-in of `answer`. None: there is something about it that the whole
-        history has to decide.
+        """Render a short history, the marked answer and the tail, and cut out the suffix. `spoken` replaces the
+        stand-in for `answer`. None: only the whole history can tell.
         """
+        marked = spoken or _stand_in(answer, rest)
         try:
-            cut = self._template.after(
-                self._template.text([*history, spoken or _stand_in(answer, rest), *tail], tools=tools)
-            )
+            cut = self._template.after(self._template.text([*history, marked, *tail], tools=tools))
         except BadConversation:
             return None
         return None if cut is None else _as_said(cut, answer, rest)
 
 
 def _as_said(cut: tuple[str, str], answer: Message, rest: str) -> tuple[str, str] | None:
-    """`cut` as `after` of a `Renderer` gives it. `rest` as the template writes it and what follows; None if the
-    template writes something else.
+    """What `Renderer.after` has cut: `rest` as the template writes it, and the text from the end of the turn on. None
+    if the template writes other text in place of `rest`.
     """
     between, text = cut
     if answer.tool_calls:
@@ -183,9 +188,7 @@ def _as_said(cut: tuple[str, str], answer: Message, rest: str) -> tuple[str, str
 
 
 def _stand_in(answer: Message, rest: str = "") -> Message:
-    """An answer that is nothing but marks (and the rest), with the same calls of the same tools: results are matched to
-    them.
-    """
+    """An answer of marks and `rest`. It keeps the tool calls of `answer`, since templates match results to them."""
     if not answer.tool_calls:
         return Message(role="assistant", content=MARK + rest)
     *others, last = answer.tool_calls
@@ -194,7 +197,7 @@ def _stand_in(answer: Message, rest: str = "") -> Message:
 
 
 def _shape(answer: Message, tail: Sequence[Message], tools: Tools) -> Shape:
-    """What a template may tell apart, besides the texts."""
+    """All that a template may tell apart in a tail, besides its texts."""
     called = {call.id for call in answer.tool_calls}
     kinds = [
         (message.role, message.name is None, message.tool_call_id is None, message.tool_call_id in called)

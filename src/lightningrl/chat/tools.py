@@ -1,10 +1,10 @@
-"""Which tools does an answer ask for? Three spellings are read, those of Hermes (and Qwen), Llama 3 and Mistral.
+"""Which tools does an answer call? Three spellings are parsed: those of Hermes (and Qwen), Llama 3 and Mistral.
 
-    hermes    <tool_call>{"name": …, "arguments": {…}}</tool_call>, one after the other
+    hermes    <tool_call>{"name": …, "arguments": {…}}</tool_call>, any number of them
     llama     {"name": …, "parameters": {…}}, and nothing else; several with `;` in between
     mistral   [{"name": …, "arguments": {…}}, …], and nothing else
 
-The arguments' JSON is kept byte for byte. What cannot be read is text: a guess at what was meant would be trained.
+The JSON of arguments is kept byte for byte. A call that cannot be parsed is text: a guess would be trained.
 """
 
 import json
@@ -17,20 +17,20 @@ import msgspec
 Spelling = Literal["hermes", "llama", "mistral"]
 
 BARE_TOKENS = ("<|python_tag|>", "[TOOL_CALLS]")
-"""Control tokens before a bare call, should a tokenizer show them."""
+"""Control tokens before calls without tags, for tokenizers that show them."""
 PREFIX = re.compile(rf"\s*(?:{'|'.join(map(re.escape, BARE_TOKENS))})?\s*")
 SCANNER = json.JSONDecoder()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
-    """How a model writes its tool calls: `begin` name `middle` arguments (`between` name `middle` arguments)* `end`."""
+    """How a model writes tool calls: `begin` name `middle` arguments (`between` name `middle` arguments)* `end`."""
 
     spelling: Spelling
     begin: str
     middle: str
     between: str | None
-    """None: there is one call in an answer at most."""
+    """None: an answer has one call at most."""
     end: str
 
 
@@ -41,7 +41,7 @@ HERMES = ToolFormat(
     between='}\n</tool_call>\n<tool_call>\n{"name": "',
     end="}\n</tool_call>",
 )
-"""Also what models are taken to write whose template shows no tool calls."""
+"""Also assumed for templates that show no tool calls."""
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -52,7 +52,7 @@ class _Wish(msgspec.Struct):
 
 
 class _BareWish(msgspec.Struct, forbid_unknown_fields=True):
-    """Anything else in the object, and it is an answer in JSON."""
+    """An object with any other key is an answer in JSON, not a call."""
 
     name: str
     parameters: msgspec.Raw = msgspec.Raw()
@@ -66,10 +66,10 @@ class _Unreadable(Exception):
 
 
 def parse(text: str, spelling: Spelling = "hermes") -> tuple[str, list[tuple[str, str]]]:
-    """The text before the first tool call, and (name, arguments) of each.
+    """The text before the first tool call, and (name, arguments) of each call.
 
-    `('', [('add', '{"a":  1}')])` for `<tool_call>{"name": "add", "arguments": {"a":  1}}</tool_call>`.
-    One call that cannot be read makes the whole answer plain text.
+    `<tool_call>{"name": "add", "arguments": {"a":  1}}</tool_call>` gives `('', [('add', '{"a":  1}')])`.
+    One call that cannot be parsed makes the whole answer text.
     """
     try:
         return _marked(text) if spelling == "hermes" else ("", _bare(text))
@@ -78,12 +78,12 @@ def parse(text: str, spelling: Spelling = "hermes") -> tuple[str, list[tuple[str
 
 
 def may_be_bare(lead: str) -> bool:
-    """Can an answer that begins like this, without white space, be nothing but tool calls?"""
+    """Can an answer that begins with `lead`, which has no white space in front, be a call without tags?"""
     return lead[0] in "{[" or any(lead.startswith(token) or token.startswith(lead) for token in BARE_TOKENS)
 
 
 def overlap(text: str, marker: str) -> int:
-    """Length of the longest end of `text` with which `marker` begins, short of all of it."""
+    """Length of the longest end of `text` that `marker` begins with, short of the whole marker."""
     place = text.find(marker[0], max(0, len(text) - len(marker) + 1))
     while place >= 0:
         if marker.startswith(text[place:]):
@@ -93,14 +93,12 @@ def overlap(text: str, marker: str) -> int:
 
 
 def recognised(text: str, *, mark: str, count: int) -> ToolFormat | None:
-    """The format in which `text` has `count` calls, whose names and only keys are `mark` and their number; None if it
-    is not read here.
+    """The format of `text`, a rendering of `count` calls; None if this module does not parse it. The names of the calls
+    and their only keys are `mark` and a number.
     """
     names = [f"{mark}{place}" for place in range(count)]
-    arguments = [
-        re.search(r"\{\s*\"" + name + r"\"\s*:\s*" + str(place) + r"\s*\}", text) for place, name in enumerate(names)
-    ]
-    first, last = arguments[0], arguments[-1]
+    arguments = [rf'\{{\s*"{name}"\s*:\s*{place}\s*\}}' for place, name in enumerate(names)]
+    first, last = re.search(arguments[0], text), re.search(arguments[-1], text)
     if first is None or last is None:
         return None
     begin, _, rest = text[: first.start()].partition(names[0])
@@ -151,12 +149,12 @@ def _bare(text: str) -> list[tuple[str, str]]:
                 raise _Unreadable
             place += 1
     if not listed or any(bool(bytes(wish.parameters)) == bool(bytes(wish.arguments)) for wish in listed):
-        raise _Unreadable  # exactly one of the two
+        raise _Unreadable  # a call has either `parameters` or `arguments`
     return [(wish.name, _object(bytes(wish.parameters) or bytes(wish.arguments))) for wish in listed]
 
 
 def _object_at(text: str, place: int) -> tuple[int, int]:
-    """Begin and end of the JSON object at `place`."""
+    """Start and end of the JSON object at `place`."""
     begin = _skip(text, place)
     if not text.startswith("{", begin):
         raise _Unreadable
@@ -170,7 +168,7 @@ def _skip(text: str, place: int) -> int:
 
 
 def _object(raw: bytes) -> str:
-    """The JSON object in `raw`; some models wrap it in a string once more."""
+    """The JSON object in `raw`. Some models wrap it in a JSON string."""
     value = msgspec.json.decode(raw)
     if isinstance(value, str):
         msgspec.json.decode(value, type=dict)

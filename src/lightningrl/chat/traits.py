@@ -1,4 +1,4 @@
-"""What are the habits of this chat template? Found out by rendering small conversations that have marks in them."""
+"""What are the habits of a chat template? `study` renders small conversations with marks in them, to find out."""
 
 import json
 import re
@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from lightningrl.chat.messages import Arguments
 from lightningrl.chat.rendering import MARK
 from lightningrl.chat.tools import HERMES, ToolFormat, recognised
+from lightningrl.chat.turns import Arguments
 
 Turn: TypeAlias = dict[str, Any]
 Render: TypeAlias = Callable[[list[Turn], Sequence[Mapping[str, Any]], bool], str]
-"""turns, tools, whether the assistant's turn is to be opened → text; raises whatever a template may raise."""
+"""(turns, tools, open_turn) → text. It raises whatever a template may raise."""
 
 THINKING = (("<think>", "</think>"), ("<thinking>", "</thinking>"), ("<seed:think>", "</seed:think>"))
-"""The tags that open models put around their thoughts."""
+"""The tags that open models put around their reasoning."""
 
 USER: Turn = {"role": "user", "content": "x"}
 TOOL: dict[str, Any] = {
@@ -33,26 +33,25 @@ SHORT_ID = 9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What rendering has shown."""
+    """The habits of one template."""
 
     opening: str
-    """How the generation prompt ends if it says anything of a thought, e.g. `<think>` and a line break; "" if not."""
+    """The reasoning at the end of the generation prompt, e.g. `<think>` and a line break; "" if there is none."""
     think: tuple[str, str] | None
-    """The tags of thoughts; None: the template knows none."""
+    """The tags around reasoning; None: the template has none."""
     opens_thought: bool
-    """The generation prompt ends within a thought."""
+    """The generation prompt ends within reasoning."""
     tool_format: ToolFormat
     reads_calls: bool
-    """The template writes tool calls in a spelling that is read here; False: it shows none, or writes them in another
-    one.
-    """
+    """The template writes tool calls in a spelling of `chat.tools`. False: in another one, or not at all."""
     shows_tools: bool
-    """False: the prompt is the same whatever tools there are."""
+    """False: the prompt does not depend on the tools."""
     shows_results: bool
-    """False: it refuses or hides what tools return."""
+    """False: the template refuses or hides the results of tools."""
     system: Literal["anywhere", "first", "never"]
     """Where system messages may stand."""
     users_in_a_row: bool
+    """User messages may follow each other."""
     developer: bool
     """The role `developer` has a meaning of its own."""
     short_ids: bool
@@ -60,14 +59,16 @@ class Traits:
 
 
 def study(render: Render, source: str) -> Traits:
-    """Raises what the template raises if it cannot render a plain conversation."""
+    """The habits of the template with this source. Raises what the template raises for a plain conversation."""
     think = next((tags for tags in THINKING if tags[1] in source), None)
     closed, opening = render([USER], (), False), _opening(render([USER], (), True), think)
     tool_format = _tool_format(render, opening, think)
     short_ids = not _can(render, _called("call_0123456789")) and _can(render, _called("a" * SHORT_ID))
     system: Turn = {"role": "system", "content": MARK}
     reply: Turn = {"role": "assistant", "content": "y"}
-    anywhere = _shows(render, [USER, reply, system, USER]) and _shows(render, [system, USER])
+    stands: Literal["anywhere", "first", "never"] = "never"
+    if _shows(render, [system, USER]):
+        stands = "anywhere" if _shows(render, [USER, reply, system, USER]) else "first"
     return Traits(
         opening=opening,
         think=think,
@@ -76,7 +77,7 @@ def study(render: Render, source: str) -> Traits:
         reads_calls=tool_format is not None,
         shows_results=_shows(render, _called("a" * SHORT_ID if short_ids else "call_0123456789")),
         shows_tools=_attempt(render, [USER], (TOOL,)) != closed,
-        system="anywhere" if anywhere else "first" if _shows(render, [system, USER]) else "never",
+        system=stands,
         users_in_a_row=_can(render, [USER, USER]),
         developer="developer" in source,
         short_ids=short_ids,
@@ -84,7 +85,7 @@ def study(render: Render, source: str) -> Traits:
 
 
 def _opening(prompt: str, think: tuple[str, str] | None) -> str:
-    """The thought, whole or begun, at the end of a prompt."""
+    """The reasoning at the end of a prompt: its opening tag, or both tags."""
     if think is None:
         return ""
     begin, end = map(re.escape, think)
@@ -93,8 +94,8 @@ def _opening(prompt: str, think: tuple[str, str] | None) -> str:
 
 
 def _tool_format(render: Render, opening: str, think: tuple[str, str] | None) -> ToolFormat | None:
-    """The spelling of tool calls, from the rendering of two (or of one, where there may be only one at a time); None:
-    it is not read here.
+    """The format of tool calls, from a rendering of two calls, or of one if the template allows only one. None:
+    `chat.tools` does not parse it.
     """
     for count in (2, 1):
         calls = [_call(str(place) * SHORT_ID, f"{MARK}{place}", {f"{MARK}{place}": place}) for place in range(count)]
@@ -131,7 +132,7 @@ def _shows(render: Render, turns: list[Turn]) -> bool:
 def _attempt(
     render: Render, turns: list[Turn], tools: Sequence[Mapping[str, Any]], *, open_turn: bool = False
 ) -> str | None:
-    """None: the template refuses."""
+    """The rendering; None: the template refuses."""
     try:
         return render(turns, tools, open_turn)
     except Exception:  # noqa: BLE001 - a template may raise anything

@@ -1,7 +1,5 @@
-"""How do messages look to a chat template?"""
+"""How does a message look to a chat template? As the dict that templates of the Hugging Face hub read."""
 
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -27,9 +25,7 @@ class Arguments(dict[str, Any]):
 
 
 def for_template(message: Message) -> dict[str, Any]:
-    """The dict that chat templates expect. Arguments that are a JSON object are handed on parsed, as templates apply
-    `tojson`.
-    """
+    """The dict that chat templates read. Arguments that are a JSON object come parsed: templates apply `tojson`."""
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning:
         turn["reasoning_content"] = message.reasoning  # the name that templates read
@@ -47,37 +43,6 @@ def for_template(message: Message) -> dict[str, Any]:
     if message.name is not None:
         turn["name"] = message.name
     return turn
-
-
-def folded(messages: Sequence[Message], *, keep_first: bool) -> list[Message]:
-    """System messages said by the user who speaks next, for templates that refuse them; with `keep_first` all but the
-    very first.
-    """
-    turns: list[Message] = []
-    held: list[str] = []
-    for place, message in enumerate(messages):
-        if message.role == "system" and not (keep_first and place == 0):
-            held.append(message.content)
-        elif held and message.role == "user":
-            turns.append(replace(message, content="\n\n".join([*held, message.content])))
-            held = []
-        elif held and message.role == "assistant":
-            turns += [Message(role="user", content="\n\n".join(held)), message]
-            held = []
-        else:
-            turns.append(message)
-    return [*turns, Message(role="user", content="\n\n".join(held))] if held else turns
-
-
-def merged(messages: Sequence[Message]) -> list[Message]:
-    """User messages in a row as one, for templates that want roles to alternate."""
-    turns: list[Message] = []
-    for message in messages:
-        if turns and message.role == turns[-1].role == "user":
-            turns[-1] = replace(turns[-1], content=f"{turns[-1].content}\n\n{message.content}")
-        else:
-            turns.append(message)
-    return turns
 
 
 def _arguments(text: str) -> object:
