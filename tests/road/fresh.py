@@ -10,6 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TORCH = "torch>=2.9,<2.14"
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+INSTALL = ("install", "-qq", "--no-compile")
 
 
 def run(*command: str | Path, cwd: Path, env: Mapping[str, str] | None = None, exit_code: int = 0) -> str:
@@ -27,7 +29,7 @@ def run(*command: str | Path, cwd: Path, env: Mapping[str, str] | None = None, e
 
 
 def build_wheel(folder: Path) -> Path:
-    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", folder, ROOT, cwd=folder)
+    run(*PIP, "wheel", "-q", "--no-deps", "--wheel-dir", folder, ROOT, cwd=folder)
     [wheel] = folder.glob("lightningrl-*.whl")
     return wheel
 
@@ -36,9 +38,9 @@ def install(wheel: Path, extras: str, *, folder: Path) -> Mapping[str, str]:
     """Make a venv in `folder` with the wheel and `extras`, e.g. `[train]`. Returns the environment in which it comes
     first.
     """
-    run(sys.executable, "-m", "venv", folder, cwd=folder.parent)
+    run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
     python = folder / "bin" / "python"
-    pip = (python, "-m", "pip", "install", "-qq", "--no-compile", "--disable-pip-version-check")
+    pip = (*PIP, "--python", python, *INSTALL)
     if extras:
         run(*pip, TORCH, cwd=folder)  # on its own line, pip picks the build that fits its settings: here the CPU's
     run(*pip, f"{wheel}{extras}", cwd=folder)
