@@ -1,4 +1,4 @@
-"""Records, durable and restart-safe. Everything that an agent does ends here, and learning starts from here."""
+"""Records of what agents do, durable and restart-safe. Learning reads them."""
 
 from lightningrl.store.base import Records, Store, Where, open_records, open_store, wait
 

@@ -1,8 +1,7 @@
 """What a store promises: acknowledged means durable, records are only added, and a restart finds everything.
 
 A coroutine that returns has committed. `:memory:` is the test double; there is no second implementation for tests.
-Eight verbs read (`Records`) and eight write (`Store`); `lightningrl.store.conformance` is the suite that every store
-passes.
+`Records` are the verbs that read, `Store` adds those that write. Every store passes `lightningrl.store.conformance`.
 """
 
 import math
@@ -17,21 +16,21 @@ from lightningrl.types import Attempt, AttemptStatus, Call, Reward, Rollout, Rol
 ENDED: tuple[RolloutStatus, ...] = ("succeeded", "failed")
 
 LOOK_S = 60.0
-"""How long one `changes` waits."""
+"""Seconds that one `changes` of `wait` waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """A filter for rollouts. Every field that is given must hold."""
+    """A filter for rollouts. All given fields must hold."""
 
     prefix: str = ""
-    """What the rollout's id begins with."""
+    """The beginning of the rollout's id."""
     split: str | None = None
     status: RolloutStatus | None = None
     text: str = ""
-    """Text in the task's id or in its input, which is searched as JSON. ASCII letters match in either case."""
+    """Text in the task's id or in the JSON of its input. ASCII letters match in either case."""
     reward: tuple[float, float] | None = None
-    """Least and greatest final reward of the accepted attempt; both are included."""
+    """Lowest and highest final reward of the accepted attempt, both inclusive."""
 
 
 ANY = Where()
@@ -39,7 +38,7 @@ ANY = Where()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """Rollouts whose status has changed, the earliest change first, each once with its present status."""
+    """Rollouts whose status has changed, each once with its present status, the earliest change first."""
 
     cursor: int
     """Pass it to the next `changes`."""
@@ -58,22 +57,21 @@ class Records(Protocol):
         before: str | None = None,
         limit: int | None = None,
     ) -> list[Rollout]:
-        """Rollouts in the order they were enqueued: those with these ids or in these groups, or else all that `where`
-        lets through.
+        """Rollouts in the order they were enqueued: those with these ids or in these groups; without either, all that
+        pass `where`.
 
-        `limit` keeps the latest so many, of those enqueued before the rollout `before` if it is given.
+        `before` keeps those enqueued before that rollout, then `limit` keeps the latest ones.
         """
         ...
 
     async def count(self, where: Where = ANY) -> Mapping[RolloutStatus, int]:
-        """How many rollouts have each status. A status without any is left out."""
+        """Number of rollouts by status. A status without rollouts is left out."""
         ...
 
     async def changes(self, after: int | None = None, *, timeout_s: float = 0.0) -> Changes:
-        """Rollouts whose status has changed after the cursor `after`, at most 500. New rollouts count as changed.
+        """Rollouts whose status has changed since the cursor `after`, at most 500. New rollouts count as changed.
 
-        Waits up to `timeout_s` until there are any, also for changes by other processes. `after=None` gives the present
-        cursor, at once.
+        Waits up to `timeout_s` for a change, also by another process. `after=None` returns the present cursor at once.
         """
         ...
 
@@ -82,20 +80,20 @@ class Records(Protocol):
         ...
 
     async def calls(self, attempt_ids: Sequence[str]) -> list[Call]:
-        """Calls with their whole prompts, ordered by attempt as asked, then by index."""
+        """Calls with their whole prompts, in the order of `attempt_ids`, then by index."""
         ...
 
     async def rewards(self, attempt_ids: Sequence[str]) -> list[Reward]: ...
 
     async def spans(self, attempt_ids: Sequence[str]) -> list[Span]:
-        """Spans that telemetry recorded, ordered by attempt as asked, then by time.
+        """Spans that telemetry recorded, in the order of `attempt_ids`, then by start.
 
-        Spans that follow from calls are not stored: see `tracing.spans_of`.
+        Spans derived from calls are not stored: see `tracing.spans_of`.
         """
         ...
 
     async def weights(self, policy: str) -> Weights | None:
-        """The latest published version; None if there is none."""
+        """The latest published version; None if no version was published."""
         ...
 
     async def close(self) -> None: ...
@@ -105,21 +103,21 @@ class Store(Records, Protocol):
     """`Records`, and the verbs that write."""
 
     async def enqueue(self, rollouts: Sequence[Rollout]) -> None:
-        """Ask for executions. A rollout whose id is known is left as it is, unless it has failed: then it gets
-        `max_attempts` more tries.
+        """Request executions. A rollout with a known id is left as it is, unless it has failed: then it gets
+        `max_attempts` more attempts.
         """
         ...
 
     async def claim(self, worker: str, *, limit: int, lease_s: float) -> list[tuple[Rollout, Attempt]]:
-        """Take up to `limit` queued rollouts, oldest first, each with a new running attempt. Never hands one out twice.
+        """Take up to `limit` queued rollouts, oldest first, each with a new running attempt. No rollout is given twice.
 
-        Attempts whose lease has passed become `lost` first, and their rollouts are queued again or fail.
-        A lost attempt does not count against `max_attempts`, up to 10 of them.
+        Before that, attempts whose lease has passed become `lost`, and their rollouts are queued again or fail. Up to
+        10 lost attempts of a rollout do not count against `max_attempts`.
         """
         ...
 
     async def heartbeat(self, attempt_ids: Sequence[str], *, lease_s: float) -> None:
-        """Prolong the leases of running attempts."""
+        """Extend the leases of running attempts to `lease_s` from now."""
         ...
 
     async def finish(
@@ -131,50 +129,47 @@ class Store(Records, Protocol):
         output: object = None,
         error: str | None = None,
     ) -> None:
-        """End an attempt, together with its rewards, in one transaction.
+        """End an attempt, and store its rewards, in one transaction.
 
-        The first `succeeded` attempt is accepted and ends its rollout. Otherwise the rollout is queued again while
-        attempts are left. Finishing an attempt that has ended already changes nothing (the first word counts).
+        The first `succeeded` attempt is accepted and ends its rollout. Otherwise the rollout is queued again while it
+        has attempts left. Finishing an attempt that has ended changes nothing: the first `finish` counts.
         """
         ...
 
     async def append(self, *records: Call | Reward | Span) -> None:
-        """Add records. Refuses a reward that is not finite, and any record for an attempt that has ended.
+        """Add records. Raises `StoreError` for a reward that is not finite, and for a record of an ended attempt.
 
-        Spans are late by nature: they are taken until five minutes after the end. One whose id its trace has already
-        changes nothing.
+        Spans may arrive late: they are taken until five minutes after the end. A span that is stored already (same
+        trace, same id) changes nothing.
         """
         ...
 
     async def attempt_by_token(self, token: str) -> tuple[Rollout, Attempt] | None:
-        """Whose key is this? None if nobody's.
+        """The rollout and attempt that this token belongs to; None if it belongs to none.
 
-        Asked for every request. It never calls an attempt running that was ended here; what another process did is
-        known within a second.
+        Called for every request. An attempt that this process has ended is never returned as running. Changes by
+        another process are seen within a second.
         """
         ...
 
     async def publish(self, weights: Weights) -> None:
-        """Make a version known. Publishing the same version again changes nothing."""
+        """Record a version of a policy. Publishing the same version again changes nothing."""
         ...
 
 
 async def open_store(url: str, *, exclusive: bool = False) -> Store:
-    """Open `sqlite:///absolute/path`, `sqlite://relative/path`, `sqlite:///:memory:`, or any other store (`scheme` is
-    the plugin's name).
+    """Open `sqlite:///absolute/path`, `sqlite://relative/path`, `sqlite:///:memory:`, or the store of another plugin,
+    whose name is the scheme.
 
-    `exclusive` says that this process alone runs attempts: those that a dead predecessor left running are lost at once.
+    `exclusive`: this process alone runs attempts. Attempts that a dead predecessor left running are lost at once.
     """
     scheme, _, path = url.partition("://")
-    return await plugins.load(scheme, kind="store").open(
-        path.removeprefix("/") if path.startswith("/:") else path, exclusive=exclusive
-    )
+    name = path.removeprefix("/") if path.startswith("/:") else path
+    return await plugins.load(scheme, kind="store").open(name, exclusive=exclusive)
 
 
 async def open_records(url: str) -> Records:
-    """Open a store that exists for reading alone: nothing is created, locked or migrated, and a run that writes to it
-    meanwhile is not slowed.
-    """
+    """Open an existing store to read. Nothing is created, locked or migrated, and a run that writes is not slowed."""
     scheme, _, path = url.partition("://")
     return await plugins.load(scheme, kind="store").read(path)
 
@@ -186,10 +181,9 @@ async def wait(
     timeout_s: float = math.inf,
     progress: Callable[[int], None] = lambda ended: None,
 ) -> list[Rollout]:
-    """Return as soon as all of these rollouts have succeeded or failed, or when the time is up; return those that have
-    ended.
+    """Wait until all of these rollouts have succeeded or failed, or until the timeout. Returns those that have ended.
 
-    `progress` is called with the number that has ended, first at once and then whenever rollouts have changed.
+    `progress` is called with the number of ended rollouts: first at once, then after every change.
     """
     deadline = time.monotonic() + timeout_s
     cursor = (await store.changes()).cursor

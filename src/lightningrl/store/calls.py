@@ -1,11 +1,31 @@
-"""Calls ⇄ rows: what `delta` makes of a call, beside what it has in common with others (`kinds`), in one row of
-numbers.
+"""Calls ⇄ rows. How does one call become one row?
+
+A turn repeats nearly all of the turn before, so a row holds only what is new. Two turns of an attempt `r7.1`:
+
+    call r7.1/0   prompt [1 2 3]                sampled [7 8 9]
+    call r7.1/1   prompt [1 2 3 7 8 9 4 5]      sampled [6 9]        parent r7.1/0, `bridged`
+
+1. `recent` chooses the base of the call: an earlier call to write it as a difference to. Here that is its parent.
+2. `delta` writes ids, logprobs, request and response as that difference.
+3. All fields that many calls share become one row of `kinds`: agent, policy, dialect, finish reason, capture, sampling
+   (but for `seed` and `max_tokens`), and the pattern of the call's id, here `{attempt}/{index}`.
+4. `row_of` puts both together with the other numbers. Row 2 of `calls`, which is call r7.1/1:
+
+    attempt 1    idx 1        row of the attempt, and the call's index in it
+    kind 2       id NULL      row of its kind; the id follows from the pattern of the kind
+    base 1       continues 1  row of its base, which is also its parent
+    shared 6     ids [4 5 6 9]              the first 6 ids are the base's
+    head 63      tail 2       the first 63 bytes and the last 2 of the request are the base's
+    blocks NULL  body 36 B    the rest of the request, the response and a part of the logprobs, compressed
+    logprobs 6 B              the other bytes of the logprobs
+
+`read_calls` goes the other way, from base to base.
 """
 
 import math
 import sqlite3
 import struct
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import fields
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -16,7 +36,7 @@ import numpy as np
 from lightningrl.errors import StoreError
 from lightningrl.store import delta
 from lightningrl.store.delta import NOTHING, Block, Delta, Said
-from lightningrl.store.rows import attempt_key, clean, to_json, to_json_bytes
+from lightningrl.store.rows import clean, find_attempt, to_json, to_json_bytes
 from lightningrl.types import Call, Floats, Reward, Sampling
 
 INSERT = """
@@ -24,27 +44,25 @@ INSERT = """
         policy_version, max_tokens, seed, capture_reason, started_at, ended_at)
     SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ? FROM attempts WHERE seq = ? AND status = 'running'
 """
-"""Adds nothing if the attempt does not run."""
-
-ATTEMPT_SEQ = "SELECT seq FROM whole_attempts WHERE rollout_id = ? AND number = ?"
+"""Inserts nothing if the attempt does not run."""
 
 SAID = "base, shared, ids, logprobs, head, tail, blocks, body"
 
 WHOLE = f"""
-    SELECT seq, {SAID}, calls.id, idx, continues, policy_version, max_tokens, seed, capture_reason, started_at, ended_at,
-        name, agent, policy, dialect, finish_reason, capture, sampling
+    SELECT seq, {SAID}, calls.id, idx, continues, policy_version, max_tokens, seed, capture_reason, started_at,
+        ended_at, name, agent, policy, dialect, finish_reason, capture, sampling
     FROM calls JOIN kinds ON kinds.id = calls.kind WHERE attempt = ?
 """
 
 ATTEMPT, INDEX = "\1", "\2"
-"""What stands in the name of a kind for the attempt's id and the call's index."""
+"""Placeholders in the name of a kind, for the attempt's id and the call's index."""
 
 _SHAPE = attrgetter(*(field.name for field in fields(Sampling) if field.name not in ("seed", "max_tokens")))
-"""Of a call's sampling, what many calls have in common."""
+"""The settings of sampling that many calls share."""
 
 
 def name_of(call: Call) -> str:
-    """The call's id, with the attempt's id and the call's index left open; empty if the id does not follow from them."""
+    """The pattern of the call's id, with placeholders. Empty if the id does not follow from attempt and index."""
     end = str(call.index)
     if not call.id.endswith(end):
         return ""
@@ -62,7 +80,7 @@ def kind_key(call: Call, name: str) -> tuple[Hashable, ...]:
 
 
 def add_kind(connection: sqlite3.Connection, call: Call, name: str) -> int:
-    """The row of a call's kind, a new one if need be."""
+    """The row of a call's kind. It is added if it is new."""
     sampling = {
         field.name: getattr(call.sampling, field.name)
         for field in fields(Sampling)
@@ -74,57 +92,41 @@ def add_kind(connection: sqlite3.Connection, call: Call, name: str) -> int:
     return connection.execute(f"SELECT id FROM kinds WHERE ({columns}) = (?, ?, ?, ?, ?, ?, ?)", row).fetchone()[0]
 
 
-def attempt_seq(connection: sqlite3.Connection, attempt_id: str) -> int:
-    """The row of an attempt. Raises `StoreError` if there is none."""
-    for (seq,) in connection.execute(ATTEMPT_SEQ, attempt_key(attempt_id)):
-        return seq
-    raise StoreError(f"no attempt `{attempt_id}`")
-
-
 def check(call: Call) -> None:
     """Raises `StoreError` for a call that contradicts itself."""
     if len(call.completion_ids) != len(call.logprobs):
-        raise StoreError(
-            f"call `{call.id}` has `{len(call.completion_ids)}` sampled tokens and `{len(call.logprobs)}` logprobs"
-        )
+        sampled, logprobs = len(call.completion_ids), len(call.logprobs)
+        raise StoreError(f"call `{call.id}` has `{sampled}` sampled tokens and `{logprobs}` logprobs")
     if call.capture != "incomplete" and not math.isfinite(call.logprobs.sum(dtype=np.float64)):
-        raise StoreError(
-            f"call `{call.id}` has a logprob that is not finite",
-            hint="record it as `incomplete`, which is never trained",
-        )
+        hint = "record it as `incomplete`, which is never trained"
+        raise StoreError(f"call `{call.id}` has a logprob that is not finite", hint=hint)
     if not (math.isfinite(call.sampling.temperature) and math.isfinite(call.sampling.top_p)):
         raise StoreError(f"call `{call.id}` was sampled under `{call.sampling}`, which is not finite")
 
 
 def said_by(call: Call, request: bytes, *, base: Said) -> Said:
-    """What later calls may build upon."""
+    """The call as a base of later calls."""
     ids = np.concatenate((call.prompt_ids, call.completion_ids), dtype=np.int32)
     return Said(ids=ids, request=request, response=to_json_bytes(call.response), depth=base.depth + 1)
 
 
 def row_of(call: Call, *, attempt: int, kind: int, named: bool, base: int | None, written: Delta) -> tuple[Any, ...]:
-    """What `INSERT` takes. `named`: the id follows from the kind's name."""
+    """The values of `INSERT`. `named`: the id follows from the name of the kind."""
     sampling = call.sampling
     blocks = to_json(written.blocks) if written.blocks else None
     lasted = _bits(call.ended_at) - _bits(call.started_at)
     seed = sampling.seed if sampling.seed is None or -(2**63) <= sampling.seed < 2**63 else str(sampling.seed)
+    ended_at = lasted if abs(lasted) < 2**31 else call.ended_at
     return (
         *(attempt, call.index, kind, None if named else call.id, base, call.parent_call_id is not None),
         *(written.shared, written.ids, written.logprobs, written.head, written.tail, blocks, written.body),
-        *(
-            call.policy_version,
-            sampling.max_tokens,
-            seed,
-            clean(call.capture_reason),
-            call.started_at,
-            lasted if abs(lasted) < 2**31 else call.ended_at,
-            attempt,
-        ),
+        *(call.policy_version, sampling.max_tokens, seed, clean(call.capture_reason), call.started_at, ended_at),
+        attempt,
     )
 
 
 def _bits(number: float) -> int:
-    """The numbers that a float64 can be, counted: the next larger one has the next larger count."""
+    """The rank of a number among all float64 numbers: the next larger number has the next larger rank."""
     return _INT64.unpack(_FLOAT64.pack(number))[0]
 
 
@@ -135,17 +137,17 @@ def _float(bits: int) -> float:
 _FLOAT64, _INT64 = struct.Struct("<d"), struct.Struct("<q")
 
 
-def read_ids(connection: sqlite3.Connection, attempt: int, attempt_id: str) -> Iterator[tuple[str, int]]:
-    """(call id, row) of an attempt's calls, in the order they were stored."""
+def read_ids(connection: sqlite3.Connection, attempt: int, attempt_id: str) -> dict[int, str]:
+    """{row: call id} of an attempt's calls, in the order they were stored."""
     statement = (
         "SELECT calls.id, name, idx, seq FROM calls JOIN kinds ON kinds.id = kind WHERE attempt = ? ORDER BY seq"
     )
-    for call_id, name, index, seq in connection.execute(statement, (attempt,)):
-        yield call_id or _id_of(name, attempt_id, index), seq
+    found = connection.execute(statement, (attempt,))
+    return {seq: call_id or _id_of(name, attempt_id, index) for call_id, name, index, seq in found}
 
 
 def read_said(connection: sqlite3.Connection, seq: int, known: dict[int, Said]) -> Said:
-    """One call as a base of others; it and those behind it are added to `known`."""
+    """One call as a base. The call, and all bases behind it, are added to `known`."""
     rows: list[tuple[int, tuple[Any, ...]]] = []
     behind: int | None = seq
     while behind is not None and behind not in known:
@@ -158,22 +160,21 @@ def read_said(connection: sqlite3.Connection, seq: int, known: dict[int, Said]) 
 
 
 def read_calls(connection: sqlite3.Connection, attempt_ids: Sequence[str]) -> list[Call]:
-    """The attempts' calls, by index."""
+    """The calls of these attempts, by index."""
     roots: dict[int, Said] = {}
     return [call for attempt_id in attempt_ids for call in _read_attempt(connection, attempt_id, roots)]
 
 
 def _read_attempt(connection: sqlite3.Connection, attempt_id: str, roots: dict[int, Said]) -> list[Call]:
-    """`roots` are calls that several attempts build upon."""
-    attempt = connection.execute(ATTEMPT_SEQ, attempt_key(attempt_id)).fetchone()
+    """`roots`: calls of other attempts that are bases here. It is shared by all attempts that are read."""
+    attempt = find_attempt(connection, attempt_id)
     if attempt is None:
         return []
     known: dict[int, Said] = {}
     ids: dict[int, str] = {}
     calls: list[Call] = []
-    for row in sorted(
-        connection.execute(WHOLE, attempt), key=itemgetter(0)
-    ):  # a base was always stored before what builds on it
+    stored = sorted(connection.execute(WHOLE, (attempt.seq,)), key=itemgetter(0))
+    for row in stored:  # a base was stored before all calls that build on it
         base = row[1]
         if base is not None and base not in known:
             known[base] = read_said(connection, base, roots)
@@ -183,16 +184,15 @@ def _read_attempt(connection: sqlite3.Connection, attempt_id: str, roots: dict[i
 
 
 def read_rewards(connection: sqlite3.Connection, attempt_id: str) -> list[Reward]:
-    """In the order they were stored."""
-    attempt = connection.execute(ATTEMPT_SEQ, attempt_key(attempt_id)).fetchone()
+    """The rewards of an attempt, in the order they were stored."""
+    attempt = find_attempt(connection, attempt_id)
     if attempt is None:
         return []
-    found = connection.execute(
-        "SELECT call, name, value, source FROM rewards WHERE attempt = ? ORDER BY seq", attempt
-    ).fetchall()
+    statement = "SELECT call, name, value, source FROM rewards WHERE attempt = ? ORDER BY seq"
+    found = connection.execute(statement, (attempt.seq,)).fetchall()
     ids: dict[int | None, str | None] = {None: None}
     if any(row[0] is not None for row in found):
-        ids |= {seq: call_id for call_id, seq in read_ids(connection, attempt[0], attempt_id)}
+        ids |= read_ids(connection, attempt.seq, attempt_id)
     return [
         Reward(attempt_id=attempt_id, call_id=ids[call], name=name, value=value, source=source)
         for call, name, value, source in found
@@ -207,7 +207,7 @@ def _said_of(row: tuple[Any, ...], known: dict[int, Said]) -> tuple[Said, Floats
 
 
 def _call_of(row: tuple[Any, ...], said: Said, logprobs: Floats, *, attempt_id: str, ids: dict[int, str]) -> Call:
-    """`ids` of the attempt's calls by row; this call's is added."""
+    """`ids`: {row: call id} of the attempt's calls. This call is added."""
     seq, base, call_id, index, continues = row[0], row[1], *row[9:12]
     policy_version, max_tokens, seed, capture_reason, started_at, ended_at = row[12:18]
     name, agent, policy, dialect, finish_reason, capture, sampling = row[18:]
@@ -237,7 +237,7 @@ def _call_of(row: tuple[Any, ...], said: Said, logprobs: Floats, *, attempt_id: 
 
 
 def _sampling_of(shape: str, *, max_tokens: int | None, seed: int | str | None) -> Sampling:
-    """Rows of the first schema have all of it in one place."""
+    """Rows of the first schema have all settings in `shape`."""
     known = msgspec.json.decode(shape)
     if max_tokens is not None:
         known |= {"max_tokens": max_tokens, "seed": None if seed is None else int(seed)}

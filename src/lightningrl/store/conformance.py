@@ -1,10 +1,9 @@
-"""What every store must do, as checks that plugin authors run on theirs: `await conformance.check_…(store)` on a fresh
-store each.
+"""What every store must do, as checks for authors of store plugins. Each check needs a fresh store.
 
-@pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
-async def test_store_keeps_its_promises(check): await check(await MyStore.open(...))
+    @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
+    async def test_store_keeps_its_promises(check): await check(await MyStore.open(...))
 
-A store on disk also passes `check_history_costs_linear_space`, which asks how many bytes are taken.
+A store on disk also passes `check_history_costs_linear_space`, which needs to know the size of the store.
 """
 
 import asyncio
@@ -24,9 +23,8 @@ from lightningrl.types import Attempt, Call, Capture, Reward, Rollout, Sampling,
 
 def rollout(rollout_id: str, *, group_id: str = "g", max_attempts: int = 1) -> Rollout:
     task = Task(id="t", input={"question": "wie groß?", "n": 1}, split="train")
-    return Rollout(
-        id=rollout_id, group_id=group_id, task=task, max_attempts=max_attempts, sampling={"temperature": 0.0}
-    )
+    sampling = {"temperature": 0.0}
+    return Rollout(id=rollout_id, group_id=group_id, task=task, max_attempts=max_attempts, sampling=sampling)
 
 
 def call(
@@ -82,11 +80,10 @@ def same(one: Call, other: Call) -> bool:
     """Equal in every field, arrays bit for bit."""
     for name in Call.__dataclass_fields__:
         mine, theirs = getattr(one, name), getattr(other, name)
-        equal = (
-            np.array_equal(mine, theirs, equal_nan=name == "logprobs")
-            if isinstance(mine, np.ndarray)
-            else mine == theirs
-        )
+        if isinstance(mine, np.ndarray):
+            equal = np.array_equal(mine, theirs, equal_nan=name == "logprobs")
+        else:
+            equal = mine == theirs
         if not equal:
             return False
     return True
@@ -96,11 +93,8 @@ async def check_enqueueing_twice_changes_nothing(store: Store) -> None:
     await store.enqueue([rollout("a"), rollout("b")])
     await store.claim("w", limit=1, lease_s=60)
     await store.enqueue([rollout("a", group_id="other"), rollout("c")])
-    assert [(r.id, r.group_id, r.status) for r in await store.rollouts()] == [
-        ("a", "g", "running"),
-        ("b", "g", "queued"),
-        ("c", "g", "queued"),
-    ]
+    stored = [(r.id, r.group_id, r.status) for r in await store.rollouts()]
+    assert stored == [("a", "g", "running"), ("b", "g", "queued"), ("c", "g", "queued")]
     assert await store.rollouts(ids=["b"]) == [rollout("b")]
     assert [r.id for r in await store.rollouts(group_ids=["g"])] == ["a", "b", "c"]
     assert await store.rollouts(ids=[]) == []
@@ -167,49 +161,29 @@ async def check_calls_come_back_as_they_were(store: Store) -> None:
     assert await store.rewards([attempt.id]) == [reward]
 
 
+TEXT = 'naïve 🙂 \u2028 \x00 \x7f \\n \n\t"\\'
+MESSAGES = [{"role": "user", "content": "x" * 3000}, {"content": "order", "role": "matters"}]
+NUMBERS = [0, -0.0, 1.0, 1e-300, 0.1 + 0.2, True, False, None]
 BODY: dict[str, Any] = {
-    "zeta": [
-        {"b": 1, "a": [[], {}, [[{"": None}]]]},
-        'naïve 🙂 \u2028 \x00 \x7f \\n \n\t"\\',
-        "",
-        0,
-        -0.0,
-        1.0,
-        1e-300,
-        0.1 + 0.2,
-        True,
-        False,
-        None,
-    ],
+    "zeta": [{"b": 1, "a": [[], {}, [[{"": None}]]]}, TEXT, "", *NUMBERS],
     "alpha": 2**63 - 1,
     "large": [2**64, -(2**70), 123456789012345678901234567890],
     "\n": {"text": "one\ntwo", "deep": {"er": {"and": ["deeper", {"still": [1.5]}]}}},
-    "messages": [{"role": "user", "content": "x" * 3000}, {"content": "order", "role": "matters"}],
+    "messages": MESSAGES,
     "empty": {},
 }
 
 
 async def check_bodies_come_back_exactly(store: Store) -> None:
-    """Key order and the types of numbers included, whatever a body shares with the one before."""
+    """With key order and the types of numbers, whatever a body shares with the one before."""
     attempt = await begin(store)
-    messages = BODY["messages"]
+    answered = [{"role": "assistant", "content": "naïve 🙂"}, {"role": "tool", "content": '{"a":"\\ud83d"}'}]
+    rewritten = {"role": "user", "content": "after a change further up"}
     requests: list[dict[str, Any]] = [
         BODY,
-        {
-            **BODY,
-            "messages": [
-                *messages,
-                {"role": "assistant", "content": "naïve 🙂"},
-                {"role": "tool", "content": '{"a":"\\ud83d"}'},
-            ],
-        },
-        {
-            **BODY,
-            "alpha": 2,
-            "messages": [*messages, {"role": "user", "content": "after a change further up"}],
-            "empty": [],
-        },
-        {**dict(reversed(BODY.items())), "messages": messages[1:]},
+        {**BODY, "messages": [*MESSAGES, *answered]},
+        {**BODY, "alpha": 2, "messages": [*MESSAGES, rewritten], "empty": []},
+        {**dict(reversed(BODY.items())), "messages": MESSAGES[1:]},
         {},
         {"prompt": "x" * 3000},
         {"prompt": "x" * 2999 + "y" + "x" * 3000},
@@ -219,13 +193,8 @@ async def check_bodies_come_back_exactly(store: Store) -> None:
     kept: list[Call] = []
     for index, request in enumerate(requests):
         parent = kept[-1].id if index % 3 == 1 else None
-        kept.append(
-            replace(
-                call(attempt, index, [1, 2], [3], parent=parent),
-                request=request,
-                response={**BODY, "index": index, "id": [request]},
-            )
-        )
+        response = {**BODY, "index": index, "id": [request]}
+        kept.append(replace(call(attempt, index, [1, 2], [3], parent=parent), request=request, response=response))
     for one in kept:
         await store.append(one)
     again = await store.calls([attempt.id])
@@ -253,22 +222,18 @@ async def check_numbers_of_any_size_come_back(store: Store) -> None:
     attempt = await begin(store)
     seeds = (None, 0, 2**63 - 1, 2**63, 2**64 - 1, -1)
     stamps = ((0.0, 0.0), (1.79e9, 1.79e9 + 0.1), (2.0, 1.0), (-1.0, 1.79e9), (0.1, 0.1 + 2**-50), (1.0, 5e-324))
-    kept = [
-        replace(
-            call(attempt, index, [1], [2]),
-            sampling=Sampling(seed=seed, max_tokens=2 ** (5 * index)),
-            started_at=began,
-            ended_at=ended,
-        )
-        for index, (seed, (began, ended)) in enumerate(zip(seeds, stamps, strict=True))
-    ]
+    kept: list[Call] = []
+    for index, (seed, (began, ended)) in enumerate(zip(seeds, stamps, strict=True)):
+        sampling = Sampling(seed=seed, max_tokens=2 ** (5 * index))
+        bare = call(attempt, index, [1], [2])
+        kept.append(replace(bare, sampling=sampling, started_at=began, ended_at=ended))
     await store.append(*kept)
     assert all(same(one, other) for one, other in zip(kept, await store.calls([attempt.id]), strict=True))
 
 
 async def check_history_costs_linear_space(store: Store, *, size: Callable[[], Awaitable[int]]) -> None:
-    """`size` says how many bytes the store takes. Each request repeats all that was said before, in text and in tokens;
-    it begins and ends with a field that changes; tools and grammar are long.
+    """`size` returns the bytes that the store takes. Each request repeats the whole history, in text and in tokens. It
+    begins and ends with a field that changes; tools and grammar are long.
     """
     words = np.random.default_rng(0)
 
@@ -277,11 +242,8 @@ async def check_history_costs_linear_space(store: Store, *, size: Callable[[], A
 
     attempt = await begin(store)
     tools, grammar = [{"name": text(50), "description": text(2000)} for _ in range(4)], text(8000)
-    messages, prompt, parent = (
-        [{"role": "system", "content": text(4000)}],
-        words.integers(0, 150_000, 1000).tolist(),
-        None,
-    )
+    messages, parent = [{"role": "system", "content": text(4000)}], None
+    prompt = words.integers(0, 150_000, 1000).tolist()
     size_before = 0
     for index in range(120):
         if index == 80:
@@ -290,16 +252,14 @@ async def check_history_costs_linear_space(store: Store, *, size: Callable[[], A
         answer = {"role": "assistant", "content": text(400)}
         completion = words.integers(0, 150_000, 50).tolist()
         bare = call(attempt, index, prompt, completion, parent=parent, capture="bridged")
-        await store.append(
-            replace(bare, request=request, response={"message": answer}, sampling=Sampling(grammar=grammar, seed=index))
-        )
+        sampling = Sampling(grammar=grammar, seed=index)
+        await store.append(replace(bare, request=request, response={"message": answer}, sampling=sampling))
         messages += [answer, {"role": "user", "content": text(100)}]
         prompt, parent = [*prompt, *completion, *words.integers(0, 150_000, 20).tolist()], bare.id
     size_after = await size()
     assert (await store.calls([attempt.id]))[-1].request["messages"] == messages[:-2]
-    # By now a request has 60 kB.
-    # A turn is 500 random hexadecimal digits (250 bytes), 70 tokens (at most 280 bytes) and 50 logprobs (200 bytes);
-    # then rows and pages
+    # By now a request has 60 kB. A turn has 500 random hexadecimal digits (250 bytes), 70 tokens (at most 280 bytes)
+    # and 50 logprobs (200 bytes). The rest is rows and pages.
     assert size_after - size_before < 40 * 1500
 
 
@@ -368,9 +328,8 @@ async def check_spans_come_back_as_they_were(store: Store) -> None:
     await store.append(asked, tool)
     await store.append(bare, replace(tool, name="again"))
     kept = [bare, replace(tool, error="naïve \\udcff")]
-    assert (
-        await store.spans([attempt.id]) == kept and await store.spans(["nobody"]) == [] and await store.spans([]) == []
-    )
+    assert await store.spans([attempt.id]) == kept
+    assert await store.spans(["nobody"]) == await store.spans([]) == []
     await refuses(store.append(replace(bare, id="1", call_id="nobody")))
     await refuses(store.append(replace(bare, id="1", attempt_id="nobody")))
     await store.finish(attempt.id, "succeeded")
@@ -388,7 +347,7 @@ async def check_a_failed_attempt_is_tried_again_while_tries_are_left(store: Stor
     assert await store.claim("w", limit=5, lease_s=60) == []
     [ended] = await store.rollouts()
     assert (ended.status, ended.accepted_attempt_id) == ("failed", None)
-    await store.enqueue([rollout("r", max_attempts=1)])  # asked for again: one more try
+    await store.enqueue([rollout("r", max_attempts=1)])  # requested again: one more attempt
     ((_, attempt),) = await store.claim("w", limit=5, lease_s=60)
     assert attempt.number == 3
     await store.finish(attempt.id, "succeeded")
@@ -445,7 +404,7 @@ async def check_changes_are_told_in_order_and_once(store: Store) -> None:
     assert [r.id for r, _ in claimed] == ["early", "a", "b"]
     ended = await store.changes(new.cursor)
     assert [(r.id, r.status) for r in ended.rollouts] == [("early", "failed"), ("a", "failed"), ("b", "queued")]
-    await store.enqueue([rollout("a")])  # asked for again
+    await store.enqueue([rollout("a")])  # requested again
     again = await store.changes(ended.cursor)
     assert [(r.id, r.status) for r in again.rollouts] == [("a", "queued")]
     assert [r.id for r in (await store.changes(start)).rollouts] == ["early", "b", "a"]
@@ -473,11 +432,9 @@ async def check_many_changes_come_in_pieces(store: Store) -> None:
 
 
 async def check_rollouts_are_found_and_counted(store: Store) -> None:
-    """By what their ids begin with, their split, status, task and reward; and a page at a time."""
-    tasks = [
-        Task(id=f"t{n}", input={"question": text}, split="heldout" if n == 2 else "train")
-        for n, text in enumerate(('say "Ähre"', "50 % of _", "x"))
-    ]
+    """By prefix of their ids, split, status, task and reward, and page by page."""
+    questions = (('say "Ähre"', "train"), ("50 % of _", "train"), ("x", "heldout"))
+    tasks = [Task(id=f"t{n}", input={"question": text}, split=split) for n, (text, split) in enumerate(questions)]
     made = [replace(rollout(f"train-{n // 3}-{n % 3}"), task=tasks[n % 3]) for n in range(9)]
     await store.enqueue(made)
     for n, (_, attempt) in enumerate(await store.claim("w", limit=4, lease_s=60)):

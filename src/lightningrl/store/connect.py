@@ -1,4 +1,4 @@
-"""Connections to the file of a store: to write, to read alone, and the lock of the one process that runs attempts."""
+"""Connections to the file of a store: to write, to read only, and the lock of the one process that runs attempts."""
 
 import os
 import sqlite3
@@ -9,13 +9,13 @@ from lightningrl.errors import UserError
 from lightningrl.store.schema import MIGRATIONS, check_version, migrate
 
 PAGE = 8192
-"""Bytes. Pages of 4096 are filled to 88 % by calls of 700 bytes, these to 94 %; larger ones cost CPU in the log
+"""Bytes. Calls of 700 bytes fill pages of 4096 bytes to 88 %, and these to 94 %. Larger pages cost CPU in the log
 (`benchmarks/store.py`).
 """
 
 
 def connect(path: str | Path) -> sqlite3.Connection:
-    """Open or create a file to write to."""
+    """Open or create a file for writing."""
     connection = _connect(str(path))
     connection.execute(f"PRAGMA page_size = {PAGE}")  # of a new file
     connection.execute("PRAGMA journal_mode = WAL")
@@ -24,19 +24,17 @@ def connect(path: str | Path) -> sqlite3.Connection:
 
 
 def connect_reader(path: str | Path) -> sqlite3.Connection:
-    """Open an existing file for reading alone. A file with an older schema is copied to a temporary database, and the
-    copy is migrated: a run of that older program may be writing to the file.
+    """Open an existing file for reading. A file with an older schema is copied to a temporary database, and the copy is
+    migrated, since a run of that older program may be writing to the file.
     """
     resolved = Path(path).resolve()
     parameters = "mode=ro"
     if not os.access(resolved.parent, os.W_OK) and not Path(f"{resolved}-wal").exists():
-        parameters += (
-            "&immutable=1"  # a run that has ended, on a read-only disk: SQLite cannot create the index of its log
-        )
+        parameters += "&immutable=1"  # a read-only disk, where SQLite cannot create the index of the log
     connection = _connect(f"file:{quote(str(resolved))}?{parameters}", uri=True)
     if check_version(connection) == len(MIGRATIONS):
         return connection
-    copy = _connect("")  # a database of this connection's own, in memory and, where it is large, in a temporary file
+    copy = _connect("")  # a private database in memory; SQLite moves it to a temporary file if it grows large
     connection.backup(copy)
     connection.close()
     migrate(copy)
@@ -44,8 +42,8 @@ def connect_reader(path: str | Path) -> sqlite3.Connection:
 
 
 def own(path: str | Path) -> sqlite3.Connection:
-    """A lock that the operating system drops with the process: an exclusive transaction on an empty database beside the
-    store.
+    """Lock the store for this process: an exclusive transaction on an empty database beside it. The operating system
+    drops the lock when the process ends. Raises `UserError` if another process has it.
     """
     lock = sqlite3.connect(f"{path}.lock", timeout=0, isolation_level=None, check_same_thread=False)
     try:
@@ -54,14 +52,13 @@ def own(path: str | Path) -> sqlite3.Connection:
         lock.close()
         if "locked" not in str(error):
             raise
-        raise UserError(
-            f"the store `{path}` is in use by another run", hint="wait for it, end it, or give this run another folder"
-        ) from error
+        hint = "wait for it, end it, or give this run another folder"
+        raise UserError(f"the store `{path}` is in use by another run", hint=hint) from error
     return lock
 
 
 def version(connection: sqlite3.Connection) -> int:
-    """A number that changes when another connection has committed."""
+    """A number that changes with each commit of another connection."""
     return connection.execute("PRAGMA data_version").fetchone()[0]
 
 

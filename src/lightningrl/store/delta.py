@@ -1,19 +1,18 @@
-"""How is a call written as a difference to an earlier one, its base? Both ways are here, and both are exact. Pure
-functions of bytes.
+"""How is a call written as a difference to an earlier call, its base? Pure functions of bytes, exact both ways. `calls`
+has a worked example.
 
-    prompt     `shared` leading ids are those of the base's prompt and completion; the rest is kept.
-    request    Its JSON begins with `head` bytes of the base's request and ends with `tail` bytes of it. In between,
-    there may be long `blocks`
-               of what the base has in between; the rest is kept.
-    response   Its JSON follows that rest (JSON has no raw newline, so one keeps them apart).
-    logprobs   Byte by byte: first all lowest bytes, and so on. The highest ones (sign and exponent) follow the
-    response.
+    prompt     The first `shared` ids are those of the base's prompt and completion. The other ids are stored.
+    request    Its JSON starts with `head` bytes of the base's request and ends with `tail` bytes of it. In between,
+               long `blocks` may also be the base's. The rest is stored.
+    response   Its JSON is stored after that rest. JSON has no raw newline, so a newline separates them.
+    logprobs   Byte by byte: first all lowest bytes, and so on. The highest bytes (sign and exponent) come after the
+               response.
 
-The rest, response and highest bytes are deflated together, and what they are likely to repeat, the end of the base's
-history, its own rest and its answer, is the preset dictionary.
+The rest, the response and the highest bytes are deflated together. The preset dictionary is text that they probably
+repeat: the end of the base's shared history, the base's own rest, and its response.
 
-So a turn costs what is new in it: the client's echo of the last answer is a few bytes, tools and system prompt are
-none.
+So a turn costs as much as is new in it. The client's echo of the last answer takes a few bytes, and tools and system
+prompt take none.
 """
 
 import zlib
@@ -30,26 +29,23 @@ WINDOW = 32 * 1024
 """Bytes that deflate can look back."""
 
 HISTORY = 4096
-"""Bytes of the shared part of the request that are in the dictionary, for 15 % less of a short call."""
+"""Bytes of the shared part of the request in the dictionary. They save 15 % of a short call."""
 
 SHORT = 4096
-"""Bytes that are deflated at level 4, what is longer at level 1: of a call of 50 tokens that makes 5 % less for 2 us
-more, of one of 2,000 tokens it would be 14 % for 50 us (`benchmarks/store.py`).
+"""Shorter bodies are deflated at level 4, longer ones at level 1. Level 4 saves 5 % of a call of 50 tokens and costs
+2 us. Of a call of 2,000 tokens it would save 14 % and cost 50 us (`benchmarks/store.py`).
 """
-
 
 LONG = 8192
-"""Bytes in between, on both sides, from which on blocks are looked for; what is shorter, deflate finds in its
-dictionary.
-"""
+"""Bytes between head and tail, on both sides, from which on blocks are searched. Deflate finds shorter repeats."""
 
 PROBE, LOOKUPS = 64, 16
-"""Bytes that are looked up, and how many times at most without success."""
+"""Bytes that are searched for at once, and the number of searches that may fail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """What there is of a call to write another one as a difference to."""
+    """The parts of a call that another call is written as a difference to."""
 
     ids: Ints
     """Prompt and completion."""
@@ -58,46 +54,45 @@ class Said:
     response: bytes
     """JSON."""
     depth: int = 0
-    """How many bases are behind it."""
+    """Number of bases behind it."""
 
     @property
     def size(self) -> int:
-        """Bytes of memory, about."""
+        """Bytes of memory, approximately."""
         return self.ids.nbytes + len(self.request) + len(self.response) + 300
 
 
 NOTHING = Said(ids=np.zeros(0, np.int32), request=b"", response=b"", depth=-1)
-"""The base of a call that has none."""
-
+"""The base of a call without one."""
 
 Block: TypeAlias = tuple[int, int, int]
-"""(start in what the base has in between, start in what the call has in between, length)"""
+"""(start, start, length): first in the base's request between head and tail, then in the call's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """A call's ids, logprobs, request and response as they are kept."""
+    """The ids, logprobs, request and response of a call, as they are stored."""
 
     shared: int
-    """Leading ids that are the base's."""
+    """Number of first ids that are the base's."""
     ids: bytes
-    """The prompt's other ids and the completion, packed."""
+    """The other ids of the prompt, and the completion, packed."""
     logprobs: bytes
     """3 bytes each; 4 in rows of the first schema."""
     head: int
-    """Leading bytes of the request that are the base's."""
+    """Number of first bytes of the request that are the base's."""
     tail: int
-    """Trailing bytes of the request that are the base's."""
+    """Number of last bytes of the request that are the base's."""
     blocks: tuple[Block, ...]
-    """In order, none over another."""
+    """In order, without overlaps."""
     body: bytes | str
-    """What is new in the request, a newline, the response, a newline, the highest bytes of the logprobs; deflated.
+    """Deflated: the rest of the request, a newline, the response, a newline, the highest bytes of the logprobs.
     A string in rows of the first schema: the request, a newline, the response.
     """
 
 
 def write(said: Said, logprobs: Floats, base: Said, *, prompt_length: int) -> Delta:
-    """`said` as a difference to `base`."""
+    """`said` and its logprobs as a difference to `base`."""
     shared = min(common_prefix(base.ids, said.ids), prompt_length)
     old, new = np.frombuffer(base.request, np.uint8), np.frombuffer(said.request, np.uint8)
     head = common_prefix(old, new)
@@ -118,7 +113,7 @@ def write(said: Said, logprobs: Floats, base: Said, *, prompt_length: int) -> De
 
 
 def read(delta: Delta, base: Said) -> tuple[Said, Floats]:
-    """The other way round."""
+    """The call and its logprobs, from `write`'s delta and the same base."""
     if isinstance(delta.body, str):
         request, _, response = delta.body.encode().partition(b"\n")
         logprobs = np.frombuffer(delta.logprobs, "<f4")
@@ -135,8 +130,8 @@ def read(delta: Delta, base: Said) -> tuple[Said, Floats]:
 
 
 def _blocks(old: bytes, new: bytes) -> tuple[Block, ...]:
-    """Long runs of bytes that both have, in the same order: some of `old` is looked up in `new`, and what is found is
-    extended both ways.
+    """Long runs of bytes that both contain, in the same order. Parts of `old` are searched in `new`, and each match is
+    extended in both directions.
     """
     found: list[Block] = []
     old_array, new_array = np.frombuffer(old, np.uint8), np.frombuffer(new, np.uint8)
@@ -156,7 +151,7 @@ def _blocks(old: bytes, new: bytes) -> tuple[Block, ...]:
 
 
 def _outside(text: bytes, spans: Sequence[tuple[int, int]]) -> bytes:
-    """`text` without (start, length) of it."""
+    """`text` without these spans of (start, length)."""
     pieces: list[bytes] = []
     end = 0
     for start, length in spans:
@@ -166,7 +161,7 @@ def _outside(text: bytes, spans: Sequence[tuple[int, int]]) -> bytes:
 
 
 def _inside(rest: bytes, earlier: bytes, blocks: tuple[Block, ...]) -> bytes:
-    """`rest` with the blocks put back in."""
+    """`rest` with the blocks of `earlier` put back in. The inverse of `_outside`."""
     pieces: list[bytes] = []
     end = used = 0
     for old_start, start, length in blocks:
@@ -177,7 +172,7 @@ def _inside(rest: bytes, earlier: bytes, blocks: tuple[Block, ...]) -> bytes:
 
 
 def pack(ids: Ints) -> bytes:
-    """A byte that says how, then the ids: 2 bytes each in a vocabulary of 65,536, 2 bytes and 2 bits in one of 262,144,
+    """A byte for the format, then the ids: 2 bytes each if all are below 65,536; 2 bytes and 2 bits if below 262,144;
     else 4 bytes.
     """
     used = int(np.bitwise_or.reduce(ids))
@@ -203,19 +198,19 @@ def unpack(packed: bytes) -> Ints:
 
 
 _GATHER = np.uint32(1 << 24 | 1 << 18 | 1 << 12 | 1 << 6)
-"""Times four bytes of two bits each: the eight bits, side by side, in the highest byte."""
+"""Four bytes of two bits each, times this number, have these eight bits side by side in the highest byte."""
 
 _SHIFTS = np.array([0, 2, 4, 6], np.uint8)
 
 
 def _dictionary(base: Said, earlier: bytes, *, head: int, blocks: tuple[Block, ...]) -> bytes:
-    """The nearer to its end, the cheaper to refer to."""
+    """Text that a call probably repeats. The nearer to the end, the cheaper a reference."""
     rest = _outside(earlier, [(start, length) for start, _, length in blocks])
     return (base.request[max(0, head - HISTORY) : head] + rest + base.response)[-WINDOW:]
 
 
 def _deflate(text: bytes, dictionary: bytes) -> bytes:
-    """Raw deflate, in a window that is as small as the text: to set up a large one costs more than to use it."""
+    """Raw deflate with a window as small as the text, since setting up a large window costs more than using it."""
     bits = min(15, max(10, (len(text) + len(dictionary)).bit_length()))
     deflate = zlib.compressobj(4 if len(text) < SHORT else 1, zlib.DEFLATED, -bits, bits - 7, zdict=dictionary)
     return deflate.compress(text) + deflate.flush()

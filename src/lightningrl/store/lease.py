@@ -1,10 +1,9 @@
-"""Until when does a lease hold? By a clock that nobody can set, as long as the machine has not been restarted.
+"""When does a lease pass? The monotonic clock decides, as long as the machine has not been restarted.
 
-All processes that share an SQLite file run on one machine, and its monotonic clock is the same for all of them. A lease
-is written with that clock's reading and with the id of the machine's present boot. A wall clock that jumps changes
-nothing then. A lease of an earlier boot is judged by the wall clock; so is every lease on a system that has no such id
-(any but Linux), and where the file was moved to another machine. The monotonic clock stands still while the machine
-sleeps, and so do the processes that hold leases.
+All processes that share an SQLite file run on one machine, and share its monotonic clock. A lease stores the reading of
+that clock, and the id of the machine's boot. So a jump of the wall clock changes nothing. The wall clock only decides
+for leases of an earlier boot, on systems without boot ids (all but Linux), and if the file moved to another machine.
+While the machine sleeps, the monotonic clock stands still, and so do the workers that hold leases.
 """
 
 import time
@@ -13,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 PASSED = "status = 'running' AND CASE WHEN boot = :boot THEN lease_ticks <= :ticks ELSE lease_until <= :now END"
-"""The condition for attempts whose lease has passed; a `Moment` has its values."""
+"""The condition for attempts whose lease has passed. Its values are those of a `Moment`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,23 +20,23 @@ class Moment:
     """One moment on both clocks."""
 
     boot: bytes | None
-    """Of the machine, since it was started; None where the system does not tell."""
+    """Id of the machine's boot; None if the system has none."""
     ticks: float
-    """Seconds of the monotonic clock."""
+    """Monotonic clock, in seconds."""
     now: float
     """Unix seconds."""
 
 
 def in_seconds(seconds: float) -> Moment:
-    """The moment so many seconds from now."""
+    """The moment `seconds` from now."""
     return Moment(boot=boot_id(), ticks=time.monotonic() + seconds, now=time.time() + seconds)
 
 
 @cache
 def boot_id() -> bytes | None:
+    """The id of the machine's present boot; None if the system has none."""
     try:
-        return bytes.fromhex(
-            Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip().replace("-", "")
-        )
+        text = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        return bytes.fromhex(text.strip().replace("-", ""))
     except (OSError, ValueError):
         return None

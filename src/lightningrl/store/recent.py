@@ -1,9 +1,12 @@
-"""What does the writer remember of earlier calls, and which of them is the next one written as a difference to? Writer
-thread only.
+"""Which earlier call is the base of a new one, i.e. the call that it is written as a difference to? Writer thread only.
 
-A call that continues another one builds on that parent. One without a parent builds on the attempt's latest call where
-it repeats most of it (a history that was rewritten), else on the first call of any attempt that began alike: the same
-task's, or the same agent's. All of it is bounded and follows from the file: what was forgotten is read again.
+    the call                                                        its base
+    continues another call                                          that parent
+    has no parent, repeats most of the attempt's latest call        the latest call (its history was rewritten)
+    has no parent, begins like the first call of some attempt       that first call (same task, or same agent)
+    else                                                            none
+
+The memory for this is bounded. Everything in it follows from the file, so a forgotten part is read again.
 """
 
 import sqlite3
@@ -16,37 +19,37 @@ import numpy as np
 
 from lightningrl.errors import StoreError
 from lightningrl.prefix import common_prefix
-from lightningrl.store.calls import add_kind, attempt_seq, kind_key, read_ids, read_said
+from lightningrl.store.calls import add_kind, kind_key, read_ids, read_said
 from lightningrl.store.delta import NOTHING, Said
+from lightningrl.store.rows import the_attempt
 from lightningrl.types import Call
 
 SAID_LIMIT = 32 * 1024 * 1024
-"""Bytes of calls that may be built upon. In use are the last ones of running attempts; 1,000 of those with 8k tokens
-need 60 MB, and pay with a read where they do not fit.
+"""Bytes of calls that may become bases: mainly the latest calls of running attempts. 1,000 attempts with 8k tokens need
+60 MB; a call that does not fit costs one read.
 """
 
 ROOTS_LIMIT = 2 * 1024 * 1024
-"""Bytes of first calls that other attempts may build upon: 160 tasks in flight with system prompts and tools of 10 KB.
+"""Bytes of first calls that may become bases of other attempts. Enough for 160 tasks in flight with system prompts and
+tools of 10 KB.
 """
 
 BOOKS_LIMIT = 100_000
-"""Running attempts and call ids in them that are known without looking."""
+"""Running attempts, and call ids in them, that are kept in memory."""
 
 KINDS_LIMIT = 4096
 
 BEGINNINGS = (8192, 2048, 512, 128)
-"""Bytes of what was read that make two first calls alike: 2,048 to 32 token ids."""
+"""Number of first bytes of the prompt that make two first calls alike: 2,048 to 32 token ids."""
 
 DEPTH = 2
-"""Bases that may be behind the first call of an attempt (same agent, same task), which bounds what reading one attempt
-costs.
-"""
+"""Maximum number of bases behind the first call of an attempt. It bounds the cost of reading one attempt."""
 
 K = TypeVar("K", bound=Hashable)
 
 
 class Bounded(Generic[K]):
-    """What was said last. Keys whose values exceed `limit` bytes are dropped, the least recent first."""
+    """The most recent calls. Beyond `limit` bytes the least recently used ones are dropped."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -75,24 +78,24 @@ class Bounded(Generic[K]):
             self.size -= found[1].size
 
     def age(self, key: K) -> None:
-        """To be dropped first."""
+        """Make this the first key to be dropped."""
         if key in self._said:
             self._said.move_to_end(key, last=False)
 
 
 @dataclass(slots=True, kw_only=True)
 class Book:
-    """A running attempt's calls."""
+    """The calls of a running attempt."""
 
     seq: int
     """The attempt's row."""
     calls: dict[str, int] = field(default_factory=dict[str, int])
-    """Call id → row, in the order they were stored."""
+    """{call id: row}, in the order they were stored."""
 
 
 class Recent:
-    """`settle` after a commit, `forget` after something was rolled back: then what was remembered since the last commit
-    is not there.
+    """Call `settle` after a commit, and `forget` after a rollback: it drops all that was remembered since the last
+    commit.
     """
 
     def __init__(self) -> None:
@@ -102,7 +105,7 @@ class Recent:
         self._known = 0
         self._kinds: dict[tuple[Hashable, ...], int] = {}
         self._unsettled: set[str] = set()
-        """Attempts that were begun, opened or got calls since the last commit."""
+        """Attempts that began, were opened, or got calls since the last commit."""
         self._unsettled_roots: list[tuple[str, int]] = []
         self._unsettled_kinds: list[tuple[Hashable, ...]] = []
 
@@ -126,14 +129,14 @@ class Recent:
         self.settle()
 
     def begin(self, attempt_id: str, seq: int) -> Book:
-        """A book without calls, for the attempt in this row."""
+        """A book without calls, for the attempt in row `seq`."""
         self._unsettled.add(attempt_id)
         book = self._books[attempt_id] = Book(seq=seq)
         self._count(1)
         return book
 
     def book(self, connection: sqlite3.Connection, attempt_id: str) -> Book:
-        """Raises `StoreError` if there is no such attempt."""
+        """The calls of an attempt. Raises `StoreError` if there is no such attempt."""
         book = self._books.get(attempt_id)
         if book is None:
             return self._open(connection, attempt_id)
@@ -143,14 +146,14 @@ class Recent:
     def call(self, connection: sqlite3.Connection, attempt_id: str, call_id: str) -> int:
         """The row of a call. Raises `StoreError` if the attempt has no such call."""
         found = self.book(connection, attempt_id).calls.get(call_id)
-        if found is None:  # did another process add it?
+        if found is None:  # another process may have added it
             found = self._open(connection, attempt_id).calls.get(call_id)
         if found is None:
             raise StoreError(f"attempt `{attempt_id}` has no call `{call_id}`")
         return found
 
     def close(self, attempt_id: str) -> None:
-        """An attempt has ended: nothing builds on its calls any more, except on its first."""
+        """Forget an attempt that has ended. Only its first call may still become a base."""
         book = self._books.pop(attempt_id, None)
         if book is not None:
             self._known -= 1 + len(book.calls)
@@ -158,7 +161,7 @@ class Recent:
                 self._said.drop(seq)
 
     def base(self, connection: sqlite3.Connection, call: Call, request: bytes) -> tuple[int | None, Said]:
-        """The row to build upon, and what it says; (None, `NOTHING`) if there is nothing alike."""
+        """(row, content) of the base of a call; (None, `NOTHING`) if no call is alike."""
         if call.parent_call_id is not None:
             seq = self.call(connection, call.attempt_id, call.parent_call_id)
             return seq, self._read(connection, seq)
@@ -175,7 +178,7 @@ class Recent:
         return None, NOTHING
 
     def keep(self, call: Call, seq: int, said: Said, *, base: int | None) -> None:
-        """A call was stored."""
+        """Remember a call that was stored in row `seq`."""
         self._books[call.attempt_id].calls[call.id] = seq
         self._count(1)
         self._unsettled.add(call.attempt_id)
@@ -189,7 +192,7 @@ class Recent:
                     self._unsettled_roots.append(root)
 
     def kind(self, connection: sqlite3.Connection, call: Call, name: str) -> int:
-        """The row of what this call has in common with others."""
+        """The row of this call's kind: the fields that it shares with many calls."""
         key = kind_key(call, name)
         found = self._kinds.get(key)
         if found is None:
@@ -201,13 +204,13 @@ class Recent:
 
     def _open(self, connection: sqlite3.Connection, attempt_id: str) -> Book:
         self.close(attempt_id)
-        book = self.begin(attempt_id, attempt_seq(connection, attempt_id))
-        book.calls.update(read_ids(connection, book.seq, attempt_id))
+        book = self.begin(attempt_id, the_attempt(connection, attempt_id).seq)
+        book.calls.update((call_id, seq) for seq, call_id in read_ids(connection, book.seq, attempt_id).items())
         self._count(len(book.calls))
         return book
 
     def _count(self, more: int) -> None:
-        """Attempts and calls that are known; the least recent attempts are forgotten, never the one in hand."""
+        """Count attempts and calls in memory. The least recently used attempts are forgotten, never the last one."""
         self._known += more
         while self._known > BOOKS_LIMIT and len(self._books) > 1:
             self.close(next(iter(self._books)))
@@ -222,9 +225,8 @@ class Recent:
 
 
 def _beginnings(call: Call, request: bytes) -> Iterator[tuple[str, int]]:
-    """Keys of first calls that are alike, the most alike first: by what was read, or asked where the ids are not known.
-
-    A chance match of two hashes would make a poor base, never a wrong one.
+    """Keys under which similar first calls are found, the longest beginning first: of the prompt ids or, without them,
+    of the request. If two hashes collide, the base is a poor one, but never a wrong one.
     """
     text = call.prompt_ids.tobytes() or request
     yield call.dialect, hash(text)
@@ -234,6 +236,7 @@ def _beginnings(call: Call, request: bytes) -> Iterator[tuple[str, int]]:
 
 
 def _repeats_most(call: Call, request: bytes, latest: Said) -> bool:
+    """Does the call share at least half of its prompt (or request) with `latest`?"""
     if len(call.prompt_ids):
         return 2 * common_prefix(latest.ids, call.prompt_ids) >= len(call.prompt_ids)
     return 2 * common_prefix(np.frombuffer(latest.request, np.uint8), np.frombuffer(request, np.uint8)) >= len(request)

@@ -1,38 +1,54 @@
-"""Records ⇄ rows: one pair of functions for each noun; those of a call are in `calls`."""
+"""Records ⇄ rows: two functions for each kind of record. Those of calls and spans are in modules of their own."""
 
 import hashlib
 import math
 import re
 import secrets
-from typing import Any
+import sqlite3
+from typing import Any, NamedTuple
 
 import msgspec
 
 from lightningrl.errors import StoreError
 from lightningrl.store.lease import Moment
-from lightningrl.types import Attempt, Reward, Rollout, Task, Weights
+from lightningrl.types import Attempt, AttemptStatus, Reward, Rollout, Task, Weights
 
 ROLLOUT = "id, group_id, task_id, task_input, split, status, max_attempts, timeout_s, sampling, accepted_attempt_id"
-"""As the view `whole_rollouts` has them."""
+"""Columns of the view `whole_rollouts`."""
 NEXT_CHANGE = "(SELECT ifnull(max(changed), 0) + 1 FROM rollouts)"
 ENQUEUE = f"""
     INSERT INTO rollouts (id, group_id, task_id, input_id, split, status, max_attempts, timeout_s, sampling, changed)
     VALUES (?, ?, ?, (SELECT id FROM inputs WHERE digest = ?), ?, ?, ?, ?, ?, {NEXT_CHANGE})
     ON CONFLICT (id) DO UPDATE
-    SET status = 'queued', max_attempts = max_attempts + excluded.max_attempts, changed = excluded.changed WHERE status = 'failed'
+    SET status = 'queued', max_attempts = max_attempts + excluded.max_attempts, changed = excluded.changed
+    WHERE status = 'failed'
 """
 STATUS = f"UPDATE rollouts SET status = ?, changed = {NEXT_CHANGE} WHERE id = ?"
 ATTEMPT = "id, rollout_id, number, token, status, worker, lease_until, error, output, started_at, ended_at"
-"""As the view `whole_attempts` has them."""
+"""Columns of the view `whole_attempts`."""
 BEGIN = """
     INSERT INTO attempts (rollout, number, token, status, worker, lease_until, boot, lease_ticks, started_at)
     VALUES ((SELECT seq FROM rollouts WHERE id = ?), ?, ?, ?, ?, ?, ?, ?, ?)
 """
 
+KEYS = "SELECT seq, status, token, ended_at FROM whole_attempts WHERE rollout_id = ? AND number = ?"
+
 TOKEN, SECRET = "lrl-", 18
-"""What a token begins with, and the bytes of chance that follow (as 24 characters)."""
+"""The beginning of a token, and the number of random bytes that follow (as 24 characters)."""
 
 NUMBER = re.compile("[1-9][0-9]{0,8}")
+
+
+class AttemptKey(NamedTuple):
+    """An attempt, as other rows refer to it."""
+
+    seq: int
+    """The number of its row."""
+    status: AttemptStatus
+    token: bytes
+    """SHA-256 of its token."""
+    ended_at: float | None
+    """Unix seconds; None while it runs."""
 
 
 def to_json(value: object) -> str:
@@ -50,7 +66,7 @@ def to_json_bytes(value: object) -> bytes:
 
 
 def clean(text: str | None) -> str | None:
-    """Text as UTF-8 can hold it: a lone surrogate (from a file name, say) is spelled out."""
+    """Text that UTF-8 can encode: a lone surrogate (e.g. from a file name) is written as an escape."""
     return None if text is None else text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -61,7 +77,7 @@ def input_row(task: Task) -> tuple[bytes, str]:
 
 
 def rollout_row(rollout: Rollout, *, digest: bytes) -> tuple[Any, ...]:
-    """What `ENQUEUE` takes."""
+    """The values of `ENQUEUE`."""
     task = rollout.task
     head = (rollout.id, rollout.group_id, task.id, digest, task.split)
     return (*head, rollout.status, rollout.max_attempts, rollout.timeout_s, to_json(rollout.sampling))
@@ -85,18 +101,32 @@ def attempt_id(rollout_id: str, number: int) -> str:
 
 
 def attempt_key(attempt_id: str) -> tuple[str, int]:
-    """(rollout id, number); a number that none has if it is not the id of an attempt."""
+    """(rollout id, number). The number is -1, which no attempt has, if this is not the id of an attempt."""
     rollout_id, _, number = attempt_id.rpartition(".")
     return rollout_id, int(number) if NUMBER.fullmatch(number) else -1
 
 
+def find_attempt(connection: sqlite3.Connection, attempt_id: str) -> AttemptKey | None:
+    """The keys of an attempt; None if there is no such attempt."""
+    row = connection.execute(KEYS, attempt_key(attempt_id)).fetchone()
+    return None if row is None else AttemptKey(*row)
+
+
+def the_attempt(connection: sqlite3.Connection, attempt_id: str) -> AttemptKey:
+    """As `find_attempt`, but raises `StoreError` if there is no such attempt."""
+    found = find_attempt(connection, attempt_id)
+    if found is None:
+        raise StoreError(f"no attempt `{attempt_id}`")
+    return found
+
+
 def new_token() -> str:
-    """A secret of 144 bits."""
+    """A secret with 144 random bits."""
     return TOKEN + secrets.token_urlsafe(SECRET)
 
 
 def attempt_row(attempt: Attempt, lease: Moment) -> tuple[Any, ...]:
-    """What `BEGIN` takes."""
+    """The values of `BEGIN`."""
     head = (attempt.rollout_id, attempt.number, bytes.fromhex(attempt.token_hash), attempt.status, attempt.worker)
     return (*head, lease.now, lease.boot, lease.ticks, attempt.started_at)
 

@@ -1,10 +1,9 @@
-"""Whose key is this? Asked for every request, so running attempts are kept in memory, by the hash of their token: no
-thread and no file is touched.
+"""Which attempt does this token belong to? Every request needs to know, so running attempts are kept in memory, by the
+hash of their token. A hit touches no thread and no file.
 
-An answer is trusted while nobody else can have changed the file for more than a second: each commit of this store looks
-whether another process has committed meanwhile, and an answer that neither a commit nor a read has confirmed for a
-second is read again. What this store has ended itself is dropped in the moment of the commit, also under the hands of
-whoever is just reading it.
+An entry holds for one second after it was last confirmed. A read confirms it, and so does each commit of this store,
+which checks whether another process has committed. An attempt that this store ends is dropped at the commit, also while
+a read of it is under way.
 """
 
 import threading
@@ -19,43 +18,43 @@ from lightningrl.types import Attempt, Rollout
 Found: TypeAlias = tuple[Rollout, Attempt]
 
 TRUSTED_S = 1.0
-"""How long an answer holds without a look at the file."""
+"""Seconds that an entry holds without a check of the file."""
 
 LIMIT = 4096
-"""Attempts that are kept; the others are read each time."""
+"""Attempts that are kept in memory. The others are read each time."""
 
 
 @dataclass(slots=True, eq=False)
 class _Read:
-    """A look into the file that is under way."""
+    """A read of the file that is under way."""
 
     began: float
     outdated: bool = False
-    """The attempt has changed meanwhile: what is found may not be so any more."""
+    """The attempt has changed since, so the result may be old."""
 
 
 class Running:
-    """Used from the event loops and the writer thread."""
+    """Running attempts by the hash of their token. Used from the event loops and the writer thread."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._entries: OrderedDict[str, tuple[float, Found]] = OrderedDict()
         self._reads: dict[str, set[_Read]] = {}
-        """What is being read just now, by the hash of the token."""
+        """Reads under way, by the hash of the token."""
         self._confirmed_at = float("-inf")
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def get(self, hashed: str) -> Found | None:
-        """None: look into the file."""
+        """The attempt; None: it has to be read from the file."""
         entry = self._entries.get(hashed)
         if entry is None or time.monotonic() - max(entry[0], self._confirmed_at) > TRUSTED_S:
             return None
         return entry[1]
 
     async def read(self, hashed: str, read: Callable[[], Awaitable[Found | None]]) -> Found | None:
-        """Have the file read, and keep what it says of an attempt that runs."""
+        """Read the file with `read`, and keep the result if the attempt runs."""
         while True:
             mine = _Read(began=time.monotonic())
             with self._mutex:
@@ -76,7 +75,7 @@ class Running:
                         del self._reads[hashed]
 
     def add(self, found: Found) -> None:
-        """An attempt has begun; called in the moment of its commit."""
+        """An attempt has begun. Called at its commit."""
         with self._mutex:
             self._keep(found, time.monotonic())
 
@@ -88,7 +87,7 @@ class Running:
                 read.outdated = True
 
     def confirm(self, at: float) -> None:
-        """Nobody else had changed the file when the monotonic clock said `at`."""
+        """No other process had changed the file at this time of the monotonic clock."""
         self._confirmed_at = at
 
     def clear(self) -> None:

@@ -1,12 +1,18 @@
-"""What the tables look like, and how an older file becomes a newer one: migrations in order, counted by `user_version`.
+"""The tables of a store, and how an older file becomes a newer one: migrations in order, counted by `user_version`.
 
-What repeats is kept once. A call is written as a difference to a base, an earlier call (`delta` says how, `recent` says
-which); what many calls have in common (who, in which dialect, sampled how) is one row of `kinds`; a task's input is one
-row, however many rollouts it has. Rows refer to each other by number; an attempt's id is its rollout's with its number,
-which is what the views put together. A call's `ended_at` is, if it is an integer, how many float64 numbers it is after
-`started_at`: exact, and half as long. An attempt's `token` is the SHA-256 of its token; `boot` and `lease_ticks` say
-when its lease passes (`lease`). A rollout's `changed` numbers the changes of status in the order of their commits; the
-latest change has the greatest number.
+Nothing that repeats is stored twice:
+
+- A call is a difference to its base, an earlier call. `calls` has an example, `recent` chooses the base.
+- One row of `kinds` holds the fields that many calls share: agent, policy, dialect, sampling and others.
+- One row of `inputs` holds the input of a task, for all its rollouts.
+- Rows refer to each other by number. The views put the id of an attempt together: its rollout's id and its number.
+
+Columns that need a word:
+
+    calls.ended_at                   an integer n: the n-th float64 after `started_at`. Exact, and half as long
+    attempts.token                   SHA-256 of the token
+    attempts.boot, lease_ticks       when the lease passes, see `lease`
+    rollouts.changed                 numbers the changes of status in the order of their commits; the latest is greatest
 """
 
 import base64
@@ -25,7 +31,8 @@ MIGRATIONS: tuple[LiteralString, ...] = (
         status TEXT NOT NULL, max_attempts INTEGER NOT NULL, timeout_s REAL NOT NULL,
         sampling TEXT NOT NULL, accepted_attempt_id TEXT
     );
-    CREATE VIEW whole_rollouts AS SELECT rollouts.*, inputs.input AS task_input FROM rollouts JOIN inputs ON inputs.id = rollouts.input_id;
+    CREATE VIEW whole_rollouts AS SELECT rollouts.*, inputs.input AS task_input
+        FROM rollouts JOIN inputs ON inputs.id = rollouts.input_id;
     CREATE INDEX rollouts_by_group ON rollouts (group_id);
     CREATE INDEX rollouts_queued ON rollouts (seq) WHERE status = 'queued';
     CREATE TABLE attempts (
@@ -37,9 +44,11 @@ MIGRATIONS: tuple[LiteralString, ...] = (
     CREATE INDEX attempts_running ON attempts (lease_until) WHERE status = 'running';
     CREATE TABLE calls (
         seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, attempt_id TEXT NOT NULL REFERENCES attempts (id),
-        idx INTEGER NOT NULL, parent_call_id TEXT, agent TEXT NOT NULL, policy TEXT NOT NULL, policy_version INTEGER NOT NULL,
+        idx INTEGER NOT NULL, parent_call_id TEXT, agent TEXT NOT NULL,
+        policy TEXT NOT NULL, policy_version INTEGER NOT NULL,
         dialect TEXT NOT NULL, request TEXT NOT NULL, response TEXT NOT NULL,
-        base_call_id TEXT, shared INTEGER NOT NULL, prompt_delta BLOB NOT NULL, completion_ids BLOB NOT NULL, logprobs BLOB NOT NULL,
+        base_call_id TEXT, shared INTEGER NOT NULL,
+        prompt_delta BLOB NOT NULL, completion_ids BLOB NOT NULL, logprobs BLOB NOT NULL,
         sampling TEXT NOT NULL, finish_reason TEXT NOT NULL, capture TEXT NOT NULL, capture_reason TEXT,
         started_at REAL NOT NULL, ended_at REAL NOT NULL, UNIQUE (attempt_id, idx)
     );
@@ -62,7 +71,8 @@ MIGRATIONS: tuple[LiteralString, ...] = (
     CREATE TABLE rollouts (
         seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, group_id TEXT NOT NULL,
         task_id TEXT NOT NULL, input_id INTEGER NOT NULL REFERENCES inputs (id), split TEXT NOT NULL,
-        status TEXT NOT NULL, max_attempts INTEGER NOT NULL, timeout_s REAL NOT NULL, sampling TEXT NOT NULL, accepted INTEGER
+        status TEXT NOT NULL, max_attempts INTEGER NOT NULL, timeout_s REAL NOT NULL,
+        sampling TEXT NOT NULL, accepted INTEGER
     );
     CREATE TABLE attempts (
         seq INTEGER PRIMARY KEY, rollout INTEGER NOT NULL REFERENCES rollouts (seq), number INTEGER NOT NULL,
@@ -75,14 +85,17 @@ MIGRATIONS: tuple[LiteralString, ...] = (
         UNIQUE (name, agent, policy, dialect, finish_reason, capture, sampling)
     );
     CREATE TABLE calls (
-        seq INTEGER PRIMARY KEY, attempt INTEGER NOT NULL REFERENCES attempts (seq), idx INTEGER NOT NULL, kind INTEGER NOT NULL, id TEXT,
+        seq INTEGER PRIMARY KEY, attempt INTEGER NOT NULL REFERENCES attempts (seq),
+        idx INTEGER NOT NULL, kind INTEGER NOT NULL, id TEXT,
         base INTEGER, continues INTEGER NOT NULL, shared INTEGER NOT NULL, ids BLOB NOT NULL, logprobs BLOB NOT NULL,
         head INTEGER NOT NULL, tail INTEGER NOT NULL, blocks TEXT, body BLOB NOT NULL,
-        policy_version INTEGER NOT NULL, max_tokens INTEGER, seed, capture_reason TEXT, started_at REAL NOT NULL, ended_at NOT NULL,
+        policy_version INTEGER NOT NULL, max_tokens INTEGER, seed, capture_reason TEXT,
+        started_at REAL NOT NULL, ended_at NOT NULL,
         UNIQUE (attempt, idx)
     );
     CREATE TABLE rewards (
-        seq INTEGER PRIMARY KEY, attempt INTEGER NOT NULL REFERENCES attempts (seq), call INTEGER REFERENCES calls (seq),
+        seq INTEGER PRIMARY KEY, attempt INTEGER NOT NULL REFERENCES attempts (seq),
+        call INTEGER REFERENCES calls (seq),
         name TEXT NOT NULL, value REAL NOT NULL, source TEXT NOT NULL
     );
     INSERT INTO rollouts
@@ -90,22 +103,24 @@ MIGRATIONS: tuple[LiteralString, ...] = (
             (SELECT number FROM old_attempts WHERE old_attempts.id = accepted_attempt_id)
         FROM old_rollouts;
     INSERT INTO attempts
-        SELECT seq, (SELECT seq FROM old_rollouts WHERE old_rollouts.id = rollout_id), number, token, status, worker, lease_until,
-            error, output, started_at, ended_at
+        SELECT seq, (SELECT seq FROM old_rollouts WHERE old_rollouts.id = rollout_id), number, token, status, worker,
+            lease_until, error, output, started_at, ended_at
         FROM old_attempts;
     INSERT INTO kinds (name, agent, policy, dialect, finish_reason, capture, sampling)
         SELECT DISTINCT '', agent, policy, dialect, finish_reason, capture, sampling FROM old_calls;
     INSERT INTO calls
         SELECT seq, (SELECT seq FROM old_attempts WHERE old_attempts.id = attempt_id), idx,
-            (SELECT kinds.id FROM kinds WHERE name = '' AND kinds.agent = old.agent AND kinds.policy = old.policy AND kinds.dialect = old.dialect
-                AND kinds.finish_reason = old.finish_reason AND kinds.capture = old.capture AND kinds.sampling = old.sampling),
+            (SELECT kinds.id FROM kinds WHERE name = '' AND kinds.agent = old.agent AND kinds.policy = old.policy
+                AND kinds.dialect = old.dialect AND kinds.finish_reason = old.finish_reason
+                AND kinds.capture = old.capture AND kinds.sampling = old.sampling),
             id, (SELECT seq FROM old_calls WHERE old_calls.id = old.base_call_id), parent_call_id IS NOT NULL, shared,
             CAST(x'00' || prompt_delta || completion_ids AS BLOB), logprobs,
             0, 0, NULL, request || char(10) || response, policy_version, NULL, NULL, capture_reason,
             started_at, ended_at
         FROM old_calls AS old;
     INSERT INTO rewards
-        SELECT seq, (SELECT seq FROM old_attempts WHERE old_attempts.id = attempt_id), (SELECT seq FROM old_calls WHERE old_calls.id = call_id),
+        SELECT seq, (SELECT seq FROM old_attempts WHERE old_attempts.id = attempt_id),
+            (SELECT seq FROM old_calls WHERE old_calls.id = call_id),
             name, value, source
         FROM old_rewards;
     DROP TABLE old_rewards;
@@ -125,7 +140,8 @@ MIGRATIONS: tuple[LiteralString, ...] = (
     """,
     """
     CREATE TABLE spans (
-        seq INTEGER PRIMARY KEY, attempt INTEGER NOT NULL REFERENCES attempts (seq), id TEXT NOT NULL, call INTEGER REFERENCES calls (seq),
+        seq INTEGER PRIMARY KEY, attempt INTEGER NOT NULL REFERENCES attempts (seq), id TEXT NOT NULL,
+        call INTEGER REFERENCES calls (seq),
         kind TEXT NOT NULL, name TEXT NOT NULL, status TEXT NOT NULL, error TEXT, input TEXT, output TEXT,
         started_at REAL NOT NULL, ended_at REAL NOT NULL, trace TEXT NOT NULL, parent TEXT, attributes TEXT NOT NULL,
         UNIQUE (attempt, trace, id)
@@ -145,7 +161,7 @@ MIGRATIONS: tuple[LiteralString, ...] = (
 
 
 def check_version(connection: sqlite3.Connection) -> int:
-    """The schema of the database. Raises `UserError` if it is newer than this program."""
+    """The schema version of the database. Raises `UserError` if it is newer than this program."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > len(MIGRATIONS):
         raise UserError(
@@ -156,16 +172,16 @@ def check_version(connection: sqlite3.Connection) -> int:
 
 
 def migrate(connection: sqlite3.Connection) -> None:
-    """Bring the database up to the newest schema, one transaction for each step."""
+    """Migrate the database to the newest schema, one transaction for each step."""
     version = check_version(connection)
     connection.create_function("hashed", 1, _hashed, deterministic=True)
-    connection.execute("PRAGMA foreign_keys = 0")  # a migration may drop what others refer to, once it is there anew
+    connection.execute("PRAGMA foreign_keys = 0")  # a migration may replace a table that others refer to
     for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
         connection.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;")
     connection.execute("PRAGMA foreign_keys = 1")
 
 
 def _hashed(token: bytes | str) -> bytes:
-    """Of a token as older schemas kept it: the bytes of its secret, or the token itself."""
+    """The hash of a token as older schemas stored it: the bytes of its secret, or its text."""
     text = token if isinstance(token, str) else "lrl-" + base64.urlsafe_b64encode(token).decode()
     return bytes.fromhex(hash_token(text))

@@ -1,4 +1,4 @@
-"""`Where` ⇄ SQL: the conditions on the view `whole_rollouts` that find rollouts, and the values they bind."""
+"""`Where` → SQL: conditions on the view `whole_rollouts`, and the values that they bind."""
 
 import msgspec
 
@@ -8,13 +8,14 @@ from lightningrl.types import FINAL
 _REWARD = """
     EXISTS (
         SELECT 1 FROM rewards JOIN attempts ON attempts.seq = rewards.attempt
-        WHERE attempts.rollout = whole_rollouts.seq AND attempts.number = accepted AND call IS NULL AND name = ? AND value BETWEEN ? AND ?
+        WHERE attempts.rollout = whole_rollouts.seq AND attempts.number = accepted
+            AND call IS NULL AND name = ? AND value BETWEEN ? AND ?
     )
 """
 
 
 def conditions(where: Where, *, before: str | None = None) -> tuple[str, list[object]]:
-    """(condition, its values). `before`: only rollouts that were enqueued before this one."""
+    """(condition, its values). `before`: only rollouts that were enqueued before that one."""
     found: list[tuple[str, list[object]]] = [("1", [])]
     if where.prefix:
         found.append(("id >= ? AND substr(id, 1, ?) = ?", [where.prefix, len(where.prefix), where.prefix]))
@@ -24,12 +25,8 @@ def conditions(where: Where, *, before: str | None = None) -> tuple[str, list[ob
         found.append(("status = ?", [where.status]))
     if where.text:
         text, in_json = _pattern(where.text), _pattern(msgspec.json.encode(where.text).decode()[1:-1])
-        found.append(
-            (
-                r"(task_id LIKE ? ESCAPE '\' OR input_id IN (SELECT id FROM inputs WHERE input LIKE ? ESCAPE '\'))",
-                [text, in_json],
-            )
-        )
+        inputs = r"SELECT id FROM inputs WHERE input LIKE ? ESCAPE '\'"
+        found.append((rf"(task_id LIKE ? ESCAPE '\' OR input_id IN ({inputs}))", [text, in_json]))
     if where.reward is not None:
         found.append((_REWARD, [FINAL, *where.reward]))
     if before is not None:

@@ -1,6 +1,4 @@
-"""Spans ⇄ rows. They may be late: exporters send what they have every few seconds, and an attempt does not wait for
-that.
-"""
+"""Spans ⇄ rows. Spans may arrive after their attempt has ended, since exporters send every few seconds."""
 
 import sqlite3
 import time
@@ -9,48 +7,43 @@ from typing import Any
 import msgspec
 
 from lightningrl.errors import StoreError
-from lightningrl.store.calls import ATTEMPT_SEQ, read_ids
-from lightningrl.store.rows import attempt_key, clean, to_json
+from lightningrl.store.calls import read_ids
+from lightningrl.store.rows import clean, find_attempt, the_attempt, to_json
 from lightningrl.types import Span
 
 LATE_S = 300.0
-"""Spans of an attempt are taken until it has ended this long ago. The OpenTelemetry SDK exports every 5 s, and tries
-again for up to 64 s.
-"""
+"""Seconds after its end for which an attempt takes spans. OpenTelemetry exports every 5 s, with retries for 64 s."""
 
 COLUMNS = "id, call, kind, name, status, error, input, output, started_at, ended_at, trace, parent, attributes"
 INSERT = f"INSERT INTO spans (attempt, {COLUMNS}) VALUES ({', '.join('?' * 14)}) ON CONFLICT DO NOTHING"
-"""An exporter that got no answer sends its spans again."""
+"""Ignores duplicates: an exporter without a response sends its spans again."""
 
 
-def check_open(connection: sqlite3.Connection, attempt_id: str) -> None:
-    """Raises `StoreError` if there is no such attempt, or it ended too long ago."""
-    statement = "SELECT ended_at FROM whole_attempts WHERE rollout_id = ? AND number = ?"
-    for (ended_at,) in connection.execute(statement, attempt_key(attempt_id)):
-        if ended_at is None or time.time() - ended_at < LATE_S:
-            return
+def open_attempt(connection: sqlite3.Connection, attempt_id: str) -> int:
+    """The row of an attempt that still takes spans. Raises `StoreError` if it ended too long ago, or does not exist."""
+    attempt = the_attempt(connection, attempt_id)
+    if attempt.ended_at is not None and time.time() - attempt.ended_at >= LATE_S:
         raise StoreError(f"attempt `{attempt_id}` ended more than {LATE_S:g} s ago: it takes no more spans")
-    raise StoreError(f"no attempt `{attempt_id}`")
+    return attempt.seq
 
 
 def row_of(span: Span, *, attempt: int, call: int | None) -> tuple[Any, ...]:
-    """What `INSERT` takes."""
+    """The values of `INSERT`."""
     told = (span.kind, clean(span.name), span.status, clean(span.error), clean(span.input), clean(span.output))
     place = (span.started_at, span.ended_at, span.trace_id, span.parent_id)
     return (attempt, span.id, call, *told, *place, to_json(span.attributes))
 
 
 def read_spans(connection: sqlite3.Connection, attempt_id: str) -> list[Span]:
-    """By the time at which they began."""
-    attempt = connection.execute(ATTEMPT_SEQ, attempt_key(attempt_id)).fetchone()
+    """The spans of an attempt, ordered by start."""
+    attempt = find_attempt(connection, attempt_id)
     if attempt is None:
         return []
-    found = connection.execute(
-        f"SELECT {COLUMNS} FROM spans WHERE attempt = ? ORDER BY started_at, seq", attempt
-    ).fetchall()
+    statement = f"SELECT {COLUMNS} FROM spans WHERE attempt = ? ORDER BY started_at, seq"
+    found = connection.execute(statement, (attempt.seq,)).fetchall()
     ids: dict[int | None, str | None] = {None: None}
     if any(row[1] is not None for row in found):
-        ids |= {seq: call_id for call_id, seq in read_ids(connection, attempt[0], attempt_id)}
+        ids |= read_ids(connection, attempt.seq, attempt_id)
     return [_span_of(row, attempt_id=attempt_id, call_id=ids[row[1]]) for row in found]
 
 

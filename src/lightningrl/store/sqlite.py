@@ -1,8 +1,7 @@
-"""The default store: one SQLite file. Write-ahead log, `synchronous=FULL`, one writer thread whose commits are shared
-by all who wait.
+"""The default store: one SQLite file. Write-ahead log, `synchronous=FULL`, and one writer thread with group commits.
 
-Other processes may read, and write, the same file meanwhile. `changes` wakes at once for commits of this object, and
-looks for those of other processes four times a second.
+Other processes may read and write the same file. `changes` wakes at once for commits of this object, and checks for
+those of other processes four times a second.
 """
 
 import asyncio
@@ -28,21 +27,22 @@ from lightningrl.store.waiters import Waiters
 from lightningrl.types import Attempt, AttemptStatus, Call, Reward, Rollout, RolloutStatus, Span, Weights, hash_token
 
 FORGIVEN = 10
-"""Lost attempts of one rollout that do not count against `max_attempts`: a dying machine is not the agent's fault, for
-ever it would be.
+"""Lost attempts of one rollout that do not count against `max_attempts`. A machine may die; but an agent that kills its
+worker each time must not run endlessly.
 """
 
 ENDED: tuple[AttemptStatus, ...] = ("succeeded", "failed", "timeout", "lost")
+"""The statuses that an attempt can end with."""
 
 CHUNK = 500
-"""Ids in one `IN (…)`; older SQLite builds allow 999 variables. Also how many changes are read at once."""
+"""Maximum number of ids in one `IN (…)`; older SQLite builds allow 999 variables. Also of changes read at once."""
 
 POLL_S = 0.25
-"""How often `changes` looks for commits of other processes: one look at an index, 0.1 ms."""
+"""Seconds between two checks of `changes` for commits of other processes. One costs 0.1 ms, a look at an index."""
 
 
 class SQLiteStore:
-    """See `Store`. Open it with `await SQLiteStore.open(path)`; `:memory:` lives as long as the object."""
+    """A `Store`. Open it with `await SQLiteStore.open(path)`. `:memory:` lives as long as the object."""
 
     def __init__(
         self,
@@ -52,18 +52,18 @@ class SQLiteStore:
         lock: sqlite3.Connection | None = None,
         read_only: bool = False,
     ) -> None:
-        """`connection` writes, and reads where there is no `reader`."""
+        """`connection` writes. Without a `reader` it also reads."""
         self._waiters = Waiters()
         self._running = Running()
         self._recent = Recent()
         self._begun: list[tuple[Rollout, Attempt]] = []
-        """Since the last commit."""
+        """Attempts that have begun since the last commit."""
         self._blank: set[str] = set()
-        """Running attempts without calls, of an exclusive store: nobody else gives them any."""
+        """Running attempts without calls. Only in an exclusive store, where no other process adds calls."""
         self._changed: set[str] = set()
-        """Hashes of the tokens of attempts that have ended, or got a longer lease, since the last commit."""
+        """Token hashes of attempts that have ended or got a longer lease since the last commit."""
         self._moved = False
-        """Whether rollouts have changed their status since the last commit; a false alarm does no harm."""
+        """Rollouts may have changed their status since the last commit. A false alarm does no harm."""
         self._version = version(connection)
         self._lock = lock
         self._writer = DatabaseThread(connection, name="store-writer", events=None if read_only else self)
@@ -71,9 +71,8 @@ class SQLiteStore:
 
     @classmethod
     async def open(cls, path: str | Path, *, exclusive: bool = False) -> "SQLiteStore":
-        """Open or create the file. `exclusive` claims it for this process, which alone runs attempts until `close`: a
-        second such claim is a `UserError`, and attempts that an earlier, dead owner left running are lost at once,
-        without waiting for their leases.
+        """Open or create the file. `exclusive`: this process alone runs attempts until `close`. Attempts that a dead
+        predecessor left running are lost at once. Raises `UserError` if another process has claimed the file.
         """
         memory = str(path) == ":memory:"
         try:
@@ -84,10 +83,8 @@ class SQLiteStore:
             if reader is not None:
                 reader.execute("PRAGMA query_only = 1")
         except sqlite3.Error as error:
-            raise UserError(
-                f"cannot open the store `{path}`: {error}",
-                hint="is it a SQLite file, in a folder that exists and is writable?",
-            ) from error
+            hint = "is it a SQLite file, in a folder that exists and is writable?"
+            raise UserError(f"cannot open the store `{path}`: {error}", hint=hint) from error
         store = cls(writer, reader=reader, lock=lock)
         if exclusive:
             await store._writer.run(lambda connection: store._expire(connection, after_s=math.inf))
@@ -95,13 +92,12 @@ class SQLiteStore:
 
     @classmethod
     async def read(cls, path: str | Path) -> Records:
-        """Open an existing file for reading alone: see `open_records`."""
+        """Open an existing file to read: see `open_records`."""
         try:
             return cls(connect_reader(path), read_only=True)
         except sqlite3.Error as error:
-            raise UserError(
-                f"cannot read the store `{path}`: {error}", hint="is it the store.sqlite of a run?"
-            ) from error
+            hint = "is it the store.sqlite of a run?"
+            raise UserError(f"cannot read the store `{path}`: {error}", hint=hint) from error
 
     async def close(self) -> None:
         await self._reader.close()
@@ -133,16 +129,14 @@ class SQLiteStore:
 
     async def heartbeat(self, attempt_ids: Sequence[str], *, lease_s: float) -> None:
         lease = in_seconds(lease_s)
-        prolong = "UPDATE attempts SET lease_until = ?, boot = ?, lease_ticks = ? WHERE seq = ?"
+        extend = "UPDATE attempts SET lease_until = ?, boot = ?, lease_ticks = ? WHERE seq = ?"
 
         def work(connection: sqlite3.Connection) -> None:
-            for key in map(rows.attempt_key, attempt_ids):
-                running = (
-                    "SELECT seq, token FROM whole_attempts WHERE rollout_id = ? AND number = ? AND status = 'running'"
-                )
-                for seq, token in connection.execute(running, key).fetchall():
-                    connection.execute(prolong, (lease.now, lease.boot, lease.ticks, seq))
-                    self._changed.add(token.hex())
+            for attempt_id in attempt_ids:
+                attempt = rows.find_attempt(connection, attempt_id)
+                if attempt is not None and attempt.status == "running":
+                    connection.execute(extend, (lease.now, lease.boot, lease.ticks, attempt.seq))
+                    self._changed.add(attempt.token.hex())
 
         await self._writer.run(work)
 
@@ -160,13 +154,14 @@ class SQLiteStore:
         output_json = rows.to_json(output)
 
         def work(connection: sqlite3.Connection) -> None:
-            if _attempt(connection, attempt_id)[1] != "running":
-                return  # the first word counts
+            attempt = rows.the_attempt(connection, attempt_id)
+            if attempt.status != "running":
+                return  # the first `finish` counts
             for reward in rewards:
                 if reward.attempt_id != attempt_id:
                     raise StoreError(f"a reward for attempt `{reward.attempt_id}` came with attempt `{attempt_id}`")
-                self._add_reward(connection, reward)
-            self._end(connection, attempt_id, status, output=output_json, error=error)
+                self._add_reward(connection, reward, attempt=attempt.seq)
+            self._end(connection, attempt_id, attempt, status, output=output_json, error=error)
 
         await self._writer.run(work)
 
@@ -181,10 +176,11 @@ class SQLiteStore:
                     self._add_call(connection, record)
                 elif isinstance(record, Span):
                     self._add_span(connection, record)
-                elif _attempt(connection, record.attempt_id)[1] == "running":
-                    self._add_reward(connection, record)
                 else:
-                    raise _ended(record.attempt_id)
+                    attempt = rows.the_attempt(connection, record.attempt_id)
+                    if attempt.status != "running":
+                        raise _ended(record.attempt_id)
+                    self._add_reward(connection, record, attempt=attempt.seq)
 
         await self._writer.run(work)
 
@@ -192,14 +188,12 @@ class SQLiteStore:
         hashed = hash_token(token)
 
         def work(connection: sqlite3.Connection) -> tuple[Rollout, Attempt] | None:
-            row = connection.execute(
-                f"SELECT {rows.ATTEMPT} FROM whole_attempts WHERE token = ?", (bytes.fromhex(hashed),)
-            ).fetchone()
+            by_token = f"SELECT {rows.ATTEMPT} FROM whole_attempts WHERE token = ?"
+            row = connection.execute(by_token, (bytes.fromhex(hashed),)).fetchone()
             if row is None:
                 return None
-            rollout = connection.execute(
-                f"SELECT {rows.ROLLOUT} FROM whole_rollouts WHERE id = ?", (row[1],)
-            ).fetchone()
+            by_id = f"SELECT {rows.ROLLOUT} FROM whole_rollouts WHERE id = ?"
+            rollout = connection.execute(by_id, (row[1],)).fetchone()
             return rows.rollout_of(rollout), replace(rows.attempt_of(row), token=token)
 
         return self._running.get(hashed) or await self._running.read(hashed, lambda: self._reader.run(work))
@@ -214,10 +208,9 @@ class SQLiteStore:
         limit: int | None = None,
     ) -> list[Rollout]:
         def named(connection: sqlite3.Connection) -> list[Rollout]:
-            found = _select(connection, f"SELECT seq, {rows.ROLLOUT} FROM whole_rollouts WHERE id", ids or ())
-            found += _select(
-                connection, f"SELECT seq, {rows.ROLLOUT} FROM whole_rollouts WHERE group_id", group_ids or ()
-            )
+            select = f"SELECT seq, {rows.ROLLOUT} FROM whole_rollouts WHERE"
+            found = _select(connection, f"{select} id", ids or ())
+            found += _select(connection, f"{select} group_id", group_ids or ())
             return [rows.rollout_of(row[1:]) for row in sorted(set(found))]
 
         def filtered(connection: sqlite3.Connection) -> list[Rollout]:
@@ -238,13 +231,10 @@ class SQLiteStore:
             if after is None:
                 (cursor,) = connection.execute("SELECT ifnull(max(changed), 0) FROM rollouts").fetchone()
                 return Changes(cursor=cursor, rollouts=())
-            statement = (
-                f"SELECT changed, {rows.ROLLOUT} FROM whole_rollouts WHERE changed > ? ORDER BY changed LIMIT {CHUNK}"
-            )
-            found = connection.execute(statement, (after,)).fetchall()
-            return Changes(
-                cursor=found[-1][0] if found else after, rollouts=tuple(rows.rollout_of(row[1:]) for row in found)
-            )
+            later = f"SELECT changed, {rows.ROLLOUT} FROM whole_rollouts WHERE changed > ? ORDER BY changed LIMIT ?"
+            found = connection.execute(later, (after, CHUNK)).fetchall()
+            cursor = found[-1][0] if found else after
+            return Changes(cursor=cursor, rollouts=tuple(rows.rollout_of(row[1:]) for row in found))
 
         deadline = time.monotonic() + timeout_s
         while True:
@@ -264,7 +254,7 @@ class SQLiteStore:
         return await self._reader.run(work)
 
     async def calls(self, attempt_ids: Sequence[str]) -> list[Call]:
-        if self._blank.issuperset(attempt_ids):  # as each is when its first request comes: no thread has to wake up
+        if self._blank.issuperset(attempt_ids):  # true at the first request of an attempt: no thread has to wake up
             return []
         return await self._reader.run(lambda connection: calls.read_calls(connection, attempt_ids))
 
@@ -282,9 +272,8 @@ class SQLiteStore:
 
     async def publish(self, weights: Weights) -> None:
         row = (weights.policy, weights.version, weights.uri, weights.kind)
-        await self._writer.run(
-            lambda c: c.execute("INSERT INTO weights VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING", row)
-        )
+        insert = "INSERT INTO weights VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
+        await self._writer.run(lambda connection: connection.execute(insert, row))
 
     async def weights(self, policy: str) -> Weights | None:
         def work(connection: sqlite3.Connection) -> Weights | None:
@@ -295,7 +284,7 @@ class SQLiteStore:
         return await self._reader.run(work)
 
     def began(self, connection: sqlite3.Connection) -> None:
-        """Called on the writer thread: has another process changed the file since our last commit?"""
+        """Called on the writer thread: check whether another process has changed the file since the last commit."""
         now = time.monotonic()
         now_at = version(connection)
         if now_at != self._version:
@@ -319,9 +308,7 @@ class SQLiteStore:
         self._moved = False
 
     def undone(self) -> None:
-        """Called on the writer thread. What is not kept in memory is read from the file; what is dropped without need,
-        too.
-        """
+        """Called on the writer thread. Memory that is dropped without need is read from the file again."""
         self._recent.forget()
         self._begun.clear()
 
@@ -330,9 +317,8 @@ class SQLiteStore:
     ) -> tuple[Rollout, Attempt]:
         """The next attempt at a queued rollout."""
         rollout = replace(rows.rollout_of(row), status="running")
-        (tries,) = connection.execute(
-            "SELECT count(*) FROM whole_attempts WHERE rollout_id = ?", (rollout.id,)
-        ).fetchone()
+        tally = "SELECT count(*) FROM whole_attempts WHERE rollout_id = ?"
+        (tries,) = connection.execute(tally, (rollout.id,)).fetchone()
         token = rows.new_token()
         attempt = Attempt(
             id=rows.attempt_id(rollout.id, tries + 1),
@@ -351,25 +337,27 @@ class SQLiteStore:
         return rollout, attempt
 
     def _expire(self, connection: sqlite3.Connection, *, after_s: float = 0.0) -> None:
-        """End the attempts whose lease has passed, or will have passed in so many seconds."""
+        """End the attempts whose lease passes within `after_s` from now."""
         passed = f"SELECT id FROM whole_attempts WHERE {PASSED}"
+        error = "the lease passed: the worker of this attempt is gone"
         for (attempt_id,) in connection.execute(passed, asdict(in_seconds(after_s))).fetchall():
-            self._end(
-                connection,
-                attempt_id,
-                "lost",
-                output="null",
-                error="the lease passed: whoever ran this attempt is gone",
-            )
+            attempt = rows.the_attempt(connection, attempt_id)
+            self._end(connection, attempt_id, attempt, "lost", output="null", error=error)
 
     def _end(
-        self, connection: sqlite3.Connection, attempt_id: str, status: AttemptStatus, *, output: str, error: str | None
+        self,
+        connection: sqlite3.Connection,
+        attempt_id: str,
+        attempt: rows.AttemptKey,
+        status: AttemptStatus,
+        *,
+        output: str,
+        error: str | None,
     ) -> None:
-        """Close a running attempt, and decide what becomes of its rollout."""
-        seq, _, token = _attempt(connection, attempt_id)
+        """End a running attempt, and requeue, accept or fail its rollout."""
         rollout_id, number = rows.attempt_key(attempt_id)
         change = "UPDATE attempts SET status = ?, output = ?, error = ?, ended_at = ? WHERE seq = ?"
-        connection.execute(change, (status, output, rows.clean(error), time.time(), seq))
+        connection.execute(change, (status, output, rows.clean(error), time.time(), attempt.seq))
         if status == "succeeded":
             connection.execute("UPDATE rollouts SET accepted = ? WHERE id = ?", (number, rollout_id))
             after = "succeeded"
@@ -380,7 +368,7 @@ class SQLiteStore:
             after = "queued" if tries - min(lost, FORGIVEN) < allowed else "failed"
         connection.execute(rows.STATUS, (after, rollout_id))
         self._moved = True
-        self._changed.add(token)
+        self._changed.add(attempt.token.hex())
         self._blank.discard(attempt_id)
         self._recent.close(attempt_id)
 
@@ -395,42 +383,31 @@ class SQLiteStore:
         written = delta.write(said, call.logprobs, earlier, prompt_length=len(call.prompt_ids))
         name = calls.name_of(call)
         kind = self._recent.kind(connection, call, name)
-        cursor = connection.execute(
-            calls.INSERT, calls.row_of(call, attempt=book.seq, kind=kind, named=bool(name), base=base, written=written)
-        )
+        row = calls.row_of(call, attempt=book.seq, kind=kind, named=bool(name), base=base, written=written)
+        cursor = connection.execute(calls.INSERT, row)
         if cursor.rowcount != 1 or cursor.lastrowid is None:
             raise _ended(call.attempt_id)
         self._recent.keep(call, cursor.lastrowid, said, base=base)
 
-    def _add_reward(self, connection: sqlite3.Connection, reward: Reward) -> None:
-        seq = None if reward.call_id is None else self._recent.call(connection, reward.attempt_id, reward.call_id)
-        row = rows.reward_row(reward, attempt=_attempt(connection, reward.attempt_id)[0], call=seq)
+    def _add_reward(self, connection: sqlite3.Connection, reward: Reward, *, attempt: int) -> None:
+        call = None if reward.call_id is None else self._recent.call(connection, reward.attempt_id, reward.call_id)
+        row = rows.reward_row(reward, attempt=attempt, call=call)
         connection.execute("INSERT INTO rewards (attempt, call, name, value, source) VALUES (?, ?, ?, ?, ?)", row)
 
     def _add_span(self, connection: sqlite3.Connection, span: Span) -> None:
-        spans.check_open(connection, span.attempt_id)
+        attempt = spans.open_attempt(connection, span.attempt_id)
         call = None if span.call_id is None else self._recent.call(connection, span.attempt_id, span.call_id)
-        connection.execute(
-            spans.INSERT, spans.row_of(span, attempt=_attempt(connection, span.attempt_id)[0], call=call)
-        )
+        connection.execute(spans.INSERT, spans.row_of(span, attempt=attempt, call=call))
 
 
 def _select(connection: sqlite3.Connection, head: str, values: Sequence[str]) -> list[tuple[str, ...]]:
-    """`head IN (values)`, each value once."""
+    """The rows of `head IN (values)`."""
     unique = list(dict.fromkeys(values))
     found: list[tuple[str, ...]] = []
     for start in range(0, len(unique), CHUNK):
         chunk = unique[start : start + CHUNK]
         found += connection.execute(f"{head} IN ({', '.join('?' for _ in chunk)})", chunk).fetchall()
     return found
-
-
-def _attempt(connection: sqlite3.Connection, attempt_id: str) -> tuple[int, str, str]:
-    """(row, status, hash of the token)"""
-    statement = "SELECT seq, status, token FROM whole_attempts WHERE rollout_id = ? AND number = ?"
-    for seq, status, token in connection.execute(statement, rows.attempt_key(attempt_id)):
-        return seq, status, token.hex()
-    raise StoreError(f"no attempt `{attempt_id}`")
 
 
 def _ended(attempt_id: str) -> StoreError:

@@ -1,9 +1,8 @@
-"""Who touches the database? One thread that owns the connection: what has queued up meanwhile is committed together.
+"""One thread owns a connection to the database. All work that has queued up meanwhile goes into one commit.
 
-`run(work)` hands a function of the connection to the thread. It resolves after the commit that contains it, so returned
-means durable. A work that raises is undone by itself, its neighbours in the same commit are not touched: the group is
-rolled back and done once more, each work in a savepoint of its own. So works may be called twice, and savepoints cost
-nothing while nothing fails.
+`run(work)` hands a function of the connection to the thread, and returns after the commit that contains it: returned
+means durable. If one work raises, the group is rolled back and run again, each work in a savepoint of its own, so only
+the failed one is undone. Works may therefore be called twice. Without failures there are no savepoints.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ Work = Callable[[sqlite3.Connection], Any]
 
 DISK = "is the disk full, or the file locked by another program?"
 GROUP = 512
-"""Works in one commit at most, which bounds how long the first of them waits for the last."""
+"""Maximum number of works in one commit. It bounds the time that the first one waits for the last."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,19 +33,19 @@ class _Job:
 
 
 class Events(Protocol):
-    """What the owner of a thread wants to know of its transactions. Called on the thread, before anybody is answered."""
+    """Tells the owner of a thread about its transactions. Called on the thread, before `run` returns."""
 
     def began(self, connection: sqlite3.Connection) -> None: ...
 
     def committed(self) -> None: ...
 
     def undone(self) -> None:
-        """Something since the last commit, perhaps all of it, was rolled back."""
+        """Some or all work since the last commit was rolled back."""
         ...
 
 
 class DatabaseThread:
-    """Owns one connection. With `events`, works are grouped into commits; without, they are plain reads."""
+    """Owns one connection. With `events`, works are grouped into commits. Without, they are plain reads."""
 
     def __init__(self, connection: sqlite3.Connection, *, name: str, events: Events | None) -> None:
         self._connection = connection
@@ -65,7 +64,7 @@ class DatabaseThread:
         return await job.future
 
     async def close(self) -> None:
-        """Finish what is queued, then close the connection. A second call changes nothing."""
+        """Finish all queued work, then close the connection. A second call changes nothing."""
         if not self._closed:
             self._closed = True
             self._jobs.put(None)
@@ -77,7 +76,7 @@ class DatabaseThread:
         self._connection.close()
 
     def _serve_group(self) -> bool:
-        """What has queued up, at least one work. False when it was the last."""
+        """Do the queued work, at least one. False after the last."""
         batch = [self._jobs.get()]
         while len(batch) < GROUP and not self._jobs.empty():
             batch.append(self._jobs.get())
@@ -104,7 +103,7 @@ class DatabaseThread:
                 self._one_by_one(jobs, events)
             self._connection.execute("COMMIT")
             events.committed()
-        except sqlite3.Error as error:  # nothing of this group was kept, so nothing of it may be acknowledged
+        except sqlite3.Error as error:  # no work of this group was stored, so none may be acknowledged
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             events.undone()
@@ -133,19 +132,19 @@ def _do(job: _Job, connection: sqlite3.Connection) -> None:
 
 
 def _answer(jobs: list[_Job]) -> None:
-    """One wake-up for each event loop, however many of its works were committed."""
+    """Resolve the futures, with one wake-up for each event loop."""
     for loop in {job.loop for job in jobs}:
         mine = [job for job in jobs if job.loop is loop]
         try:
             loop.call_soon_threadsafe(_resolve, mine)
-        except RuntimeError:  # the loop was closed while its work was being done: nobody waits any more
+        except RuntimeError:  # the loop was closed meanwhile, so no coroutine waits
             continue
 
 
 def _resolve(jobs: list[_Job]) -> None:
     for job in jobs:
         if job.future.done():
-            continue  # whoever waited was cancelled; the work is done all the same
+            continue  # the waiting coroutine was cancelled; the work is done all the same
         if job.error is not None:
             job.future.set_exception(job.error)
         else:

@@ -1,4 +1,4 @@
-"""Wakes coroutines that wait for changes. `wake` runs on the writer thread, the rest on the event loops."""
+"""Wakes coroutines that wait for changes. `wake` runs on the writer thread, `register` on the event loops."""
 
 import asyncio
 import threading
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 class Waiters:
-    """The coroutines that wait now."""
+    """The coroutines that are waiting."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
@@ -15,9 +15,7 @@ class Waiters:
 
     @contextmanager
     def register(self) -> Iterator[asyncio.Future[None]]:
-        """A future that is done after the next `wake`. Register first and look at the records second, and no change is
-        missed.
-        """
+        """A future that is done after the next `wake`. Register first, then read: so no change is missed."""
         news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._mutex:
             self._waiting.add(news)
