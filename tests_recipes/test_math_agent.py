@@ -1,6 +1,4 @@
-"""The agent is plain AutoGen over a real MCP server. When that server dies, its attempt fails, and the next one gets
-another.
-"""
+"""The agent is plain AutoGen with a real MCP server. If the server dies, the attempt fails; the next gets a new one."""
 
 import asyncio
 import json
@@ -36,7 +34,7 @@ def results(asked: dict[str, Any]) -> list[str]:
 
 
 def servers() -> list[int]:
-    """Processes of calculators that this one has started."""
+    """Ids of the calculator processes that this process has started."""
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     return [int(child) for child in children if b"calculator.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
@@ -50,7 +48,7 @@ async def closing(math: Any) -> AsyncIterator[None]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def scripted(math: Any, server: Any) -> AsyncIterator[Any]:
-    """The scripted server, to which connections are closed in the end."""
+    """The scripted server; its connections are closed at the end."""
     yield server
     await math.agent.client("math", os.environ["OPENAI_BASE_URL"], "attempt-token").close()
     math.agent.client.cache_clear()
@@ -104,7 +102,7 @@ async def test_agents_that_run_at_once_share_one_server(
     assert len(servers()) == 1
 
 
-async def test_when_the_server_dies_in_the_middle_of_a_call_all_who_use_it_fail_and_the_next_gets_another(
+async def test_when_the_server_dies_during_a_call_its_agents_fail_and_the_next_gets_another(
     math: Any, scripted: Any
 ) -> None:
     scripted.answers = [wish("1 + 1")] * 2 + ["2"] * 2

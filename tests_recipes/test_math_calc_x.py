@@ -1,4 +1,4 @@
-"""The Calc-X loader reads the files as they are downloaded: here small ones with the same columns."""
+"""The loader reads Calc-X's files as they are downloaded; here small ones with the same columns."""
 
 import json
 from pathlib import Path
@@ -53,7 +53,7 @@ def test_rows_become_tasks_that_reward_understands(math: Any, folder: Path) -> N
         assert math.tasks.reward(row["input"], {"answer": "3"}) == 0.0
 
 
-def test_a_broken_line_is_named_and_the_rest_is_not_lost(math: Any, folder: Path) -> None:
+def test_a_broken_line_is_named_and_the_others_are_read(math: Any, folder: Path) -> None:
     lines = (folder / "train.jsonl").read_bytes().splitlines()
     bad = [
         b'{"question": "half a li',
@@ -72,10 +72,10 @@ def test_a_broken_line_is_named_and_the_rest_is_not_lost(math: Any, folder: Path
         f"`{file}` line {place}" for place in (2, 4, 5, 6, 7)
     ]
     assert broken[1].endswith("a `list`, not an object") and broken[2].endswith("`result` is missing, not a text")
-    assert math.calc_x.load(folder, "train") == rows, "without a second word"
+    assert math.calc_x.load(folder, "train") == rows, "without a second warning"
 
 
-def test_parquet_is_read_as_the_hub_has_it(math: Any, tmp_path: Path) -> None:
+def test_parquet_files_of_the_hub_are_read(math: Any, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     columns = [
         {"id": row["id"], "question": row["question"], "chain": row["chain"], "result": row["result"]} for row in ROWS
@@ -101,7 +101,7 @@ def test_tasks_of_the_folder_in_the_environment_follow_from_the_seed(
     assert [row["id"] for row in math.calc_x.tasks("heldout", seed=0, count=1)] == ["gsm8k__a"]
 
 
-def test_what_is_missing_is_said(math: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_folder_or_file_is_named(math: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CALC_X", raising=False)
     with pytest.raises(ValueError, match="`CALC_X` is not set\nhint: "):
         math.calc_x.tasks("train", seed=0, count=1)

@@ -1,5 +1,5 @@
-"""In a real run of the math agent its calculator raises, and its server is killed: neither is a reward of 0, and
-neither teaches anything.
+"""In a real run of the math agent its calculator raises, and its server is killed. Neither is a reward of 0 or
+trained.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What AutoGen was served is what is learnt from, token for token: invariants 1 to 3, with a calculator behind MCP."""
+"""The tokens that AutoGen was served are those that are trained: invariants 1 to 3, with a calculator behind MCP."""
 
 from collections import Counter
 from pathlib import Path
@@ -10,7 +10,7 @@ from lightningrl.conformance import check, collected
 SMALL = ["loop.tasks_per_step=3", "loop.group_size=4", "trainer.threads=1"]
 
 
-async def test_every_token_that_was_served_is_learnt_from_as_it_was(math: Any, tmp_path: Path) -> None:
+async def test_every_served_token_is_trained_as_it_was(math: Any, tmp_path: Path) -> None:
     batch = await collected(math.folder / "recipe.toml", tmp_path, overrides=SMALL)
     check(batch)
     roots = Counter(call.attempt_id for call in batch.calls if call.capture == "rendered")
@@ -24,7 +24,7 @@ async def test_every_token_that_was_served_is_learnt_from_as_it_was(math: Any, t
 
 
 async def test_a_reflection_without_tools_is_learnt_from_as_well(math: Any, tmp_path: Path) -> None:
-    """What a template writes about tools stands before everything else, so the prompt is another one."""
+    """The template writes the tools first, so a prompt without tools differs from the start."""
     batch = await collected(
         math.folder / "recipe.toml", tmp_path, overrides=[*SMALL, 'agent.env.MATH_TOOL_ITERATIONS="1"']
     )

@@ -1,6 +1,4 @@
-"""Word problems are a pure function of (split, seed); no structure is in two splits; the right number earns 1 and
-nothing else does.
-"""
+"""Word problems depend on (split, seed) alone, splits share no structure, and only the right number earns 1."""
 
 from typing import Any
 
@@ -50,7 +48,7 @@ def test_every_division_is_exact_and_no_number_is_there_twice(math: Any) -> None
         assert len(set(numbers)) == len(numbers) == 1 + len(problem.steps) + (problem.aside is not None)
 
 
-def test_a_story_tells_its_program_and_asks_for_whom_it_ends_with(math: Any) -> None:
+def test_a_story_tells_its_program_and_asks_for_the_last_person(math: Any) -> None:
     for problem in math.tasks.problems("train", seed=0, count=COUNT):
         sentences = problem.story.splitlines()
         if problem.aside is not None:
@@ -63,7 +61,7 @@ def test_a_story_tells_its_program_and_asks_for_whom_it_ends_with(math: Any) -> 
         known = first.split()[0]
         for step, sentence in zip(problem.steps, told, strict=True):
             words = sentence.split()
-            assert known in words, "each step goes on from whose number is known"
+            assert known in words, "each step starts from a known number"
             if step.kind in math.stories.NEWCOMERS:
                 known = next(word for word in words if word in math.stories.PEOPLE and word != known)
         assert asked.split()[-1] == known
@@ -95,7 +93,7 @@ def test_the_last_number_must_be_the_right_one(math: Any, right: str, said: str,
 
 
 @pytest.mark.parametrize("output", [None, 1776, [], {"answer": None}, {"answer": 1776}, {}])
-def test_what_is_no_answer_earns_nothing(math: Any, output: object) -> None:
+def test_an_output_without_an_answer_earns_nothing(math: Any, output: object) -> None:
     assert math.tasks.reward({"answer": "1776"}, output) == 0.0
 
 
@@ -152,7 +150,7 @@ def test_each_step_is_worked_out_from_the_result_of_the_one_before(math: Any) ->
     assert slip(problem, frozenset({"again"})) == ["37 + 5", "42 * 12", "504 / 6", "504 / 6"]
 
 
-def test_nothing_in_the_agent_knows_who_trains_it(math: Any) -> None:
+def test_the_agent_has_no_trace_of_training(math: Any) -> None:
     for name in ("agent", "workbench", "calculator"):
         assert "lightningrl" not in (math.folder / f"{name}.py").read_text().lower()
 

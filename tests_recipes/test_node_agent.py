@@ -1,4 +1,4 @@
-"""The assistant as it is run: a process of node with Vercel's AI SDK, against a scripted server on a real socket."""
+"""The assistant as a node process with Vercel's AI SDK, with a scripted server on a real socket."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ def installed(shop: Any) -> None:
 
 
 def answered(shop: Any, task: Any) -> Any:
-    """What the agent prints for a task."""
+    """The agent's output for a task."""
     done = subprocess.run(
         ["node", "agent.mjs"],
         cwd=shop.folder,
@@ -53,7 +53,7 @@ def wish(name: object, *, place: int = 0, tool: str = "look_up") -> dict[str, An
 
 
 def told(server: Any) -> list[str]:
-    """What the tool has said."""
+    """The tool's results."""
     return [message["content"] for message in server.asked[-1]["messages"] if message["role"] == "tool"]
 
 
@@ -70,19 +70,21 @@ def test_two_records_are_read_and_the_number_is_the_answer(shop: Any, server: An
         assert after["tools"] == before["tools"]
 
 
-def test_a_name_without_a_record_is_told_so(shop: Any, server: Any) -> None:
+def test_a_missing_record_is_reported_to_the_model(shop: Any, server: Any) -> None:
     server.answers = [wish("eva"), wish("toString", place=1), "no idea"]
     assert answered(shop, TASK) == {"answer": "no idea"}
     assert told(server) == ["no record of eva", "no record of toString"]
 
 
-def test_a_call_that_cannot_be_understood_is_told_to_the_model(shop: Any, server: Any) -> None:
+def test_a_malformed_call_is_reported_to_the_model(shop: Any, server: Any) -> None:
     server.answers = [wish(3), wish('{"name": ', place=1), wish("ann", place=2, tool="find"), "14"]
     assert answered(shop, TASK) == {"answer": "14"}
     assert [message.startswith('{"error":') for message in told(server)] == [True] * 3
 
 
-def test_who_looks_things_up_for_ever_has_no_answer(shop: Any, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_never_stops_looking_up_has_no_answer(
+    shop: Any, server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = [wish("ann", place=place) for place in range(9)]
     server.answers = [*script]
     assert answered(shop, TASK) == {"answer": ""}

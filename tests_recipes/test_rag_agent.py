@@ -1,6 +1,4 @@
-"""The agent searches and answers through OpenAI's own SDK, against a scripted server on a real socket; its search may
-be a server of MCP.
-"""
+"""The agent searches, in its process or over MCP, and answers, with a scripted server on a real socket."""
 
 import json
 import subprocess
@@ -15,7 +13,7 @@ ANSWER = "<answer> tom hale </answer>"
 
 @pytest.fixture(scope="module")
 def question(rag: Any) -> Any:
-    """Of three steps."""
+    """A question of three steps."""
     return next(q for q in rag.tasks.questions("heldout", seed=0, count=20) if len(q.chain) == 3)
 
 
@@ -72,7 +70,7 @@ async def test_the_model_reads_the_same_whether_search_is_in_this_process_or_beh
 
 
 def read(request: Any) -> Any:
-    """Tools, and the text of what was found: through MCP it comes in parts."""
+    """The tools and the text of the results, which comes in parts over MCP."""
     outputs = [item["output"] for item in request["input"] if item.get("type") == "function_call_output"]
     return request["tools"], [
         output if isinstance(output, str) else "".join(part["text"] for part in output) for output in outputs
@@ -80,29 +78,27 @@ def read(request: Any) -> Any:
 
 
 @pytest.mark.parametrize("call", [wish(3), wish('{"query": '), wish("{}"), wish('{"other": "ada"}')])
-async def test_a_call_that_cannot_be_understood_is_told_to_the_model(
-    rag: Any, server: Any, task: Any, call: Any
-) -> None:
+async def test_a_malformed_call_is_reported_to_the_model(rag: Any, server: Any, task: Any, call: Any) -> None:
     server.answers = [call, ANSWER]
     assert await rag.agent.run(task) == {"answer": ANSWER}
     assert server.asked[1]["input"][-1]["output"] == "error: search needs a query"
 
 
 @pytest.mark.parametrize("call", [wish('{"query": '), wish("{}"), wish('{"other": "ada"}')])
-async def test_it_is_told_the_same_where_search_is_behind_mcp(
+async def test_a_malformed_call_is_reported_over_mcp_too(
     rag: Any, server: Any, task: Any, call: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAG_SEARCH", "mcp")
-    await test_a_call_that_cannot_be_understood_is_told_to_the_model(rag, server, task, call)
+    await test_a_malformed_call_is_reported_to_the_model(rag, server, task, call)
 
 
-async def test_a_tool_that_does_not_exist_is_told_to_the_model(rag: Any, server: Any, task: Any) -> None:
+async def test_a_missing_tool_is_reported_to_the_model(rag: Any, server: Any, task: Any) -> None:
     server.answers = [wish("ada", tool="find"), ANSWER]
     assert await rag.agent.run(task) == {"answer": ANSWER}
     assert "find" in server.asked[1]["input"][-1]["output"]
 
 
-async def test_who_searches_for_ever_has_no_answer(
+async def test_an_agent_that_never_stops_searching_has_no_answer(
     rag: Any, server: Any, task: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.answers = [wish("boss of ada", place=place) for place in range(9)]
@@ -186,6 +182,6 @@ def test_the_agent_is_also_a_program(rag: Any, server: Any, task: Any) -> None:
     assert json.loads(done.stdout) == {"answer": ANSWER}
 
 
-def test_nothing_in_the_agent_knows_who_trains_it(rag: Any) -> None:
+def test_the_agent_has_no_trace_of_training(rag: Any) -> None:
     for name in ("agent", "search", "server", "world", "names", "musique"):
         assert "lightningrl" not in (rag.folder / f"{name}.py").read_text().lower()

@@ -1,5 +1,5 @@
-"""In a real run of the research agent its search raises, and its MCP server is killed: neither is a reward of 0, and
-neither teaches anything.
+"""In a real run of the research agent its search raises, and its MCP server is killed. Neither is a reward of 0 or
+trained.
 """
 
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""What OpenAI's Agents SDK was served over the Responses API is what is learnt from, token for token: invariants 1 to
-3.
-"""
+"""The tokens that OpenAI's Agents SDK was served over the Responses API are those that are trained: invariants 1-3."""
 
 from collections import Counter
 from pathlib import Path
@@ -11,7 +9,7 @@ from lightningrl.conformance import check, collected
 SMALL = ["loop.tasks_per_step=3", "loop.group_size=4", "trainer.threads=1"]
 
 
-async def test_every_token_that_was_served_is_learnt_from_as_it_was(rag: Any, tmp_path: Path) -> None:
+async def test_every_served_token_is_trained_as_it_was(rag: Any, tmp_path: Path) -> None:
     batch = await collected(rag.folder / "recipe.toml", tmp_path, overrides=SMALL)
     check(batch)
     roots = Counter(call.attempt_id for call in batch.calls if call.capture == "rendered")

@@ -1,4 +1,4 @@
-"""The MuSiQue loader reads its files as they are downloaded: here small ones of the same layout."""
+"""The loader reads MuSiQue's files as they are downloaded; here small ones of the same layout."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 
 def row(number: int, *, answerable: bool = True) -> dict[str, Any]:
-    """A question as the data set has it."""
+    """A question in the form of the data set."""
     paragraphs = [
         {"idx": 0, "title": "Green", "paragraph_text": "Green is an album by Steve Hillage.", "is_supporting": True},
         {
@@ -49,7 +49,7 @@ def test_questions_become_tasks_that_reward_and_search_understand(rag: Any, fold
     assert first["id"] != second["id"]
     assert rag.tasks.reward(first["input"], "<answer>Miquette</answer>")["final"] == 1.0
     library = rag.search.library_of(first["input"])
-    assert len(library.passages) == 4, "a paragraph that is in two questions is there once"
+    assert len(library.passages) == 4, "a paragraph of two questions counts once"
     assert library.search("Green performer album") == "- Green: Green is an album by Steve Hillage."
 
 
@@ -74,7 +74,7 @@ def test_tasks_of_the_folder_in_the_environment_follow_from_the_seed(
         ("\udcff", "Expecting value"),
     ],
 )
-def test_a_broken_line_is_named_and_the_rest_is_not_lost(rag: Any, tmp_path: Path, broken: str, reason: str) -> None:
+def test_a_broken_line_is_named_and_the_others_are_read(rag: Any, tmp_path: Path, broken: str, reason: str) -> None:
     file = tmp_path / "musique.jsonl"
     file.write_text(
         "\n".join([json.dumps(row(1)), "", broken, json.dumps(row(2))]), encoding="utf-8", errors="surrogateescape"
@@ -85,7 +85,7 @@ def test_a_broken_line_is_named_and_the_rest_is_not_lost(rag: Any, tmp_path: Pat
     assert len(rag.musique.paragraphs(str(file))) == 4
 
 
-def test_questions_that_cannot_be_answered_are_left_out(rag: Any, tmp_path: Path) -> None:
+def test_unanswerable_questions_are_skipped(rag: Any, tmp_path: Path) -> None:
     file = tmp_path / "musique.jsonl"
     file.write_text("\n".join([json.dumps(row(1)), json.dumps(row(1, answerable=False))]))
     assert len(rag.musique.load(file)) == 1

@@ -1,4 +1,4 @@
-"""Search finds by words or by vectors; what is asked for and cannot be had is named."""
+"""Search works by words or by vectors; errors name what is missing."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ WORLD = {"world": "heldout-2"}
 
 @pytest.fixture
 def model_folder(tmp_path: Path) -> Path:
-    """A sentence-transformers model that has a vector for each word and nothing else."""
+    """A sentence-transformers model with a vector for each word."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -39,7 +39,7 @@ def test_a_query_without_a_known_word_finds_nothing(rag: Any, query: str) -> Non
     assert rag.search.library_of(WORLD).search(query) == rag.search.NOTHING
 
 
-def test_passages_that_fit_alike_come_in_the_order_of_the_library(rag: Any) -> None:
+def test_passages_with_equal_scores_keep_their_order(rag: Any) -> None:
     passages = tuple(f"the boss of ada hale was {name}" for name in ("ben", "dan", "eva", "leo"))
     library = rag.search.Library(passages=passages, scorer=rag.search.bm25(passages))
     assert library.search("boss of ada hale") == "\n".join(f"- {passage}" for passage in passages[:3])

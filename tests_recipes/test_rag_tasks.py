@@ -1,6 +1,4 @@
-"""Questions are a pure function of (split, seed); each step of them can be looked up; the reward is 0.9 · F1 + 0.1 ·
-format and nothing else.
-"""
+"""Questions depend on (split, seed) alone, each step can be looked up, and the reward is 0.9 · F1 + 0.1 · format."""
 
 from typing import Any
 
@@ -139,12 +137,12 @@ def test_the_reward_is_a_tenth_for_the_format_and_the_rest_for_the_words(
     assert rag.tasks.reward({"answer": "tom hale"}, output) == found
 
 
-def test_of_several_right_answers_the_one_that_fits_best_counts(rag: Any) -> None:
+def test_the_best_match_of_several_right_answers_counts(rag: Any) -> None:
     task = {"answer": "United States of America", "aliases": ["USA", "the US"]}
     assert rag.tasks.reward(task, "<answer>US</answer>")["final"] == 1.0
     assert rag.tasks.reward(task, "<answer>united states</answer>")["f1"] == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize("output", [None, 3, [], {}, {"answer": None}])
-def test_what_is_no_answer_earns_nothing(rag: Any, output: object) -> None:
+def test_an_output_without_an_answer_earns_nothing(rag: Any, output: object) -> None:
     assert rag.tasks.reward({"answer": "tom hale"}, output)["final"] == 0.0

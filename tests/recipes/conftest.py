@@ -1,6 +1,4 @@
-"""Recipes are scripts beside a recipe.toml, imported by plain names such as `agent`: here, for as long as one test file
-needs them.
-"""
+"""Imports a recipe's modules by their plain names, such as `agent`, for the length of one test file."""
 
 import importlib
 import json
@@ -85,9 +83,7 @@ def shop() -> Iterator[Recipe]:
 
 
 class Scripted(ThreadingHTTPServer):
-    """An OpenAI-compatible server that answers in the order it is told to, and remembers what it was asked: chat
-    completions, or responses.
-    """
+    """An OpenAI-compatible server with scripted answers. It records the requests: chat completions or responses."""
 
     daemon_threads = True
     answers: list[str | dict[str, Any]]
@@ -98,24 +94,20 @@ class Scripted(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: Scripted  # pyright: ignore[reportIncompatibleVariableOverride] - what it is made for
+    server: Scripted  # pyright: ignore[reportIncompatibleVariableOverride] - its only server
 
     def do_POST(self) -> None:
         self.server.asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
         self.server.keys.append(self.headers["authorization"])
         answer = self.server.answers.pop(0)
         message = {"role": "assistant", **(answer if isinstance(answer, dict) else {"content": answer})}
-        asked = self.server.asked[-1]
-        reply = (
-            response(message, number=len(self.server.asked))
-            if self.path.endswith("/responses")
-            else completion(message, asked["model"])
-        )
+        if self.path.endswith("/responses"):
+            reply = response(message, number=len(self.server.asked))
+        else:
+            reply = completion(message, self.server.asked[-1]["model"])
         body = json.dumps(reply).encode()
         self.send_response(200)
-        self.send_header(
-            "connection", "close"
-        )  # a client may live longer than the event loop that its connections belong to
+        self.send_header("connection", "close")  # a client may outlive the event loop of its connections
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(body)))
         self.end_headers()

@@ -1,4 +1,4 @@
-"""A recipe in which something breaks while it trains: what became of every attempt, and what was learnt from it."""
+"""Trains a recipe in which something breaks, and checks every attempt and the tokens learnt from."""
 
 import json
 import os
@@ -32,9 +32,7 @@ OVERRIDES = (
     ),
     *("loop.steps=1", "loop.tasks_per_step=1", "loop.group_size=4", "loop.eval_every=0", "loop.eval_tasks=1"),
 )
-"""One step of four rollouts, one after the other, after two of an exam: what a script counts as its third conversation
-is the first to learn from.
-"""
+"""One step of four sequential rollouts, after an evaluation with two. The third conversation is the first to train."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,15 +40,15 @@ class Trained:
     """The four rollouts of the step."""
 
     attempts: Sequence[Sequence[Attempt]]
-    """Of each, in order."""
+    """Attempts of each rollout, in order."""
     rewards: Sequence[Mapping[str, float]]
-    """Of each: attempt id → final reward."""
+    """For each rollout: attempt id → final reward."""
     sampled: Mapping[str, int]
-    """Attempt id → tokens that the policy has said in it."""
+    """Attempt id → number of tokens that the policy sampled in it."""
     metrics: Mapping[str, float]
 
     def failed(self) -> list[str]:
-        """Whose failure, and which: one line for each."""
+        """The first line of each failed attempt's error."""
         return [
             (attempt.error or "").splitlines()[0]
             for tries in self.attempts
@@ -59,7 +57,7 @@ class Trained:
         ]
 
     def check(self) -> None:
-        """Every attempt that failed was tried again with success, has no reward, and taught nothing."""
+        """Every failed attempt was retried with success, has no reward, and was not trained."""
         for tries, rewards in zip(self.attempts, self.rewards, strict=True):
             assert [attempt.status for attempt in tries[:-1]] == ["failed"] * (len(tries) - 1)
             assert tries[-1].status == "succeeded" and list(rewards) == [tries[-1].id]
@@ -68,7 +66,7 @@ class Trained:
         assert self.metrics["rollouts/succeeded"] == 4 and self.metrics["rollouts/excluded"] == 0
         assert self.metrics["tokens/selected"] == sum(self.sampled[attempt_id] for attempt_id in accepted)
         assert all(self.sampled[attempt.id] > 0 for tries in self.attempts for attempt in tries), (
-            "the failed ones have records, too"
+            "failed attempts have records, too"
         )
 
 
@@ -81,9 +79,7 @@ def copied(
     script: str,
     change: Mapping[str, tuple[str, str]],
 ) -> Path:
-    """The recipe with one task, a script in place of the policy, and `change`: file → (what stands there, what is to
-    stand there).
-    """
+    """A copy of the recipe with one task, and with a script as the policy. `change`: file → (old text, new text)."""
     copy = folder / recipe
     shutil.copytree(
         ROOT / "recipes" / recipe, copy, ignore=shutil.ignore_patterns("warmstart", "__pycache__", "node_modules")
@@ -114,9 +110,9 @@ async def trained(recipe: Path, *overrides: str) -> Trained:
         attempts = [
             sorted(await store.attempts([rollout.id]), key=lambda attempt: attempt.number) for rollout in rollouts
         ]
-        everybody = [attempt.id for tries in attempts for attempt in tries]
-        sampled = dict.fromkeys(everybody, 0)
-        for call in await store.calls(everybody):
+        attempt_ids = [attempt.id for tries in attempts for attempt in tries]
+        sampled = dict.fromkeys(attempt_ids, 0)
+        for call in await store.calls(attempt_ids):
             sampled[call.attempt_id] += len(call.completion_ids)
         given = [await store.rewards([attempt.id for attempt in tries]) for tries in attempts]
     finally:

@@ -1,9 +1,8 @@
-"""A real run in which it is known beforehand what the policy says: `engine.name=tests.recipes.forced:Forced` has a
-script say it.
+"""An engine whose completions come from a script, for real runs: `engine.name=tests.recipes.forced:Forced`.
 
-The recipe's folder holds `script.py` with a function `script(prompt, messages, tools)` (see
-`lightningrl.gateway.scripted`). What it says is recorded token by token with the logprobs that the policy's own weights
-give it, so that it is learnt from like anything that was sampled.
+The recipe's folder has a `script.py` with a function `script(prompt, messages, tools)` (see
+`lightningrl.gateway.scripted`). Its completions are recorded with the logprobs of the policy's own weights, so they are
+trained like sampled ones.
 """
 
 import os
@@ -24,7 +23,7 @@ from lightningrl.types import Sampling, Weights
 
 
 class Forced:
-    """See `Engine`. What nobody has asked for, such as the probe after a publication, is sampled."""
+    """See `Engine`. Calls that are no agent's, such as the probe after a publication, are sampled."""
 
     def __init__(self, setup: EngineSetup) -> None:
         self._embedded = embedded(setup)
@@ -65,9 +64,9 @@ class Forced:
 
 
 def kill(program: str) -> None:
-    """SIGKILL to every process below this one that runs `program`; there must be one."""
+    """Send SIGKILL to every descendant that runs `program`; there must be one."""
     found = [pid for pid in _below(os.getpid()) if program.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    assert found, f"nobody runs {program}"
+    assert found, f"no process runs {program}"
     for pid in found:
         os.kill(pid, signal.SIGKILL)
 

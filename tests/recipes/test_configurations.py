@@ -1,4 +1,4 @@
-"""Every configuration of every recipe resolves; those at full size say on a machine without a GPU what they lack."""
+"""Every configuration of every recipe resolves. Without a GPU, those at full size name what is missing."""
 
 import socket
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Errands are a pure function of (split, seed); the agent is a plain loop over tool calls; only the end is rewarded."""
+"""Errands depend on (split, seed) alone, the agent is a plain loop over tool calls, and only the end is rewarded."""
 
 import json
 import subprocess
@@ -50,7 +50,7 @@ def test_errands_take_three_calls_each_and_earn_one(errands: Any, server: Any) -
         assert after["messages"][: len(before["messages"])] == before["messages"]
 
 
-def test_what_cannot_be_done_is_an_error_and_so_is_what_nobody_asked_for(errands: Any) -> None:
+def test_impossible_actions_and_wrong_parcels_are_errors(errands: Any) -> None:
     house = errands.house.House(TASK["rooms"], TASK["wanted"])
     assert house.call("take", {"thing": "red lamp"}) == 'error: there is no "red lamp" here'
     assert house.call("send", {"person": "anna"}) == "error: you hold nothing"
@@ -62,7 +62,7 @@ def test_what_cannot_be_done_is_an_error_and_so_is_what_nobody_asked_for(errands
     assert house.call("take", {"thing": "red lamp"}) == 'error: you hold "blue lamp"'
     assert house.call("send", {"person": "nobody"}) == "error: there is no nobody"
     assert house.call("send", {"person": "anna"}) == "error: anna did not ask for it"
-    assert house.call("send", {"person": "anna"}) == "error: you hold nothing", "what nobody wants is gone"
+    assert house.call("send", {"person": "anna"}) == "error: you hold nothing", "a parcel for the wrong person is gone"
     assert house.call("take", {"thing": "red lamp"}) == 'you hold "red lamp"'
     assert house.call("send", {"person": "anna"}) == "sent"
     assert house.call("fly", {}) == house.call("go", {"thing": 1}) == "error: there is no such tool"
@@ -102,7 +102,7 @@ def test_the_reward_is_the_share_of_wishes_that_were_met(errands: Any, sent: obj
 
 
 @pytest.mark.parametrize("output", [None, "all", [], {"sent": None}, {}])
-def test_what_is_no_answer_earns_nothing(errands: Any, output: object) -> None:
+def test_an_output_without_an_answer_earns_nothing(errands: Any, output: object) -> None:
     assert errands.tasks.reward(TASK, output) == 0.0
 
 
@@ -139,6 +139,6 @@ def test_the_agent_is_also_a_program(errands: Any, server: Any) -> None:
     assert json.loads(done.stdout) == {"sent": []}
 
 
-def test_nothing_in_the_agent_knows_who_trains_it(errands: Any) -> None:
+def test_the_agent_has_no_trace_of_training(errands: Any) -> None:
     for name in ("agent", "house"):
         assert "lightningrl" not in (errands.folder / f"{name}.py").read_text().lower()

@@ -1,7 +1,6 @@
-"""In real runs of the LangGraph recipes a database breaks, and a node raises: neither is a reward of 0, and neither
-teaches anything.
+"""In real runs of the LangGraph recipes a database breaks, and a node raises. Neither is a reward of 0 or trained.
 
-What the recipes do whose frameworks need venvs of their own is in `tests_recipes`.
+Recipes whose frameworks need their own venvs have such tests in `tests_recipes`.
 """
 
 import sqlite3

@@ -36,7 +36,7 @@ def test_the_agent_has_thirty_lines_of_code_and_no_trace_of_training(scratch: An
     assert "lightningrl" not in text.lower()
 
 
-def test_what_is_looked_up_is_told_to_the_model_until_it_answers(scratch: Any, server: Any, run: Any) -> None:
+def test_facts_go_to_the_model_until_it_answers(scratch: Any, server: Any, run: Any) -> None:
     server.answers = [look_up("boss of ann", "call_1"), look_up("city of ben", "call_2"), "oslo"]
     answer = run(TASK)
     assert (answer, scratch.agent.reward(TASK, answer)) == ("oslo", 1.0)
@@ -52,7 +52,7 @@ def test_what_is_looked_up_is_told_to_the_model_until_it_answers(scratch: Any, s
         assert after["messages"][: len(before["messages"])] == before["messages"]
 
 
-def test_two_look_ups_in_one_answer_are_both_told(server: Any, run: Any) -> None:
+def test_two_look_ups_in_one_answer_both_get_results(server: Any, run: Any) -> None:
     both = look_up("boss of ann", "call_1")["tool_calls"] + look_up("city of ann", "call_2")["tool_calls"]
     server.answers = [{"content": None, "tool_calls": both}, "rome"]
     assert run(TASK) == "rome"
@@ -60,7 +60,7 @@ def test_two_look_ups_in_one_answer_are_both_told(server: Any, run: Any) -> None
 
 
 @pytest.mark.parametrize("fact", ["aunt of ann", "", None, ["boss of ann"]])
-def test_a_fact_that_is_not_there_is_said_to_be_so(server: Any, run: Any, fact: object) -> None:
+def test_a_missing_fact_is_reported_to_the_model(server: Any, run: Any, fact: object) -> None:
     server.answers = [look_up(fact), "oslo"]
     assert run(TASK) == "oslo"
     assert server.asked[-1]["messages"][-1]["content"] == "no such fact"

@@ -1,4 +1,4 @@
-"""Questions about a shop follow from (split, seed) alone; demonstrations are wrong in the declared shares and no more."""
+"""Questions about a shop depend on (split, seed) alone; demonstrations are wrong in the declared shares."""
 
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,6 @@ def test_a_conversation_takes_less_than_60_tokens_and_an_answer_at_most_six(
     assert max(len(example.completion_ids) for own in examples for example in own) <= 6
 
 
-def test_nothing_in_the_agent_knows_who_trains_it(shop: Any) -> None:
+def test_the_agent_has_no_trace_of_training(shop: Any) -> None:
     for name in ("agent.mjs", "package.json"):
         assert "lightningrl" not in (shop.folder / name).read_text().lower()

@@ -1,4 +1,4 @@
-"""Does `make recipes` notice a recipe that did not learn, or whose calls are not bridged as they should be?"""
+"""`make recipes` notices a recipe that did not learn, or whose calls are forked instead of bridged."""
 
 from dataclasses import replace
 
@@ -46,6 +46,6 @@ def test_a_recipe_that_learnt_and_whose_forks_are_meant_passes() -> None:
         (replace(LEARNT, partly_reasons={"another reason": 2}), "2 calls were bridged only partly: another reason"),
     ],
 )
-def test_what_is_not_as_it_should_be_is_said(row: Row, said: str) -> None:
+def test_each_problem_is_reported(row: Row, said: str) -> None:
     (complaint,) = row.broken(MEANT)
     assert said in complaint

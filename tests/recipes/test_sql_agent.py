@@ -1,6 +1,4 @@
-"""The agent follows write → execute → check → rewrite against any OpenAI-compatible server, here a scripted one on a
-real socket.
-"""
+"""The agent writes, executes, checks and rewrites queries, here with a scripted server on a real socket."""
 
 import json
 import subprocess
@@ -97,6 +95,6 @@ def test_the_agent_is_also_a_program(sql: Any, server: Any) -> None:
     assert json.loads(done.stdout) == {"sql": GOOD, "queries": [GOOD]}
 
 
-def test_nothing_in_the_agent_knows_who_trains_it(sql: Any) -> None:
+def test_the_agent_has_no_trace_of_training(sql: Any) -> None:
     for name in ("agent", "database", "feedback"):
         assert "lightningrl" not in (sql.folder / f"{name}.py").read_text().lower()

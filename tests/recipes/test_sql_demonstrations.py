@@ -1,4 +1,4 @@
-"""Demonstrations are conversations the agent could have had, wrong in the declared shares and no more."""
+"""Demonstrations are conversations that the agent could have had, wrong in the declared shares."""
 
 from collections import Counter
 from typing import Any

@@ -1,4 +1,4 @@
-"""The Spider loader reads the folder as it is downloaded: here a small one of the same layout."""
+"""The loader reads Spider's folder as it is downloaded; here a small one of the same layout."""
 
 import json
 import sqlite3
@@ -42,7 +42,8 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "database" / "shops").mkdir(parents=True)
     database = sqlite3.connect(tmp_path / "database" / "shops" / "shops.sqlite")
     database.executescript(
-        "CREATE TABLE Shop(Shop_ID INTEGER PRIMARY KEY, City TEXT); CREATE TABLE Item(Item_ID INTEGER, Shop_ID INTEGER REFERENCES Shop, Price REAL);"
+        "CREATE TABLE Shop(Shop_ID INTEGER PRIMARY KEY, City TEXT);"
+        "CREATE TABLE Item(Item_ID INTEGER, Shop_ID INTEGER REFERENCES Shop, Price REAL);"
         "INSERT INTO Shop VALUES (1,'Rome'),(2,'Oslo'); INSERT INTO Item VALUES (1,1,2.5),(2,2,1.5);"
     )
     database.close()
@@ -90,7 +91,7 @@ def test_tasks_of_the_folder_in_the_environment_follow_from_the_seed(
     ]
 
 
-def test_a_broken_entry_is_named_and_the_rest_is_not_lost(sql: Any, folder: Path) -> None:
+def test_a_broken_entry_is_named_and_the_others_are_read(sql: Any, folder: Path) -> None:
     good = json.loads((folder / "train_spider.json").read_text())
     bad = [{"db_id": "shops", "question": "Half a question"}, "nothing", {**good[0], "db_id": "ships"}]
     (folder / "train_spider.json").write_text(json.dumps([good[0], *bad, good[1]]))

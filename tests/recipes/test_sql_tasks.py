@@ -1,4 +1,4 @@
-"""Tasks are a pure function of (split, seed); a reward cannot be had by luck, by force or by looking."""
+"""Tasks depend on (split, seed) alone; luck, tampering or peeking earns no reward."""
 
 import re
 import sqlite3

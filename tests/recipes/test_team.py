@@ -1,6 +1,4 @@
-"""Three roles, one number: planner, solver and critic as an ordinary LangGraph program, and riddles that follow from
-(split, seed) alone.
-"""
+"""The team of planner, solver and critic in LangGraph, and its riddles, which depend on (split, seed) alone."""
 
 from typing import Any
 
@@ -28,7 +26,7 @@ def test_no_structure_is_in_both_splits_and_no_heldout_word_is_new(team: Any) ->
     assert {word for p in heldout for word in p.riddle.split()} <= {word for p in train for word in p.riddle.split()}
 
 
-def test_what_the_critic_finds_good_is_the_answer(team: Any, server: Any) -> None:
+def test_work_that_the_critic_approves_is_the_answer(team: Any, server: Any) -> None:
     server.answers = ["3 + 2 * 2", "5 10", "good"]
     output = team.agent.run(TASK)
     assert output == {"answer": "10", "plan": "3 + 2 * 2", "sums": "5 10", "looks": 1}
@@ -51,7 +49,7 @@ def test_wrong_sums_go_back_to_the_solver_and_a_wrong_plan_to_the_planner(
     assert [m["content"] for m in solved] == ["solve", "3 + 2 * 2", "5 11", "again"]
 
 
-def test_the_critic_looks_once_or_as_often_as_it_may(team: Any, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_critic_checks_once_or_up_to_its_limit(team: Any, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     server.answers = ["3 + 2", "5", "sums", "6"]
     assert team.agent.run(TASK)["answer"] == "6"
     assert roles(server) == ["planner", "solver", "critic", "solver"]
@@ -95,5 +93,5 @@ def test_every_role_slips_often_and_no_perfect_one_does(team: Any) -> None:
     ]
 
 
-def test_nothing_in_the_agent_knows_who_trains_it(team: Any) -> None:
+def test_the_agent_has_no_trace_of_training(team: Any) -> None:
     assert "lightningrl" not in (team.folder / "agent.py").read_text().lower()

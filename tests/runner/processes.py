@@ -1,4 +1,4 @@
-"""What the runner's tests ask about processes."""
+"""Questions about processes, for the runner's tests."""
 
 import asyncio
 import time
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 async def written(path: Path, *, timeout_s: float = 10.0) -> int:
-    """The process id that an agent notes in a file."""
+    """The process id that an agent writes to a file."""
     async with asyncio.timeout(timeout_s):
         while not (path.exists() and path.read_text()):
             await asyncio.sleep(0.01)
@@ -19,7 +19,7 @@ def alive(pid: int) -> bool:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
         return False
-    return state != "Z"  # a zombie waits for its parent; it does nothing any more
+    return state != "Z"  # a zombie only waits for its parent
 
 
 async def gone(pids: Sequence[int], *, timeout_s: float = 6.0) -> bool:

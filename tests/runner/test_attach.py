@@ -1,4 +1,4 @@
-"""Attempts that share a process never share a token: real SDKs, a real HTTP server, thirty-two at a time."""
+"""Attempts that share a process never share a token: real SDKs, a real HTTP server, 32 attempts at a time."""
 
 import asyncio
 import json
@@ -43,7 +43,8 @@ def reward(task, output):
     return 1
 
 def ask(text):
-    return client.chat.completions.create(model="m", messages=[{"role": "user", "content": text}]).choices[0].message.content
+    answer = client.chat.completions.create(model="m", messages=[{"role": "user", "content": text}])
+    return answer.choices[0].message.content
 
 async def ask_async(text):
     answer = await async_client.chat.completions.create(model="m", messages=[{"role": "user", "content": text}])
@@ -56,7 +57,8 @@ async def async_sdk(task):
     return await asyncio.gather(ask_async(task["name"]), ask_async(task["name"]))
 
 async def streamed(task):
-    stream = await async_client.chat.completions.create(model="m", messages=[{"role": "user", "content": task["name"]}], stream=True)
+    messages = [{"role": "user", "content": task["name"]}]
+    stream = await async_client.chat.completions.create(model="m", messages=messages, stream=True)
     return ["".join([chunk.choices[0].delta.content or "" async for chunk in stream])]
 
 pool = ThreadPoolExecutor(8)  # shared by all attempts
@@ -86,14 +88,16 @@ async def langgraph_async(task):
 
 def elsewhere(task):
     """The same server under another name, and under a path beside the gateway's."""
+    body = {"messages": [{"content": task["name"]}]}
     with httpx.Client(headers={"baggage": "mine=1"}) as http:
-        return [http.post(url, json={"messages": [{"content": task["name"]}]}).json()["choices"][0]["message"]["content"] for url in task["urls"]]
+        answers = [http.post(url, json=body).json() for url in task["urls"]]
+    return [answer["choices"][0]["message"]["content"] for answer in answers]
 '''
 
 
 @contextmanager
 def gateway() -> Iterator[tuple[str, list[tuple[str, str, str, str]]]]:
-    """Its origin, and what it was sent: (path, baggage, key, text of the last message). The answer repeats the text."""
+    """Its origin, and its requests: (path, baggage, key, text of the last message). It answers with that text."""
     seen: list[tuple[str, str, str, str]] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -182,7 +186,7 @@ async def test_every_call_carries_the_token_of_its_own_attempt(tmp_path: Path, e
         )
 
 
-async def test_the_token_is_told_to_nobody_but_the_gateway(tmp_path: Path) -> None:
+async def test_the_token_is_sent_to_the_gateway_only(tmp_path: Path) -> None:
     with gateway() as (origin, seen), gateway() as (other, overheard):
         paths = ["/g/v1/chat", "/g/v1beta/models/m:generateContent", "/gg/v1/chat", "/v1/chat"]
         urls = [
@@ -234,7 +238,7 @@ def text(answer: Any) -> str:
 
 @asynccontextmanager
 async def asking(client: str, attempts: int) -> AsyncIterator[Ask]:
-    """A way to ask, through one client that everybody shares."""
+    """A function that sends a request through one shared client."""
     if client == "requests":
         async with AsyncExitStack() as stack:
             session = stack.enter_context(requests.Session())
@@ -260,7 +264,7 @@ async def asking(client: str, attempts: int) -> AsyncIterator[Ask]:
 
 
 async def rollout(ask: Ask, origin: str, name: str) -> None:
-    """One attempt: attached once, it asks in turn and side by side."""
+    """One attempt: attached once, it sends requests in sequence and in parallel."""
     with lightningrl.attach(f"token-{name}", base_url=f"{origin}/v1"):
         assert await ask(f"{origin}/v1/chat", name) == name
         assert await asyncio.gather(*(ask(f"{origin}/v1/chat", name) for _ in range(2))) == [name, name]
@@ -273,7 +277,7 @@ async def in_one_loop(client: str, origin: str, mine: list[str]) -> None:
 
 
 def in_threads(client: str, origin: str, mine: list[str]) -> None:
-    """Each attempt in a thread of its own, with what its thread needs; `requests` and the like are asked directly."""
+    """Each attempt in a thread and an event loop of its own."""
     failures: list[BaseException] = []
 
     def run(name: str) -> None:
@@ -292,7 +296,7 @@ def in_threads(client: str, origin: str, mine: list[str]) -> None:
 
 @pytest.mark.parametrize("client", ["httpx", "httpx2", "aiohttp", "requests"])
 @pytest.mark.parametrize("where", ["loop", "threads", "both"])
-async def test_fifty_attempts_at_once_are_told_apart(client: str, where: str) -> None:
+async def test_fifty_concurrent_attempts_keep_their_own_tokens(client: str, where: str) -> None:
     with gateway() as (origin, seen):
         in_loop = {"loop": ATTEMPTS, "threads": 0, "both": ATTEMPTS // 2}[where]
         await asyncio.gather(
@@ -302,10 +306,8 @@ async def test_fifty_attempts_at_once_are_told_apart(client: str, where: str) ->
     assert [baggage for _, baggage, _, _ in seen] == [f"lightningrl.token=token-{name}" for _, _, _, name in seen]
 
 
-def test_blocking_clients_in_threads_are_told_apart_too() -> None:
-    """One `httpx.Client`, one `httpx2.Client` and one `requests.Session` for all threads of a pool that all attempts
-    share.
-    """
+def test_blocking_clients_in_threads_keep_their_own_tokens() -> None:
+    """All attempts share a thread pool, and its threads share one client of each kind."""
     with (
         gateway() as (origin, seen),
         httpx.Client() as one,
@@ -357,7 +359,7 @@ import sys, lightningrl
 loaded = {"torch", "numpy.random", "httpx", "httpx2", "aiohttp", "requests"} & set(sys.modules)
 assert loaded <= {"numpy.random"}, loaded
 lightningrl.attach("token-n", base_url=sys.argv[1] + "/v1")
-assert not {"httpx", "httpx2", "aiohttp", "requests"} & set(sys.modules), "attaching loads nothing that the agent does not load itself"
+assert not {"httpx", "httpx2", "aiohttp", "requests"} & set(sys.modules), "attaching imports no client"
 import asyncio, httpx, httpx2, requests, aiohttp.client
 url, body = sys.argv[1] + "/v1/chat", {"messages": [{"content": "n"}]}
 for client in (httpx, httpx2, requests):
@@ -369,7 +371,7 @@ asyncio.run(ask())
 """
 
 
-def test_clients_that_are_imported_later_are_taught_too() -> None:
+def test_clients_that_are_imported_later_are_patched_too() -> None:
     with gateway() as (origin, seen):
         subprocess.run([sys.executable, "-c", LATER, origin], check=True, timeout=60)
     assert [baggage for _, baggage, _, _ in seen] == ["lightningrl.token=token-n"] * 4

@@ -24,8 +24,9 @@ from tests.runner.processes import alive, gone, written
 PROGRAM = """
 import json, os, sys
 task = json.load(sys.stdin)
-assert os.environ.get("LIGHTNINGRL_TASK", json.dumps(task)) and (len(json.dumps(task)) > 100000 or json.loads(os.environ["LIGHTNINGRL_TASK"]) == task)
-print(json.dumps({"x": len(str(task["x"])), "key": os.environ["OPENAI_API_KEY"], "url": os.environ["OPENAI_BASE_URL"], "folder": os.getcwd()}))
+assert len(json.dumps(task)) > 100000 or json.loads(os.environ["LIGHTNINGRL_TASK"]) == task
+key, url = os.environ["OPENAI_API_KEY"], os.environ["OPENAI_BASE_URL"]
+print(json.dumps({"x": len(str(task["x"])), "key": key, "url": url, "folder": os.getcwd()}))
 """
 
 
@@ -66,7 +67,7 @@ async def test_the_answer_may_go_to_a_file_of_the_attempt(tmp_path: Path) -> Non
         outcomes = await asyncio.gather(*(run(runner, str(i), x=i) for i in range(2)))
     assert [outcome.output for outcome in outcomes] == [{"x": 0}, {"x": 1}]
     files = (tmp_path / "files").read_text().split()
-    assert len(set(files)) == 2 and not any(Path(file).parent.exists() for file in files), "they are cleared away"
+    assert len(set(files)) == 2 and not any(Path(file).parent.exists() for file in files), "they are deleted"
 
 
 async def test_a_failing_program_is_reported_with_the_end_of_its_stderr(tmp_path: Path) -> None:
@@ -80,13 +81,15 @@ async def test_a_failing_program_is_reported_with_the_end_of_its_stderr(tmp_path
 @pytest.mark.parametrize(
     "stderr",
     [
-        "node:internal:873\n  throw new Error();\n\nError [ERR_MODULE_NOT_FOUND]: Cannot find package 'ai'\n    at resolve (x:9)\n\nNode.js v20.20.2",
+        "node:internal:873\n  throw new Error();\n\nError [ERR_MODULE_NOT_FOUND]: Cannot find package 'ai'\n"
+        "    at resolve (x:9)\n\nNode.js v20.20.2",
         "java.lang.Exception: no such table\n\tat Main.main(Main.java:3)",
         "panic: no such table\n\ngoroutine 1 [running]:\nexit status 2",
-        "ValueError: first\n\nDuring handling of the above exception, another exception occurred:\n\nKeyError: no such table",
+        "ValueError: first\n\nDuring handling of the above exception, another exception occurred:\n\n"
+        "KeyError: no such table",
     ],
 )
-async def test_a_failing_program_is_reported_with_the_line_that_says_why(tmp_path: Path, stderr: str) -> None:
+async def test_a_failing_program_is_reported_with_the_line_of_its_error(tmp_path: Path, stderr: str) -> None:
     async with pool(tmp_path, "sh", "-c", f"printf %s {shlex.quote(stderr)} >&2; exit 1") as runner:
         outcome = await run(runner)
     assert outcome.error and outcome.error.splitlines()[0].endswith(("Cannot find package 'ai'", "no such table"))
@@ -126,7 +129,7 @@ async def test_a_program_does_not_outlive_its_worker(tmp_path: Path, how: str) -
         child = await written(tmp_path / "child")
         assert alive(child)
         if how == "kill":
-            await asyncio.sleep(0.2)  # the worker says which group it has started just after starting it
+            await asyncio.sleep(0.2)  # the worker reports the process group just after it has started it
             os.kill(runner._workers[0].pid, signal.SIGKILL)
         else:
             await runner.close()
@@ -155,7 +158,7 @@ async def test_a_program_that_is_not_there_is_refused_at_the_start(tmp_path: Pat
         (b"", ""),
     ],
 )
-def test_what_was_printed_is_the_answer_or_its_last_line_if_that_is_an_object(
+def test_stdout_is_the_answer_or_its_last_line_if_that_is_json_after_logs(
     tmp_path: Path, printed: bytes, answer: Any
 ) -> None:
     assert answer_of(printed, tmp_path / "output") == answer
@@ -164,7 +167,7 @@ def test_what_was_printed_is_the_answer_or_its_last_line_if_that_is_an_object(
 @pytest.mark.parametrize(
     ("written", "answer"), [('{"x": 1}', {"x": 1}), ("two\nlines\n", "two\nlines"), ("", "printed")]
 )
-def test_a_file_that_was_written_goes_before_what_was_printed(tmp_path: Path, written: str, answer: Any) -> None:
+def test_the_output_file_takes_precedence_over_stdout(tmp_path: Path, written: str, answer: Any) -> None:
     (tmp_path / "output").write_text(written)
     assert answer_of(b"printed\n", tmp_path / "output") == answer
 

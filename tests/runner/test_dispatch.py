@@ -1,4 +1,4 @@
-"""The dispatcher between a real store and a runner that does what each test needs."""
+"""The dispatcher, with a real store and a scripted runner."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -13,7 +13,7 @@ from lightningrl.types import Attempt, Reward, Rollout, Task
 
 
 class Instant:
-    """A runner that needs no agent; it remembers how many attempts ran at the same time, and with which environment."""
+    """A runner without an agent. It records how many attempts ran at once, and their environments."""
 
     def __init__(self, *, fails: frozenset[int] = frozenset()) -> None:
         self.running = self.peak = 0
@@ -53,7 +53,7 @@ def rollouts(count: int, *, max_attempts: int = 1) -> list[Rollout]:
     return [Rollout(id=f"r{number}", group_id="g", task=task, max_attempts=max_attempts) for number in range(count)]
 
 
-async def test_everything_queued_is_run_with_at_most_so_many_at_once() -> None:
+async def test_all_queued_rollouts_run_with_limited_concurrency() -> None:
     runner = Instant()
     async with dispatching(runner, concurrency=4) as store:
         await store.enqueue(rollouts(10))

@@ -1,4 +1,4 @@
-"""What an agent finds in its environment: the gateway wherever an SDK looks, and nobody else."""
+"""An agent's environment: every SDK finds the gateway, and no other server."""
 
 import os
 import tomllib
@@ -43,7 +43,7 @@ def test_every_sdk_finds_the_gateway_and_the_key_by_itself(
     claude = anthropic.Anthropic()
     assert (str(claude.base_url).rstrip("/"), claude.api_key, claude.auth_token) == (GATEWAY, "secret", None)
     google = genai.Client()
-    assert not caplog.records, "it warns where it finds two keys"
+    assert not caplog.records, "the SDK warns of two keys"
     options = google._api_client._http_options
     assert (
         (options.base_url or "").rstrip("/") == GATEWAY
@@ -52,7 +52,7 @@ def test_every_sdk_finds_the_gateway_and_the_key_by_itself(
     )
 
 
-def test_what_would_lead_past_the_gateway_is_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_that_lead_past_the_gateway_are_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "a person's own")
     monkeypatch.setenv("CLAUDE_CODE_USE_BEDROCK", "1")
     monkeypatch.setenv("OPENAI_API_KEY", "a person's own")
@@ -78,7 +78,7 @@ SECRETS = {
 }
 
 
-def test_secrets_of_ours_are_not_inherited_and_what_programs_need_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_not_inherited_but_useful_variables_are(monkeypatch: pytest.MonkeyPatch) -> None:
     useful = {
         "LC_ALL": "C.UTF-8",
         "NODE_PATH": "/node",
@@ -126,14 +126,14 @@ async def test_neither_functions_nor_programs_find_a_secret_of_ours(
         assert SECRETS.keys() & seen.keys() == {"GITHUB_TOKEN"}, how
 
 
-def test_azure_is_led_to_the_gateway_only_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_azure_variables_are_set_only_where_azure_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AZURE_OPENAI_ENDPOINT", raising=False)
     assert "AZURE_OPENAI_ENDPOINT" not in process_environment(GATEWAY)
     monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", "https://mine.example")
     assert process_environment(GATEWAY, key="k")["AZURE_OPENAI_ENDPOINT"] == GATEWAY
 
 
-def test_a_recipe_has_the_last_word_on_all_but_the_address() -> None:
+def test_a_recipe_overrides_everything_but_the_address() -> None:
     found = process_environment(GATEWAY, wishes={"DO_NOT_TRACK": "0", "OPENAI_BASE_URL": "https://elsewhere", "X": "y"})
     assert found["DO_NOT_TRACK"] == "0" and found["X"] == "y" and found["OPENAI_BASE_URL"] == f"{GATEWAY}/v1"
     assert QUIET.keys() <= found.keys()
@@ -152,11 +152,11 @@ def test_spans_go_to_the_gateway_with_the_key_of_a_program(monkeypatch: pytest.M
     shared = process_environment(GATEWAY)
     assert shared["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] == f"{GATEWAY}/v1/traces"
     program = telemetry(GATEWAY, key="lrl-secret", environment=shared)
-    assert program[HEADERS] == "x-api-key=lrl-secret", "what a worker lays over its own for a program"
+    assert program[HEADERS] == "x-api-key=lrl-secret", "a worker adds it for a program"
 
 
 @pytest.mark.parametrize("name", COLLECTORS)
-def test_whoever_has_a_collector_keeps_it_and_does_not_get_the_key(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_another_collector_is_kept_and_does_not_get_the_key(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     for other in (*COLLECTORS, HEADERS):
         monkeypatch.delenv(other, raising=False)
     mine = process_environment(GATEWAY, key="lrl-secret", wishes={name: "https://mine.example"})
@@ -166,13 +166,13 @@ def test_whoever_has_a_collector_keeps_it_and_does_not_get_the_key(monkeypatch: 
     assert telemetry(GATEWAY, key="lrl-secret", environment=process_environment(GATEWAY)) == {}
 
 
-def test_codex_is_given_a_provider_of_its_own(tmp_path: Path) -> None:
+def test_codex_gets_a_provider_for_the_gateway(tmp_path: Path) -> None:
     home = make_codex_home(tmp_path / "codex", gateway=GATEWAY)
     config = tomllib.loads((home / "config.toml").read_text())
     provider = config["model_providers"][config["model_provider"]]
     assert provider["base_url"] == f"{GATEWAY}/v1" and provider["wire_api"] == "responses"
     assert provider["env_key"] in addresses(GATEWAY, key="k") and config["analytics"] == {"enabled": False}
-    assert config["features"] == {"plugins": False}, "their catalogue is fetched from the vendor"
+    assert config["features"] == {"plugins": False}, "or each run fetches their catalogue"
     assert process_environment(GATEWAY, codex_home=home)["CODEX_HOME"] == str(home)
 
 
@@ -186,7 +186,7 @@ def test_openhands_finds_the_gateway_and_a_model_that_a_recipe_may_change() -> N
     assert process_environment(GATEWAY, wishes={"LLM_MODEL": "openai/coder"})["LLM_MODEL"] == "openai/coder"
 
 
-def test_the_page_has_the_table_of_the_environment() -> None:
+def test_the_docs_have_the_tables_of_the_environment() -> None:
     assert environment_page() in PAGE.read_text(), (
         "python -c 'from lightningrl.runner.environment import *; print(environment_page())'"
     )

@@ -1,4 +1,4 @@
-"""What agents leave running: it ends with them, and nothing of a neighbour does."""
+"""Processes that an agent leaves running end with its attempt; those of other attempts do not."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ def reward(task, output):
 
 @asynccontextmanager
 async def pool(root: Path, script: str | None = None) -> AsyncIterator[WorkerPool]:
-    """Of a shell script as the agent; of a function without one."""
+    """A pool for a shell script as the agent; without a script, for a function."""
     (root / "agent.py").write_text(AGENT)
     how: dict[str, Any] = {"command": ["sh", "-c", script]} if script else {"entry": "agent:run"}
     runner = WorkerPool(AgentConfig(**how, reward="agent:reward", workers=1, concurrency=8), root=root)
@@ -62,13 +62,13 @@ async def test_a_child_that_holds_stdout_does_not_hold_up_the_answer(tmp_path: P
         assert await gone([await written(tmp_path / "child")])
 
 
-async def test_what_a_child_writes_right_after_the_end_still_counts(tmp_path: Path) -> None:
+async def test_output_of_a_child_right_after_the_end_counts(tmp_path: Path) -> None:
     async with pool(tmp_path, "(sleep 0.01; echo late) & echo early") as runner:
         assert (await run(runner)).output == "early\nlate"
 
 
 @linux
-async def test_a_detached_process_ends_with_its_attempt_and_none_of_a_neighbour(tmp_path: Path) -> None:
+async def test_a_detached_process_ends_with_its_attempt_and_no_other_does(tmp_path: Path) -> None:
     detach = """
         name=$(python -c 'import json, sys; print(json.load(sys.stdin)["who"])')
         (setsid sleep 1000 < /dev/null > /dev/null 2>&1 & echo $! > $name.new; mv $name.new $name)
@@ -124,7 +124,7 @@ async def test_orphans_that_end_by_themselves_leave_no_zombies(tmp_path: Path) -
 
 
 def _stat(process: str) -> tuple[str, str] | None:
-    """State and parent."""
+    """A process's state and parent; None if it has ended."""
     try:
         state, parent = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[:2]
     except (FileNotFoundError, ProcessLookupError):

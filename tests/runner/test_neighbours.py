@@ -1,4 +1,4 @@
-"""Attempts share a worker: what misbehaves harms no neighbour. Real processes; each kind of harm does happen."""
+"""Attempts share a worker, but one that misbehaves does not harm the others. Real processes, real failures."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -87,7 +87,7 @@ async def neighbours(runner: WorkerPool, *, count: int = 7, **how: Any) -> list[
     return await asyncio.gather(*(run(runner, f"n{number}", **how) for number in range(count)))
 
 
-async def test_one_that_blocks_its_loop_is_charged_and_its_neighbours_are_lost(tmp_path: Path) -> None:
+async def test_an_attempt_that_blocks_the_loop_fails_and_the_others_are_lost(tmp_path: Path) -> None:
     async with pool(tmp_path) as runner:
         beside = asyncio.create_task(neighbours(runner, sleep=1000, timeout_s=3))
         blocked = await run(runner, "culprit", do="block", block=1000, note=str(tmp_path / "note"), timeout_s=3)
@@ -100,11 +100,11 @@ async def test_one_that_blocks_its_loop_is_charged_and_its_neighbours_are_lost(t
         again = await neighbours(runner)
         assert {outcome.status for outcome in again} == {"succeeded"}
         assert len({outcome.output for outcome in again}) == 1, (
-            "they share a worker as before: it is known that they did no harm"
+            "they share a worker as before: none of them is a suspect"
         )
 
 
-async def test_who_was_held_up_for_a_while_is_lost_and_not_late(tmp_path: Path) -> None:
+async def test_an_attempt_that_others_held_up_is_lost_and_not_timed_out(tmp_path: Path) -> None:
     async with pool(tmp_path, watchdog_s=30) as runner:
         culprit = asyncio.create_task(run(runner, "culprit", do="block", block=4, note=str(tmp_path / "note")))
         await asyncio.sleep(0)
@@ -117,7 +117,7 @@ async def test_who_was_held_up_for_a_while_is_lost_and_not_late(tmp_path: Path) 
         assert (await culprit).status == "succeeded"
 
 
-async def test_where_it_is_not_known_who_blocks_each_is_tried_alone(tmp_path: Path) -> None:
+async def test_if_the_blocking_attempt_is_unknown_each_is_retried_alone(tmp_path: Path) -> None:
     async with pool(tmp_path, workers=2) as runner:
         held = asyncio.create_task(run(runner, "culprit", do="hold the GIL", timeout_s=2))
         runner._workers[1].retired = True  # all go to one worker
@@ -132,8 +132,8 @@ async def test_where_it_is_not_known_who_blocks_each_is_tried_alone(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("do", "how"), [("exit", "exit code 3"), ("segfault", "signal 11")])
-async def test_a_crash_is_found_out_and_the_others_go_on(tmp_path: Path, do: str, how: str) -> None:
-    """Through store and dispatcher: eight rollouts, one of which ends its process whenever it runs."""
+async def test_a_crashing_attempt_is_found_and_the_others_succeed(tmp_path: Path, do: str, how: str) -> None:
+    """Eight rollouts through store and dispatcher; one of them always ends its process."""
     store = await open_store("sqlite:///:memory:")
     tasks = [Task(id=str(number), input={"do": do} if number == 3 else {}, split="train") for number in range(8)]
     async with pool(tmp_path, workers=2) as runner:
@@ -184,7 +184,8 @@ async def test_a_worker_that_keeps_most_of_its_files_open_is_replaced_before_it_
 
 @pytest.mark.parametrize("where", ["", ">&2"])
 async def test_endless_output_of_a_program_stops_at_its_own_end(tmp_path: Path, where: str) -> None:
-    script = f'case "$LIGHTNINGRL_TASK" in *flood*) echo $$ > "$PWD/flood"; exec yes {where};; *) sleep 0.5; echo fine;; esac'
+    flooding = f'echo $$ > "$PWD/flood"; exec yes {where}'
+    script = f'case "$LIGHTNINGRL_TASK" in *flood*) {flooding};; *) sleep 0.5; echo fine;; esac'
     async with pool(tmp_path, command=["sh", "-c", script]) as runner:
         beside, flood = await asyncio.gather(
             neighbours(runner, count=3), run(runner, "flood", do="flood", timeout_s=3 if where else 60)
@@ -194,7 +195,7 @@ async def test_endless_output_of_a_program_stops_at_its_own_end(tmp_path: Path, 
         assert await written(tmp_path / "flood")
 
 
-async def test_an_error_that_is_no_unicode_is_told_and_harms_nobody(tmp_path: Path) -> None:
+async def test_an_error_that_is_not_unicode_is_reported_and_harms_no_other_attempt(tmp_path: Path) -> None:
     async with pool(tmp_path) as runner:
         beside, failed = await asyncio.gather(neighbours(runner), run(runner, "half", do="half a character"))
         assert (failed.status, failed.error and failed.error.splitlines()[0]) == (
@@ -213,5 +214,5 @@ async def test_endless_output_of_a_function_does_not_fill_the_disk(tmp_path: Pat
             while log.stat().st_size > LOG_LIMIT or not before.exists():
                 await asyncio.sleep(0.05)
         assert (await run(runner, "again", do="print", print=10)).status == "succeeded"
-    assert log.read_text() == "x" * 10 + "\n", "it goes on at the beginning"
+    assert log.read_text() == "x" * 10 + "\n", "the log was emptied"
     assert before.stat().st_size == LOG_LIMIT

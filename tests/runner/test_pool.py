@@ -28,7 +28,7 @@ def pid(task):
     return os.getpid()
 
 def run(task):
-    """Note who runs, then do as told."""
+    """Write down the process id, then follow the task."""
     if "child" in task:
         with open(task["child"], "w") as file:
             file.write(str(subprocess.Popen(["sleep", "1000"]).pid))
@@ -129,7 +129,7 @@ async def test_more_attempts_than_concurrency_wait_their_turn(tmp_path: Path) ->
         results = await asyncio.gather(*(run(runner, str(i), sleep=0.2) for i in range(6)))
         seconds = time.monotonic() - started
     assert all(r.status == "succeeded" for r in results)
-    assert seconds >= 0.6, "six of 0.2 s, two at a time"
+    assert seconds >= 0.6, "six attempts of 0.2 s, two at a time"
 
 
 async def test_a_hung_callable_times_out_alone_and_its_worker_is_replaced(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ async def test_a_hung_callable_times_out_alone_and_its_worker_is_replaced(tmp_pa
         old = await written(tmp_path / "pid")
         assert hung.status == "timeout" and hung.error and hung.error.startswith("AgentError: timed out")
         assert after.status == "succeeded" and after.output != old
-        assert (await beside).output == old, "it was given time to finish"
+        assert (await beside).output == old, "it had time to finish"
         assert await gone([old])
 
 
@@ -168,11 +168,11 @@ async def test_a_killed_worker_loses_what_it_ran_and_is_replaced(tmp_path: Path)
         os.kill(worker, signal.SIGKILL)
         lost = await running
         assert lost.status == "lost" and lost.error and "signal 9" in lost.error
-        assert await gone([await written(tmp_path / "child")]), "what the agent had started goes too"
+        assert await gone([await written(tmp_path / "child")]), "its child process ends, too"
         assert (await run(runner, "2")).output != worker
 
 
-async def test_a_worker_that_dies_in_mid_sentence_is_replaced(tmp_path: Path) -> None:
+async def test_a_worker_that_dies_in_the_middle_of_a_message_is_replaced(tmp_path: Path) -> None:
     async with pool(tmp_path, "agent:dies_in_mid_sentence") as runner:
         for name in "ab":
             assert (await run(runner, name)).status == "lost"
@@ -207,7 +207,7 @@ async def test_a_hung_grader_is_blamed(tmp_path: Path) -> None:
         (1 + 1e-6, "reward `final` is `1.000001`, outside its range `[-1, 1]`"),
     ],
 )
-async def test_a_reward_outside_of_its_declared_range_is_the_graders_failure(
+async def test_a_reward_outside_its_declared_range_is_the_graders_failure(
     tmp_path: Path, reward: Any, said: str
 ) -> None:
     async with pool(tmp_path, "agent:pid", reward="agent:as_told", reward_range=(-1.0, 1.0)) as runner:
@@ -227,7 +227,7 @@ async def test_a_reward_at_the_end_of_its_range_counts_and_so_does_what_rounding
         assert outcome.status == "succeeded" and outcome.rewards[0].value == final
 
 
-async def test_an_attempt_that_nobody_waits_for_is_ended(tmp_path: Path) -> None:
+async def test_a_cancelled_attempt_is_ended(tmp_path: Path) -> None:
     async with pool(tmp_path, "agent:polite", concurrency=1) as runner:
         task = asyncio.create_task(run(runner, "1"))
         await asyncio.sleep(0.2)
@@ -237,7 +237,7 @@ async def test_an_attempt_that_nobody_waits_for_is_ended(tmp_path: Path) -> None
         assert (await run(runner, "2", sleep=0)).status == "succeeded", "its place is free again"
 
 
-async def test_the_environment_says_where_the_model_is_but_holds_no_token(tmp_path: Path) -> None:
+async def test_the_environment_has_the_model_address_but_no_token(tmp_path: Path) -> None:
     async with pool(tmp_path, "agent:sees") as runner:
         seen = (await run(runner)).output
     assert seen["OPENAI_BASE_URL"] == "http://127.0.0.1:9/v1" == seen["OPENAI_API_BASE"]
@@ -281,7 +281,7 @@ async def test_a_module_that_never_finishes_loading_is_reported(tmp_path: Path) 
         await runner.start()
 
 
-async def test_an_agent_that_can_no_longer_be_loaded_fails_what_waits(tmp_path: Path) -> None:
+async def test_if_the_agent_no_longer_loads_waiting_attempts_fail(tmp_path: Path) -> None:
     async with pool(tmp_path, "agent:run") as runner:
         worker = (await run(runner, "1")).output
         (tmp_path / "agent.py").write_text("raise RuntimeError('edited meanwhile')\n")
@@ -305,7 +305,7 @@ async def test_closing_leaves_no_process(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("moment", range(6))
 async def test_closing_in_the_middle_of_a_replacement_is_no_failure(tmp_path: Path, moment: int) -> None:
-    """Winding the old worker down is given up at any moment after its end."""
+    """`close` cancels the old worker's shutdown at different moments."""
     async with pool(tmp_path, "agent:run") as runner:
         note = tmp_path / "pid"
         hung = await run(runner, "hung", timeout_s=0.1, sleep=1000, note=str(note))
@@ -341,7 +341,7 @@ asyncio.run(main(Path(sys.argv[1]), sys.argv[2], {"sleep": 1000, "block": True, 
     [("agent:run", "child"), ("agent:blocking", None), ("command", "command")],
     ids=["callable", "blocked", "command"],
 )
-async def test_when_the_parent_is_killed_everything_goes(tmp_path: Path, kind: str, started: str | None) -> None:
+async def test_when_the_parent_is_killed_all_processes_end(tmp_path: Path, kind: str, started: str | None) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path), kind])
     try:
