@@ -1,4 +1,4 @@
-"""The tokens served to Vercel's AI SDK, with one node process per rollout, are those that are trained: invariants 1-3."""
+"""The tokens served to Vercel's AI SDK, in a node process per rollout, are those that are trained: invariants 1-3."""
 
 from collections import Counter
 from pathlib import Path
