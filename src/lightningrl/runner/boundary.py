@@ -78,9 +78,11 @@ def describe(error: BaseException) -> str:
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(OURS):
         trace = trace.tb_next
-    told = traceback.TracebackException(type(error), error, trace)
-    message = str(told).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {message[0]}".removesuffix(": ") + "\n" + "".join(told.format())[-MAX_TRACEBACK:]
+    summary = traceback.TracebackException(type(error), error, trace)
+    message = str(summary).strip().splitlines() or [""]
+    return (
+        f"{type(error).__name__}: {message[0]}".removesuffix(": ") + "\n" + "".join(summary.format())[-MAX_TRACEBACK:]
+    )
 
 
 def as_json(output: Any) -> bytes:

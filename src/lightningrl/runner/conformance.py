@@ -123,7 +123,7 @@ async def broken_code_is_refused_at_the_start(make: MakeRunner, folder: Path) ->
     (folder / "agent.py").write_text(AGENT)
     (folder / "broken.py").write_text("import agent\nraise OSError('no disk')\n")
     (folder / "script.py").write_text("import sys\nsys.exit(3)\n")
-    for entry, reward, said in [
+    for entry, reward, text in [
         ("absent:run", "agent:reward", "absent"),
         ("agent:walk", "agent:reward", "walk"),
         ("agent:AGENT", "agent:reward", "AGENT"),
@@ -135,7 +135,7 @@ async def broken_code_is_refused_at_the_start(make: MakeRunner, folder: Path) ->
         try:
             await runner.start()
         except UserError as error:
-            assert said in error.message and error.hint, (entry, str(error))
+            assert text in error.message and error.hint, (entry, str(error))
         else:
             raise AssertionError(f"`{entry}` with `{reward}` was accepted")
         finally:

@@ -216,8 +216,8 @@ def environment_page() -> str:
     withheld = {f"`{name}`": readers for name, readers in TAKEN_AWAY.items()}
     tables = [
         _table("inherited for | variables", inherited),
-        _table("variable | value | who reads it", given),
-        _table("taken away | who reads it", withheld),
+        _table("variable | value | read by", given),
+        _table("not inherited | read by", withheld),
     ]
     return "\n\n".join(tables) + "\n"
 
