@@ -40,7 +40,7 @@ def script(prompt, messages, tools):
             return "FAIL" if begun == 3 else str(4 + begun % 2)
     return "good"
 """
-SOLVED = '    answer = ask("solver", asked)\n'
+SOLVED = '    answer = ask("solver", messages)\n'
 
 
 async def test_a_database_that_breaks_fails_its_attempt_and_the_next_one_is_rewarded(
