@@ -183,7 +183,7 @@ async def test_a_run_whose_settings_cannot_be_read_is_shown_all_the_same(tmp_pat
     await written(tmp_path)
     (tmp_path / "config.toml").write_text("[from_another_version]\nsetting = 1\n")
     page = " ".join(printed(await asyncio.to_thread(read, tmp_path, None)).split())
-    assert "reward 0" in page and "that is not known, as the run's settings cannot be read" in page
+    assert "reward 0" in page and "unknown, because the run's settings cannot be read" in page
 
 
 async def test_a_rollout_that_failed_is_shown_with_its_error(tmp_path: Path) -> None:

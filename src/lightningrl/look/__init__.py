@@ -1,6 +1,4 @@
-"""What happened in a run, as plain data for people to look at: pages and terminals show it, `--json` prints it. Reads
-records, writes nothing.
-"""
+"""What happened in a run, as plain data. The page and the terminal show it, and `--json` prints it. Read-only."""
 
 from lightningrl.look.opened import opened
 from lightningrl.look.rollout import RolloutView, look_at

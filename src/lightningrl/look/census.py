@@ -1,11 +1,9 @@
-"""What was captured? Calls are counted: how their prompts came about and why, by agent, dialect and role, and in
-tokens.
-"""
+"""Counts over recorded calls: captures and their reasons, agents, dialects, policies, roles and tokens."""
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -21,11 +19,11 @@ UNEXPLAINED = "no reason was recorded"
 
 @dataclass(slots=True, kw_only=True)
 class Reason:
-    """Why calls were forked or bridged only partly, or are incomplete."""
+    """Calls that are forked, partly bridged or incomplete for the same reason."""
 
     calls: int = 0
     example: str = ""
-    """The id of the first such call."""
+    """Id of the first such call."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,14 +33,14 @@ class Role:
     calls: int = 0
     sampled_tokens: int = 0
     system: str = ""
-    """How the system prompt begins."""
+    """The first 200 characters of the system prompt."""
     tools: tuple[str, ...] = ()
     agents: Counter[str] = field(default_factory=Counter[str])
 
 
 @dataclass(slots=True, kw_only=True)
 class Census:
-    """Of any number of attempts."""
+    """Counts over any number of attempts."""
 
     calls: int = 0
     captures: Counter[str] = field(default_factory=Counter[str])
@@ -57,10 +55,10 @@ class Census:
     sampled_tokens: int = 0
     prompt_tokens: int = 0
     reused_tokens: int = 0
-    """Of `prompt_tokens`: those that an earlier call of the conversation has read or said."""
+    """Part of `prompt_tokens`: tokens that the parent call has read or sampled."""
 
     def add(self, calls: Sequence[Call]) -> None:
-        """Count the calls of one attempt, given in their order."""
+        """Count the calls of one attempt; `calls` are in order."""
         known: dict[str, Call] = {}
         reader = Reader()
         for call in calls:
@@ -69,8 +67,20 @@ class Census:
             known[call.id] = call
 
     def reasons(self) -> dict[str, dict[str, Reason]]:
-        """By capture, for those that are explained."""
+        """Capture → reason → calls, for captures that have reasons."""
         return {"partly": self.partly_reasons, "forked": self.fork_reasons, "incomplete": self.incomplete_reasons}
+
+    def counts(self) -> dict[str, Any]:
+        """The plain numbers, as JSON."""
+        return {
+            "calls": self.calls,
+            **{capture: self.captures[capture] for capture in CAPTURES},
+            "agents": self.agents,
+            "dialects": self.dialects,
+            "sampled_tokens": self.sampled_tokens,
+            "prompt_tokens": self.prompt_tokens,
+            "reused_tokens": self.reused_tokens,
+        }
 
     def _add(self, call: Call, parent: Call | None) -> None:
         self.calls += 1
@@ -80,7 +90,9 @@ class Census:
         self.policies[call.policy] += 1
         self.sampled_tokens += len(call.completion_ids)
         self.prompt_tokens += len(call.prompt_ids)
-        self.reused_tokens += _reused(call, parent) if parent is not None else 0
+        if parent is not None:
+            before = np.concatenate((parent.prompt_ids, parent.completion_ids))
+            self.reused_tokens += common_prefix(before, call.prompt_ids)
         reasons = self.reasons().get(call.capture)
         if reasons is not None:
             reason = reasons.setdefault(call.capture_reason or UNEXPLAINED, Reason(example=call.id))
@@ -97,9 +109,3 @@ class Census:
         role.calls += 1
         role.sampled_tokens += len(call.completion_ids)
         role.agents[call.agent] += 1
-
-
-def _reused(call: Call, parent: Call) -> int:
-    """Leading ids of the prompt that the parent had read or said."""
-    before = np.concatenate((parent.prompt_ids, parent.completion_ids))
-    return common_prefix(before, call.prompt_ids)

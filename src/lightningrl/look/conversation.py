@@ -1,5 +1,4 @@
-"""What was said in an attempt? For each call the messages that are new in it, and the answer, whichever dialect they
-came in.
+"""The conversation of an attempt: the messages that each call adds, and its answer. It is the same for all dialects.
 
 call   request                       messages             answer
 c1     [system, user]                system, user         a1
@@ -8,8 +7,11 @@ c2     [system, user, a1, tool]      tool                 a2
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from typing import Any
 
+from lightningrl.chat.matching import step
+from lightningrl.dialects.base import ChatRequest
 from lightningrl.dialects.recorded import Reader
 from lightningrl.messages import Message
 from lightningrl.types import Call
@@ -20,62 +22,49 @@ class Said:
     """One call's part of the conversation."""
 
     earlier: int
-    """How many messages the request repeats from the call that it continues."""
+    """Number of messages that the request repeats from its parent call."""
     messages: tuple[Message, ...]
     """The messages after those."""
     answer: Message | None
-    """None where the answer broke, or where the dialect cannot be read here."""
+    """None if the answer broke off, or if the dialect is not installed here."""
 
     def as_json(self) -> dict[str, Any]:
-        answer = None if self.answer is None else _plain(self.answer)
         return {
             "earlier_messages": self.earlier,
             "messages": [_plain(message) for message in self.messages],
-            "answer": answer,
+            "answer": None if self.answer is None else _plain(self.answer),
         }
 
 
 def conversation(calls: Sequence[Call]) -> list[Said]:
-    """Of the calls of one attempt, in their order."""
+    """One entry for each call of an attempt; `calls` are in order."""
     reader = Reader()
     known: dict[str, tuple[Message, ...]] = {}
     found: list[Said] = []
     for call in calls:
-        request = reader.request(call)
-        messages = (
-            ()
-            if request is None
-            else request.messages or tuple(Message(role="prompt", content=str(p)) for p in request.prompts)
-        )
+        messages = _messages(reader.request(call))
         answer = None if call.capture == "incomplete" else reader.answer(call)
-        before = known.get(call.parent_call_id or "", ())
-        earlier = _common(before, messages)
-        found.append(Said(earlier=earlier, messages=tuple(messages[earlier:]), answer=answer))
-        known[call.id] = (*messages, answer) if answer is not None else tuple(messages)
+        earlier = _repeated(known.get(call.parent_call_id or "", ()), messages)
+        found.append(Said(earlier=earlier, messages=messages[earlier:], answer=answer))
+        known[call.id] = messages if answer is None else (*messages, answer)
     return found
 
 
-def _common(before: Sequence[Message], messages: Sequence[Message]) -> int:
-    """Leading messages that both have. An assistant's message counts as the answer before it although the client has
-    dropped its reasoning.
-    """
+def _messages(request: ChatRequest | None) -> tuple[Message, ...]:
+    """The messages of a request. A raw prompt becomes a message with the role `prompt`."""
+    if request is None:
+        return ()
+    return request.messages or tuple(Message(role="prompt", content=str(prompt)) for prompt in request.prompts)
+
+
+def _repeated(before: Sequence[Message], messages: Sequence[Message]) -> int:
+    """Number of leading messages with the same meaning; a dropped reasoning makes no difference."""
     pairs = zip(before, messages, strict=False)
-    return next(
-        (place for place, (one, other) in enumerate(pairs) if _key(one) != _key(other)), min(len(before), len(messages))
-    )
-
-
-def _key(message: Message) -> tuple[object, ...]:
-    return (
-        message.role,
-        message.content.strip(),
-        [(call.name, call.arguments) for call in message.tool_calls],
-        message.tool_call_id,
-    )
+    return sum(1 for _ in takewhile(lambda pair: step(pair[0]) == step(pair[1]), pairs))
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    """Without fields that say nothing."""
+    """The message without its empty fields."""
     fields: Mapping[str, Any] = asdict(message)
     kept = {name: value for name, value in fields.items() if value and name not in ("reply_id", "ended", "failed")}
     return {"role": message.role, "content": message.content, **kept}

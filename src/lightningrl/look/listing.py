@@ -1,11 +1,11 @@
-"""Which rollouts are there, and how did they go? One line for each, with its conversation where that is asked for."""
+"""A list of rollouts: one line each, with status, reward, error and, on request, the conversation."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lightningrl.look.census import CAPTURES, Census, Reason
+from lightningrl.look.census import Census
 from lightningrl.look.conversation import Said, conversation
 from lightningrl.look.opened import Opened
 from lightningrl.look.rollout import final_rewards
@@ -13,9 +13,9 @@ from lightningrl.store import Records, Where
 from lightningrl.types import Attempt, Rollout, RolloutStatus
 
 BATCH = 64
-"""Rollouts whose calls are in memory together."""
+"""Number of rollouts that are read together, to limit memory."""
 ERRORS = 1000
-"""Failed rollouts whose errors are counted, the latest."""
+"""Errors are counted over this many of the latest failed rollouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,39 +28,38 @@ class Line:
     status: RolloutStatus
     attempts: int
     calls: int
-    """Of the attempt that was accepted, or else the latest; so are tokens, reward and error."""
+    """Of the accepted attempt, or else of the latest one; the same holds for the fields below."""
     sampled_tokens: int
     reward: float | None
-    """None: there is none (yet)."""
+    """Final reward; None: it has none (yet)."""
     seconds: float | None
-    """None: it has not ended."""
+    """None: the attempt has not ended."""
     error: str | None
-    """Its first line."""
+    """First line of the error; None: no error."""
     output: Any
-    """JSON: what the agent returned."""
+    """What the agent returned, as JSON."""
     conversation: tuple[Said, ...] | None
-    """Of each call; None if it was not asked for."""
+    """One entry for each call; None if not requested."""
 
     def as_json(self) -> dict[str, Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}
-        return fields | {
-            "conversation": None if self.conversation is None else [said.as_json() for said in self.conversation]
-        }
+        said = None if self.conversation is None else [said.as_json() for said in self.conversation]
+        return fields | {"conversation": said}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """The rollouts of a store that were asked for."""
+    """The rollouts of a store that match a filter."""
 
     path: Path
     lines: tuple[Line, ...]
-    """The latest of them, in the order they were enqueued."""
+    """The latest ones, in the order they were enqueued."""
     counts: Mapping[RolloutStatus, int]
-    """All of them, by status."""
+    """Status → number of matching rollouts; not only of `lines`."""
     errors: Mapping[str, tuple[int, str]]
-    """First line of an error → how many of the latest failed rollouts have it, and the id of one."""
+    """First line of an error → (number of failed rollouts with it, id of one of them)."""
     census: Census | None
-    """Over every attempt at them, accepted or not; None if it was not asked for."""
+    """Counts over all attempts, accepted or not; None if not requested."""
 
     def as_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {
@@ -80,7 +79,7 @@ async def list_rollouts(
     report: bool = False,
     conversations: bool = False,
 ) -> Listing:
-    """The latest `limit` rollouts that `where` lets through. `report` counts calls, which reads all of them."""
+    """The latest `limit` rollouts that match `where`. `report` also counts calls, which reads all of them."""
     records = run.records
     rollouts = await records.rollouts(where=where, before=before, limit=limit)
     lines: list[Line] = []
@@ -129,7 +128,7 @@ async def _line(
 
 
 async def _census(records: Records, where: Where) -> Census:
-    """A page at a time: the calls of a whole run need not fit into memory."""
+    """Counts over all matching rollouts. They are read page by page, as a whole run may not fit into memory."""
     census, before = Census(), None
     while page := await records.rollouts(where=where, before=before, limit=BATCH):
         for attempt in await records.attempts([rollout.id for rollout in page]):
@@ -139,7 +138,7 @@ async def _census(records: Records, where: Where) -> Census:
 
 
 async def _errors(records: Records, where: Where) -> dict[str, tuple[int, str]]:
-    """The most frequent first. A filter by reward finds only rollouts that succeeded."""
+    """Errors of failed rollouts, most frequent first. Failed rollouts have no reward, so a reward filter finds none."""
     failed = await records.rollouts(where=replace(where, status="failed"), limit=ERRORS)
     last = {attempt.rollout_id: attempt for attempt in await records.attempts([rollout.id for rollout in failed])}
     found: dict[str, list[str]] = {}
@@ -154,29 +153,15 @@ def _first_line(error: str | None) -> str | None:
 
 
 def _census_json(census: Census) -> dict[str, Any]:
-    def reasons(of: Mapping[str, Reason]) -> dict[str, Any]:
-        return {why: {"calls": reason.calls, "example": reason.example} for why, reason in of.items()}
-
+    reasons = {
+        "partly_reasons": census.partly_reasons,
+        "fork_reasons": census.fork_reasons,
+        "incomplete_reasons": census.incomplete_reasons,
+    }
+    roles = {name: {key: getattr(role, key) for key in role.__slots__} for name, role in census.roles.items()}
     return {
-        "calls": census.calls,
-        **{capture: census.captures[capture] for capture in CAPTURES},
-        "partly_reasons": reasons(census.partly_reasons),
-        "fork_reasons": reasons(census.fork_reasons),
-        "incomplete_reasons": reasons(census.incomplete_reasons),
-        "agents": census.agents,
-        "dialects": census.dialects,
+        **census.counts(),
+        **{key: {why: asdict(reason) for why, reason in found.items()} for key, found in reasons.items()},
         "policies": census.policies,
-        "fingerprints": {
-            name: {
-                "calls": role.calls,
-                "sampled_tokens": role.sampled_tokens,
-                "system": role.system,
-                "tools": role.tools,
-                "agents": role.agents,
-            }
-            for name, role in census.roles.items()
-        },
-        "sampled_tokens": census.sampled_tokens,
-        "prompt_tokens": census.prompt_tokens,
-        "reused_tokens": census.reused_tokens,
+        "fingerprints": roles,
     }

@@ -1,4 +1,4 @@
-"""Where do the records of a run lie? Its folder, its settings, its store and its tokenizer."""
+"""Opens a run for reading: its store, its settings and its tokenizers."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -17,20 +17,18 @@ from lightningrl.store import Records, open_records
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """A run that is being looked at."""
+    """A run that is open for reading."""
 
     file: Path
-    """Its store.sqlite."""
+    """Path of its store.sqlite."""
     records: Records
     config: Config | None
-    """The settings of a training run; None if there are none, or they cannot be read."""
+    """Settings of the training run; None if it has none, or if they cannot be read."""
     no_config: str = ""
-    """Why there is no `config`."""
+    """Why `config` is None."""
 
     def detokenizer(self, policy: str) -> Callable[[], Detokenizer] | None:
-        """Makes what turns token ids into text, control tokens included; None: no tokenizer lies in the run's folder or
-        where its model is.
-        """
+        """A factory of detokenizers for the policy; control tokens are kept. None if no tokenizer file is found."""
         file = next((file for file in self._tokenizers(policy) if file.is_file()), None)
         if file is None:
             return None
@@ -53,7 +51,7 @@ class Opened:
 
 @asynccontextmanager
 async def opened(path: Path) -> AsyncIterator[Opened]:
-    """Open a run's folder, or its store.sqlite, for reading. Raises `UserError` where there are no records."""
+    """Open a run's folder, or its store.sqlite, for reading. Raises `UserError` if there are no records."""
     file = path / "store.sqlite" if path.is_dir() else path
     if not file.is_file():
         raise UserError(f"no records at `{path}`", hint="give the folder of a run, e.g. `runs/…`, or its store.sqlite")
@@ -66,7 +64,7 @@ async def opened(path: Path) -> AsyncIterator[Opened]:
 
 
 def _settings(file: Path) -> tuple[Config | None, str]:
-    """(the settings, why there are none). Those of another version of LightningRL may not be readable; the records are."""
+    """(settings, why they are missing). Settings of another version of LightningRL may not be readable."""
     if not file.is_file():
         return None, "the run's folder has no config.toml"
     try:

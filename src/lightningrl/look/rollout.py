@@ -1,7 +1,6 @@
-"""Why did this rollout get its reward? One record with all there is to say: task, group, attempts, calls, rewards, and
-what each call taught.
+"""Everything about one rollout: task, group, attempts, calls, rewards, and what each call taught.
 
-records → `look_at` → `RolloutView` → `as_json`, the same for terminal, page and `--json` (docs/look.md).
+records → `look_at` → `RolloutView` → terminal, page, or `as_json` (docs/look.md)
 """
 
 import difflib
@@ -20,7 +19,7 @@ from lightningrl.tracing import spans_of, united
 from lightningrl.types import FINAL, Attempt, Call, Reward, Rollout, Span
 
 RECENT = 500
-"""Rollouts among which one is picked if none is named, the latest."""
+"""If no rollout is named, one of this many latest rollouts is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,20 +31,20 @@ class CallView:
     pieces: tuple[str, ...] | None
     """[C] text of each sampled token; None without a tokenizer."""
     tools: tuple[Span, ...]
-    """The tools that its answer asked for, as far as it is known what came of them."""
+    """Spans of the tools that its answer called, if they were traced."""
     rewards: tuple[Reward, ...]
-    """Rewards for this very call."""
+    """Rewards of this call alone."""
     lesson: Lesson | None
-    """None: it teaches nothing, or that is not known."""
+    """None: the call teaches nothing, or that is not known."""
 
     @property
     def advantage(self) -> float | None:
-        """The same for all of its tokens; None if it is not known."""
+        """The same for all of its tokens; None if not known."""
         return float(self.lesson.advantages[0]) if self.lesson is not None and len(self.lesson.advantages) else None
 
     @property
     def left_out(self) -> str | None:
-        """Why the call is not trained; None: it is, or that is not known."""
+        """Why the call is not trained; None: it is trained, or that is not known."""
         return None if self.lesson is None else self.lesson.transition.left_out
 
     def as_json(self) -> dict[str, Any]:
@@ -55,12 +54,10 @@ class CallView:
             "logprobs": [round(float(x), 6) for x in call.logprobs],
             "texts": self.pieces,
         }
+        plain = ("id", "index", "parent_call_id", "agent", "policy", "policy_version", "dialect")
+        capture = ("capture", "capture_reason", "finish_reason")
         return {
-            **{
-                name: getattr(call, name)
-                for name in ("id", "index", "parent_call_id", "agent", "policy", "policy_version", "dialect")
-            },
-            **{name: getattr(call, name) for name in ("capture", "capture_reason", "finish_reason")},
+            **{name: getattr(call, name) for name in (*plain, *capture)},
             "seconds": round(call.ended_at - call.started_at, 3),
             "prompt_tokens": len(call.prompt_ids),
             "sampled_tokens": len(call.completion_ids),
@@ -79,18 +76,18 @@ class CallView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutView:
-    """One rollout, and the attempt that tells most about it: the accepted one, else the latest."""
+    """One rollout, with the calls of its accepted attempt, or else of its latest one."""
 
     store: str
     rollout: Rollout
     attempts: tuple[Attempt, ...]
     attempt: Attempt | None
-    """The one whose calls are shown; None: it has not begun."""
+    """The attempt whose calls are shown; None: no attempt has begun."""
     calls: tuple[CallView, ...]
     rewards: tuple[Reward, ...]
-    """Of that attempt as a whole."""
+    """Rewards of that attempt as a whole."""
     group: Mapping[str, float | None]
-    """Rollout id → final reward; None: it has none. The rollout itself is a member."""
+    """Rollout id → final reward, for the whole group; None: no reward."""
     teaching: Teaching
 
     @property
@@ -120,9 +117,7 @@ class RolloutView:
 
 
 async def look_at(run: Opened, rollout_id: str | None = None) -> RolloutView:
-    """All about one rollout; if none is named, about the latest one that did worse than its group. Raises `UserError`
-    for an unknown id.
-    """
+    """The view of one rollout; without an id, of the one that `pick` chooses. Raises `UserError` for an unknown id."""
     rollout = await _named(run.records, rollout_id) if rollout_id else await pick(run.records)
     attempts = await run.records.attempts([rollout.id])
     accepted = next((attempt for attempt in attempts if attempt.id == rollout.accepted_attempt_id), None)
@@ -146,8 +141,10 @@ async def look_at(run: Opened, rollout_id: str | None = None) -> RolloutView:
 
 
 async def pick(records: Records) -> Rollout:
-    """The latest rollout whose reward is below its group's mean; else the latest with the least reward, the latest that
-    failed, the latest.
+    """The rollout that is most worth a look.
+
+    The latest one with a reward below its group's mean; else, in this order, the latest with the lowest reward, the
+    latest that failed, the latest.
     """
     recent = await records.rollouts(limit=RECENT)
     if not recent:
@@ -162,11 +159,13 @@ async def pick(records: Records) -> Rollout:
             return rollout
     known = [(reward, -place) for place, rollout in enumerate(recent) if (reward := rewards[rollout.id]) is not None]
     failed = [rollout for rollout in recent if rollout.status == "failed"]
-    return recent[-min(known)[1]] if known else failed[-1] if failed else recent[-1]
+    if known:
+        return recent[-min(known)[1]]
+    return failed[-1] if failed else recent[-1]
 
 
 async def final_rewards(records: Records, rollouts: Sequence[Rollout]) -> dict[str, float | None]:
-    """By rollout id, in order; None: the rollout has none. Where there are several, the grader's counts."""
+    """Rollout id → final reward, in order; None: no reward. If there are several, the grader's counts."""
     rollout_of = {rollout.accepted_attempt_id: rollout.id for rollout in rollouts if rollout.accepted_attempt_id}
     found: dict[str, float | None] = {rollout.id: None for rollout in rollouts}
     final = [
@@ -190,12 +189,12 @@ async def _named(records: Records, rollout_id: str) -> Rollout:
 
 
 def _air(run: Opened, teaching: Teaching, calls: Sequence[Call], spans: Sequence[Span]) -> tuple[Reward, ...]:
-    """The rewards of AIR, also of a rollout that teaches nothing: an exam shows what its rules would have said."""
+    """The rewards of the AIR rules. They are computed for exams, too, although exams teach nothing."""
     if teaching.lessons or run.config is None:
         return teaching.rewards
     try:
         return tuple(air_of(run.config, spans, calls))
-    except UserError:  # `teaching.why_not` says it
+    except UserError:  # `teaching.why_not` has the message
         return ()
 
 
@@ -218,9 +217,7 @@ def _views(
 
 
 def _pieces(call: Call, make: Callable[[], Detokenizer] | None) -> tuple[str, ...] | None:
-    """Joined they are the text: a token that ends in the middle of a character has no text, the next one has the whole
-    character.
-    """
+    """[C] text of each sampled token. A character that spans several tokens belongs to the last of them."""
     if make is None:
         return None
     detokenizer = make()
@@ -240,6 +237,6 @@ def _reward_json(reward: Reward) -> dict[str, Any]:
 
 
 def _attempt_json(attempt: Attempt) -> dict[str, Any]:
-    """Without its lease and the hash of its token."""
+    """The attempt without its lease and the hash of its token."""
     names = ("id", "number", "status", "worker", "error", "output", "started_at", "ended_at")
     return {name: getattr(attempt, name) for name in names}

@@ -1,7 +1,6 @@
-"""What did a rollout teach? Nothing about this is stored: records and settings go through the functions that training
-uses, once more.
+"""What a rollout taught. Nothing of this is stored: it is recomputed with the functions that training uses.
 
-A step's advantages compare rollouts of the whole batch, so all of its records are read.
+Advantages compare rollouts of the whole batch, so all records of the step are read.
 """
 
 import re
@@ -20,7 +19,7 @@ from lightningrl.tracing import spans_of, united
 from lightningrl.types import Call, Reward, Rollout, Span
 
 TRAINED = re.compile(r"train-(?P<step>\d{5})(?:-retry(?P<retry>\d+))?-")
-"""How rollouts that teach are named (`loop.py`)."""
+"""Ids of training rollouts; `loop.py` makes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,24 +27,24 @@ class Teaching:
     """What the calls of one rollout taught."""
 
     step: int | None
-    """The optimizer step, from 1; None: the rollout was not made for training."""
+    """Optimizer step, from 1; None: not a training rollout."""
     learnt: bool
-    """Whether the run has published the weights of that step. If not, `lessons` is what the rollout would teach."""
+    """Whether the weights of that step are published. If not, the rollout has yet to teach its `lessons`."""
     why_not: str | None
-    """Why it teaches nothing, or why that is not known; None where there are lessons."""
+    """Why the rollout teaches nothing, or why that is not known; None if there are lessons."""
     lessons: Mapping[str, Lesson] = field(default_factory=dict[str, Lesson])
-    """Call id → lesson of the policy that made the call."""
+    """Call id → lesson for the policy that answered the call."""
     rewards: tuple[Reward, ...] = ()
-    """The rewards that the recipe's AIR rules give to this rollout."""
+    """Rewards by the recipe's AIR rules."""
 
 
 async def teaching_of(run: Opened, rollout: Rollout) -> Teaching:
-    """Of the accepted attempt."""
+    """What the accepted attempt of a rollout taught."""
     named = TRAINED.match(rollout.id)
     if named is None or run.config is None:
-        reason = "exams measure and teach nothing" if rollout.id.startswith("exam-") else "it was not made for training"
+        reason = "exams only measure" if rollout.id.startswith("exam-") else "it is not a training rollout"
         if named is not None:
-            reason = f"that is not known, as {run.no_config}"
+            reason = f"unknown, because {run.no_config}"
         return Teaching(step=None, learnt=False, why_not=reason)
     step = int(named["step"])
     learners = run.config.learners()
@@ -54,7 +53,7 @@ async def teaching_of(run: Opened, rollout: Rollout) -> Teaching:
     try:
         lessons, air = await _recomputed(run.records, run.config, step)
     except LightningError as error:
-        return Teaching(step=step + 1, learnt=learnt, why_not=f"its lessons cannot be recomputed: {error.message}")
+        return Teaching(step=step + 1, learnt=learnt, why_not=f"its advantages cannot be recomputed: {error.message}")
     mine = {call_id: lesson for call_id, lesson in lessons.items() if lesson.rollout_id == rollout.id}
     rewards = tuple(reward for reward in air if reward.attempt_id == rollout.accepted_attempt_id)
     return Teaching(
@@ -68,14 +67,14 @@ async def teaching_of(run: Opened, rollout: Rollout) -> Teaching:
 
 def _why_nothing(config: Config, rollout: Rollout) -> str:
     if rollout.accepted_attempt_id is None:
-        return "no attempt was accepted: a failure leaves its group and is no reward of 0"
+        return "no attempt was accepted: failed rollouts are left out of their group"
     if all(learner.algorithm.credit == "gae_calls" for learner in config.learners().values()):
-        return "its credit asks a critic, whose values are not recorded"
-    return "its group got the same reward throughout and was replaced by other tasks, or it made no call"
+        return "its credit needs a critic, whose values are not recorded"
+    return "it made no call, or dynamic sampling replaced its group, as all rewards in it were equal"
 
 
 async def _recomputed(records: Records, config: Config, step: int) -> tuple[dict[str, Lesson], list[Reward]]:
-    """The lessons of a whole step, by call, and the rewards of AIR."""
+    """(call id → lesson, AIR rewards) of a whole step."""
     learners = config.learners()
     batch = await step_batch(records, step, names={learner.algorithm.reward for learner in learners.values()})
     accepted = [rollout.accepted_attempt_id for rollout in batch if rollout.accepted_attempt_id]
@@ -107,9 +106,7 @@ def air_of(config: Config, spans: Sequence[Span], calls: Sequence[Call]) -> list
 
 
 async def step_batch(records: Records, step: int, *, names: set[str]) -> list[Rollout]:
-    """The rollouts that a step learns from: dynamic sampling puts other tasks in the place of silent groups
-    (`Loop.collect`).
-    """
+    """The rollouts that a step learns from. Dynamic sampling replaces silent groups, as in `Loop.collect`."""
     rounds: dict[int, list[Rollout]] = {}
     for rollout in await records.rollouts(where=Where(prefix=f"train-{step:05d}-")):
         found = TRAINED.match(rollout.id)
