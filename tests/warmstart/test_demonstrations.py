@@ -1,4 +1,4 @@
-"""Demonstrations from files, functions and runs; what is none is named."""
+"""Demonstrations from files, functions and runs; errors name the invalid one."""
 
 import json
 from pathlib import Path
@@ -59,15 +59,15 @@ def template_of(answers: list[list[Answer]], folder: Path) -> ChatTemplate:
     ("row", "said"),
     [
         ("{", "Expecting property name"),
-        ("[]", "no message of the assistant"),
+        ("[]", "no assistant message"),
         ({"input": {}}, "`messages` is missing"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "user", "content": "hi"}]}, "no message of the assistant"),
-        ({"messages": [{"role": "assistant", "content": "ho"}]}, "the assistant speaks first"),
+        ({"messages": [{"role": "user", "content": "hi"}]}, "no assistant message"),
+        ({"messages": [{"role": "assistant", "content": "ho"}]}, "the first message is from the assistant"),
         ({"messages": [{"role": "user", "content": 3}, {"role": "assistant", "content": "ho"}]}, "content"),
         (
             {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": ""}]},
-            "message 2 is an answer that says nothing",
+            "message 2 is an empty answer",
         ),
         ({"messages": ["hi"]}, "messages"),
     ],
@@ -75,7 +75,7 @@ def template_of(answers: list[list[Answer]], folder: Path) -> ChatTemplate:
 def test_a_bad_line_is_named_and_what_a_good_one_is_like(colours: Path, row: object, said: str) -> None:
     with pytest.raises(UserError) as caught:
         of_file(colours, GOOD, "", row)
-    assert "shown.jsonl` line 3 is no demonstration" in caught.value.message and said in caught.value.message
+    assert "shown.jsonl` line 3 is not a demonstration" in caught.value.message and said in caught.value.message
     assert '"messages"' in str(caught.value.hint)
 
 

@@ -1,3 +1,1 @@
-"""How does a model for one's own task begin? Demonstrations → token ids → supervised steps, until the agent succeeds
-now and then.
-"""
+"""The warm start: demonstrations → token ids → supervised steps, until the agent succeeds now and then."""

@@ -1,6 +1,4 @@
-"""Where do demonstrations come from? From a JSONL file, a function, or the records of a run: conversations → the
-answers to imitate.
-"""
+"""Demonstrations from a JSONL file, a function or the records of a run: conversations → answers to imitate."""
 
 import asyncio
 import json
@@ -9,53 +7,55 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import msgspec
-
 from lightningrl import plugins
 from lightningrl.config import Config
-from lightningrl.dialects.base import Dialect, Past, Refused
+from lightningrl.dialects.base import Past, Refused
 from lightningrl.dialects.openai_chat import OpenAIChat
+from lightningrl.dialects.recorded import Reader
 from lightningrl.errors import LightningError, UserError
 from lightningrl.gateway.scripted import shown
+from lightningrl.look.listing import BATCH
+from lightningrl.look.rollout import final_rewards
 from lightningrl.messages import Message
 from lightningrl.store import Records, open_records
-from lightningrl.types import FINAL, Call
+from lightningrl.types import Call, by_attempt
 
-ROW = 'a demonstration is {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}], "tools": […]}, as OpenAI writes it'
-BATCH = 64
-"""Rollouts whose calls are in memory together."""
+ROW = (
+    'a demonstration is {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}], '
+    '"tools": […]}, in OpenAI\'s format'
+)
 
 Row: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One answer to imitate, and what the model was asked.
+    """One answer to imitate, with its request.
 
-    The conversation `system, user, assistant (calls a tool), tool, assistant` has two of them: one after two messages,
+    The conversation `system, user, assistant (calls a tool), tool, assistant` has two answers: one after two messages,
     one after four.
     """
 
     messages: tuple[Message, ...]
-    """All that stands before it."""
+    """All messages before the answer."""
     tools: tuple[Mapping[str, Any], ...]
     message: Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstrations:
-    """Each is all that was said on one task."""
+    """One demonstration holds all conversations of one task."""
 
     answers: Sequence[Sequence[Answer]]
-    """[demonstrations][answers] in their order."""
+    """[demonstrations][answers], in order."""
     rows: Sequence[Row | Sequence[Row]]
-    """[demonstrations] their conversations, as OpenAI's chat writes them: what a `tokenizer` function is given."""
+    """[demonstrations] Conversations in OpenAI's format, as passed to a `tokenizer` function."""
     source: str
-    """In words, for people."""
+    """A description for people."""
 
 
 def load_demonstrations(config: Config) -> Demonstrations:
-    """What `warmstart.demonstrations` names. Raises `UserError` for what is none, with its line or number."""
+    """Load `warmstart.demonstrations`. A `UserError` names the line or the index of an invalid demonstration."""
     source = config.warmstart.demonstrations
     path = config.root / Path(source).expanduser()
     if source.endswith((".jsonl", ".json")):
@@ -66,9 +66,7 @@ def load_demonstrations(config: Config) -> Demonstrations:
 
 
 def read_run(path: Path, *, reward: float) -> Demonstrations:
-    """Rollouts of a run's folder, or its store.sqlite, with at least this final reward. Those on held-out tasks are
-    left alone.
-    """
+    """Rollouts of a run (its folder or store.sqlite) with at least this final reward, without held-out tasks."""
     file = path / "store.sqlite" if path.is_dir() else path
     if not file.is_file():
         raise UserError(
@@ -94,9 +92,9 @@ def _of_file(path: Path) -> Demonstrations:
             rows.append(json.loads(line))
             answers.append(answers_of(rows[-1]))
         except (ValueError, RecursionError) as error:
-            raise UserError(f"`{path}` line {number} is no demonstration: {error}", hint=ROW) from error
+            raise UserError(f"`{path}` line {number} is not a demonstration: {error}", hint=ROW) from error
     if not rows:
-        raise UserError(f"no demonstration in `{path}`", hint=ROW)
+        raise UserError(f"no demonstrations in `{path}`", hint=ROW)
     return Demonstrations(answers=answers, rows=rows, source=f"{len(rows):,} conversations of `{path.name}`")
 
 
@@ -115,27 +113,28 @@ def _of_function(source: str, config: Config) -> Demonstrations:
         try:
             answers.append(answers_of(row))
         except ValueError as error:
-            raise UserError(f"`{source}` gave no demonstration at index {number}: {error}", hint=ROW) from error
+            raise UserError(
+                f"`{source}` returned an invalid demonstration at index {number}: {error}", hint=ROW
+            ) from error
     if not rows:
-        raise UserError(f"`{source}` gave no demonstration", hint=ROW)
+        raise UserError(f"`{source}` returned no demonstrations", hint=ROW)
     return Demonstrations(answers=answers, rows=rows, source=f"{len(rows):,} conversations of `{source}`")
 
 
 def answers_of(row: Any) -> list[Answer]:
-    """Of one conversation, or of several on one task. Raises `ValueError` for what is none."""
+    """The answers in one conversation, or in several of one task. Raises `ValueError` for anything else."""
     conversations = row if isinstance(row, list | tuple) else [row]
     found = [answer for conversation in conversations for answer in _of_conversation(conversation)]
     if not found:
-        raise ValueError("no message of the assistant")
+        raise ValueError("it has no assistant message")
     return found
 
 
 def _of_conversation(row: Any) -> list[Answer]:
-    """Every answer in it, but for those of weight 0, which OpenAI's fine-tuning leaves out, too."""
+    """All answers but those of weight 0, which OpenAI's fine-tuning skips, too."""
     if not isinstance(row, Mapping) or not isinstance(row.get("messages"), list | tuple):
-        raise ValueError(
-            "`messages` is missing" if isinstance(row, Mapping) else f"a `{type(row).__name__}`, not an object"
-        )
+        reason = "`messages` is missing" if isinstance(row, Mapping) else f"a `{type(row).__name__}`, not an object"
+        raise ValueError(reason)
     given = list(row["messages"])
     try:
         request = OpenAIChat().parse({"model": "", "messages": given, "tools": row.get("tools") or []}, Past())
@@ -146,9 +145,9 @@ def _of_conversation(row: Any) -> list[Answer]:
         if message.role != "assistant" or given[place].get("weight", 1) == 0:
             continue
         if place == 0:
-            raise ValueError("the assistant speaks first, and a model is always asked something")
+            raise ValueError("the first message is from the assistant; a user or system message must come before")
         if not (message.content or message.reasoning or message.tool_calls):
-            raise ValueError(f"message {place + 1} is an answer that says nothing")
+            raise ValueError(f"message {place + 1} is an empty answer")
         found.append(Answer(messages=request.messages[:place], tools=request.tools, message=message))
     return found
 
@@ -157,70 +156,49 @@ async def _of_store(file: Path, reward: float) -> Demonstrations:
     store = await open_records(f"sqlite://{file.resolve()}")
     try:
         done = [r for r in await store.rollouts() if r.accepted_attempt_id and r.task.split != "heldout"]
-        accepted = [rollout.accepted_attempt_id or "" for rollout in done]
-        rewards = {
-            r.attempt_id: r.value for r in await store.rewards(accepted) if r.name == FINAL and r.call_id is None
-        }
-        good = [
-            attempt for attempt in accepted if rewards.get(attempt, reward) >= reward
-        ]  # `lightningrl run` rewards nothing
+        rewards = await final_rewards(store, done)
+        accepted = {r.id: r.accepted_attempt_id or "" for r in done}
+        # rollouts of `lightningrl run` have no reward, and are all kept
+        good = [accepted[rollout_id] for rollout_id, value in rewards.items() if value is None or value >= reward]
         answers = await _accepted(store, good)
     finally:
         await store.close()
+    known = [value for value in rewards.values() if value is not None]
     if not answers:
-        best = (
-            f"the best of `{len(rewards)}` rewards is `{max(rewards.values()):g}`"
-            if rewards
-            else "no attempt has succeeded"
-        )
-        hint = "a lower `warmstart.reward`, or a teacher that does the task: `lightningrl rollouts` shows what it did"
+        best = f"the best of `{len(known)}` rewards is `{max(known):g}`" if known else "no attempt has succeeded"
+        hint = "lower `warmstart.reward`, or use a better teacher; `lightningrl rollouts` shows what it did"
         raise UserError(f"no rollout in `{file.parent}` has a reward of at least `{reward:g}`: {best}", hint=hint)
-    source = f"{len(answers):,} of {len(done):,} rollouts in `{file.parent.name}`" + (
-        f": those with reward ≥ {reward:g}" if rewards else ""
-    )
+    chosen = f" with reward ≥ {reward:g}" if known else ""
+    source = f"{len(answers):,} of {len(done):,} rollouts in `{file.parent.name}`{chosen}"
     return Demonstrations(answers=answers, rows=[_rows(own) for own in answers], source=source)
 
 
 async def _accepted(store: Records, attempt_ids: Sequence[str]) -> list[list[Answer]]:
-    """Of each attempt that has called the model."""
+    """The answers of each attempt that has called the model."""
     found: list[list[Answer]] = []
     for start in range(0, len(attempt_ids), BATCH):
         chosen = attempt_ids[start : start + BATCH]
-        calls: dict[str, list[Call]] = {attempt: [] for attempt in chosen}
-        for call in await store.calls(chosen):
-            calls[call.attempt_id].append(call)
-        found += [answers for own in calls.values() if (answers := recorded(own))]
+        calls = by_attempt(await store.calls(chosen))
+        found += [answers for attempt in chosen if (answers := recorded(calls.get(attempt, [])))]
     return found
 
 
 def recorded(calls: Sequence[Call]) -> list[Answer]:
-    """Of one attempt, in whatever dialect it asked; what broke off, and raw prompts, are left out."""
-    past, dialects, found = Past(), dict[str, Dialect](), list[Answer]()
+    """The answers in the calls of one attempt. Incomplete calls and raw prompts are skipped."""
+    reader, found = Reader(), list[Answer]()
     for call in calls:
-        if call.capture == "incomplete" or call.dialect not in plugins.names("dialect"):
-            continue
-        dialect = dialects.setdefault(call.dialect, plugins.load(call.dialect, kind="dialect")())
-        try:
-            request = dialect.parse(call.request, past)
-            answer = dialect.answer(call.response)
-        except (Refused, KeyError, IndexError, msgspec.ValidationError):
-            continue
-        dialect.remember(past, request, call.response)
-        if request.messages:
+        request, answer = reader.request(call), reader.answer(call)
+        if request is not None and request.messages and answer is not None:
             found.append(Answer(messages=request.messages, tools=request.tools, message=answer))
     return found
 
 
 def _rows(answers: Sequence[Answer]) -> list[Row]:
-    """The conversations of one attempt, each once: those that a later call goes on with are part of its own."""
+    """The conversations of one attempt. A conversation that a later call continues is part of that call's own."""
     rows: list[Row] = []
     for place, answer in enumerate(answers):
         if any(later.messages[: len(answer.messages)] == answer.messages for later in answers[place + 1 :]):
             continue
-        rows.append(
-            {
-                "messages": [shown(message) for message in (*answer.messages, answer.message)],
-                "tools": list(answer.tools),
-            }
-        )
+        messages = [shown(message) for message in (*answer.messages, answer.message)]
+        rows.append({"messages": messages, "tools": list(answer.tools)})
     return rows

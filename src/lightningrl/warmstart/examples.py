@@ -1,6 +1,4 @@
-"""How does a demonstration read to the model? As the gateway would have served it: the same templates, the same
-continued history, the same ids.
-"""
+"""Demonstrations → token ids, exactly as the gateway would have served them: same templates, history and ids."""
 
 from collections.abc import Sequence
 
@@ -16,9 +14,7 @@ from lightningrl.warmstart.demonstrations import Answer
 def examples_of(
     demonstrations: Sequence[Sequence[Answer]], template: ChatTemplate, *, max_length: int
 ) -> list[list[Example]]:
-    """[demonstrations][answers]. Raises `UserError` for one that the tokenizer or the template cannot express, or that
-    is too long.
-    """
+    """[demonstrations][answers]. A `UserError` names one that is too long, or that the template cannot express."""
     return [
         _examples(answers, template, number=number, max_length=max_length)
         for number, answers in enumerate(demonstrations, start=1)
@@ -33,7 +29,7 @@ def _examples(answers: Sequence[Answer], template: ChatTemplate, *, number: int,
             prompt = tree.prompt(answer.messages, tools=answer.tools)
             ids = template.answer_ids(answer.message, messages=answer.messages, tools=answer.tools)
         except BadConversation as error:
-            hint = "does the model's chat template know tools and system prompts? Other models do"
+            hint = "check that the model's chat template knows tools and system prompts, or use another model"
             raise UserError(f"demonstration {number} does not fit the chat template: {error}", hint=hint) from error
         _check(answer, ids, template, number=number, length=len(prompt.ids) + len(ids), max_length=max_length)
         tree.add(
@@ -51,11 +47,10 @@ def _check(
     answer: Answer, ids: Sequence[int], template: ChatTemplate, *, number: int, length: int, max_length: int
 ) -> None:
     if length > max_length:
-        hint = "raise `engine.max_length`, or take shorter demonstrations"
-        raise UserError(
-            f"demonstration {number} has `{length}` tokens, and `engine.max_length` is `{max_length}`", hint=hint
-        )
-    said = answer.message.content
-    if said.strip() and said.strip() not in template.decode(ids):
-        hint = "a tiny model's own tokenizer (leave out `warmstart.base` and `warmstart.tokenizer`) can write any text"
-        raise UserError(f"the tokenizer cannot write what demonstration {number} says: `{said[:80]}`", hint=hint)
+        hint = "raise `engine.max_length`, or use shorter demonstrations"
+        said = f"demonstration {number} has `{length}` tokens, and `engine.max_length` is `{max_length}`"
+        raise UserError(said, hint=hint)
+    text = answer.message.content
+    if text.strip() and text.strip() not in template.decode(ids):
+        hint = "leave out `warmstart.base` and `warmstart.tokenizer`: the default tokenizer can write any text"
+        raise UserError(f"the tokenizer cannot write the text of demonstration {number}: `{text[:80]}`", hint=hint)

@@ -1,4 +1,4 @@
-"""Demonstrations in, a model folder out: tokenizer and model, the ids to imitate, the way until the agent succeeds."""
+"""Demonstrations → tokenizer and model → token ids → training, steered by trials of the agent → a model folder."""
 
 import asyncio
 import json
@@ -25,62 +25,60 @@ from lightningrl.warmstart.tryout import trying_out
 from lightningrl.warmstart.vocabulary import beginning, tokenizer_for
 
 PEAK = 3e-3
-"""The highest learning rate for a tiny model, which has learnt nothing."""
+"""Peak learning rate for a new tiny model."""
 HELD_BACK = 32
-"""Demonstrations that are not learnt from, where one in ten is so many: the loss on them tells learning by heart from
-learning.
-"""
+"""Number of demonstrations held back if there are ten times as many. The loss on them shows memorization."""
 
 MARK = "warmstart.json"
-"""The file that tells a folder that was made here from any other."""
+"""File that marks a folder as made by this command."""
 REPORT_EVERY = 50
-"""Steps of reading between two losses."""
+"""Number of steps in `warmstart.reading` between two reports of the loss."""
 
 
 def is_replaceable(folder: Path) -> bool:
-    """Is there nothing in it that was not made here?"""
+    """Whether the folder is empty, or was made by this command."""
     return folder.is_dir() and ((folder / MARK).is_file() or not any(folder.iterdir()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """What the command line may say about the way, and a recipe does not."""
+    """Options of training that only the command line has."""
 
     seconds: float = math.inf
-    """Training ends after so much time."""
+    """Time limit of a training pass."""
     order: int | None = None
-    """Seed of the order of the demonstrations; None: the recipe's seed."""
+    """Seed for the order of the demonstrations; None: the recipe's seed."""
     threads: int = 1
-    """Of one matrix product. With 1, weights are the same bit for bit on any number of cores."""
+    """Threads of a matrix product. With 1, weights are bit-identical on any number of cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """A model, and what it can do."""
+    """A new model and how well it does."""
 
     parameters: int
     tokens: int
     """Size of the vocabulary."""
     arrival: Arrival
     reason: str
-    """The likeliest reason why success is too low; "" if it is not."""
+    """Likeliest reason why success is too low; "" if it is not."""
     hint: str
-    """What to change then."""
+    """What to change then; "" if nothing."""
 
 
 class Narrator(Watcher, Protocol):
-    """Hears of what goes on."""
+    """Reports progress."""
 
     def started(self, *, parameters: int, tokens: int) -> None:
-        """There is a model now."""
+        """The model is built."""
         ...
 
     def read(self, step: int, loss: float) -> None:
-        """A stretch of `warmstart.reading` is over."""
+        """`REPORT_EVERY` steps of `warmstart.reading` are done."""
         ...
 
     def looked(self, look: Look) -> None:
-        """A stretch of the way is over."""
+        """A stretch of training is done."""
         ...
 
 
@@ -94,7 +92,7 @@ async def make(
     pace: Pace,
     narrator: Narrator,
 ) -> Made:
-    """Make the model and write it to `out`. Records of the trials go into `folder`."""
+    """Make the model and write it to `out`. Records of the trials are written to `folder`."""
     settings = config.warmstart
     model, tokenizer = _begun(config, shown)
     parameters = sum(p.numel() for p in model.hf.parameters())
@@ -142,7 +140,7 @@ def _begun(config: Config, shown: Demonstrations) -> tuple[DenseModel, Any]:
 
 
 def _held_back(examples: list[list[Example]], *, steer: bool) -> tuple[list[list[Example]], list[list[Example]]]:
-    """(those to learn from, those that the model never sees)"""
+    """(examples to learn from, held-back examples)"""
     count = HELD_BACK if steer and len(examples) >= 10 * HELD_BACK else 0
     return examples[: len(examples) - count], examples[len(examples) - count :]
 
@@ -169,7 +167,7 @@ def _read(
     pace: Pace,
     told: Callable[[int, float], None],
 ) -> None:
-    """Learn all that stands in a conversation, what tools answer included."""
+    """Train on whole conversations, including tool results."""
     settings = config.warmstart
     texts = [[whole(own, prompt=settings.reading_prompts)] for own in examples]
     seed = config.seed if pace.order is None else pace.order

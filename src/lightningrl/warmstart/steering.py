@@ -1,8 +1,8 @@
-"""When is a warm start good enough? When the agent succeeds on a fifth to a half of its tasks: reward then has
-something to compare.
+"""When a warm start ends: when the agent succeeds on 20 to 50 % of its tasks, so that a group has different rewards.
 
-learn a stretch → try the agent → below: go on; above: go back to the stretch before, and take half of it; in between:
-stop.
+learn a stretch → try the agent → success too low: go on
+                                  too high: go back one stretch, and halve it
+                                  in between: stop
 """
 
 import asyncio
@@ -16,24 +16,24 @@ from lightningrl.trainer.imitation import Imitation
 from lightningrl.warmstart.tryout import Trial, Tryout
 
 LOW, HIGH = 0.2, 0.5
-"""Success at which learning from reward starts well: a group of 8 then nearly always has both good and bad rollouts."""
+"""Success from which learning from reward starts well: a group of 8 then nearly always has good and bad rollouts."""
 AIM = 0.35
-"""The way goes on until here: the higher a start, the faster reward teaches, and chance alone does not make it up."""
+"""Success at which training stops. A higher start learns faster from reward, and `LOW` alone could be noise."""
 LOOKS = 12
-"""Stretches in `steps`."""
+"""Number of stretches in `steps`."""
 SHORTEST = 4
-"""Steps; a stretch is not halved below."""
+"""Least number of steps in a stretch."""
 PASSES = 3
-"""Times `steps` that are taken at most; each after the first begins at a lower learning rate."""
+"""Most passes of `steps` steps; each after the first begins at a lower learning rate."""
 LOST = 0.7
-"""Nats a token; above, a model of one's own cannot do anything yet, and trying the agent would only cost time."""
+"""Loss in nats a token. Above it, a new model cannot do anything yet, so the agent is not tried."""
 AGAIN = 1e-3
-"""The highest learning rate for a model that was trained before."""
+"""Peak learning rate for a model that was trained before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """Where the way has got to."""
+    """The state after one stretch."""
 
     step: int
     loss: float
@@ -43,19 +43,19 @@ class Look:
 
 
 class Way(Protocol):
-    """Makes a pass over the demonstrations with this peak learning rate; None: the first one's own."""
+    """Makes a pass over the demonstrations with this peak learning rate; None: the default of the first pass."""
 
     def __call__(self, peak: float | None) -> Imitation: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """How it ended."""
+    """The result of training."""
 
     steps: int
-    """Steps that the model has taken."""
+    """Number of optimizer steps."""
     losses: Sequence[float]
-    """Of each stretch."""
+    """[stretches] mean loss in nats a token."""
     trial: Trial
 
     @property
@@ -64,7 +64,7 @@ class Arrival:
 
 
 async def straight(way: Way, tryout: Tryout, *, told: Callable[[Look], None]) -> Arrival:
-    """All steps, and a trial at the end."""
+    """Take all steps, then try the agent once."""
     course, losses = way(None), list[float]()
     while course.left > 0:
         losses.append(await asyncio.to_thread(course.advance, _stretch(course)))
@@ -76,7 +76,7 @@ async def straight(way: Way, tryout: Tryout, *, told: Callable[[Look], None]) ->
 
 
 async def steered(way: Way, tryout: Tryout, *, shelf: Path, told: Callable[[Look], None]) -> Arrival:
-    """Until the agent succeeds often enough, and not too often. `shelf`: a folder for what there is to go back to."""
+    """Train until success is between `LOW` and `HIGH`. `shelf` is a folder for the state to go back to."""
     first = way(None)
     taken, losses, trial = await _passed(first, tryout, shelf=shelf, told=told, before=0)
     for _ in range(PASSES - 1):
@@ -90,7 +90,7 @@ async def steered(way: Way, tryout: Tryout, *, shelf: Path, told: Callable[[Look
 async def _passed(
     course: Imitation, tryout: Tryout, *, shelf: Path, told: Callable[[Look], None], before: int
 ) -> tuple[int, list[float], Trial]:
-    """One pass, or as much of it as it takes: (steps, losses, the last trial). `before`: steps of earlier passes."""
+    """At most one pass: (steps, losses, last trial). `before`: number of steps in earlier passes."""
     losses: list[float] = []
     stretch, kept = _stretch(course), course.save(shelf)
     while True:
@@ -114,35 +114,37 @@ def _stretch(course: Imitation) -> int:
 
 
 def shortcoming(arrival: Arrival, *, heads: frozenset[tuple[str, str]], unseen: float, count: int) -> tuple[str, str]:
-    """(the likeliest reason why success is too low, what to change). `unseen`: loss on demonstrations that were held
-    back; NaN: there were none.
+    """(likeliest reason why success is too low, what to change).
+
+    `unseen` is the loss on held-back demonstrations; NaN: none were held back.
     """
     trial, losses = arrival.trial, arrival.losses
     tasks = len(trial.success)
     if trial.failed * 2 > tasks:
         return (
             f"{trial.failed} of {tasks} rollouts failed: {trial.error}",
-            "an agent should get by with answers that make no sense; agents.log has more",
+            "make the agent survive answers that make no sense; agents.log has the errors",
         )
     if trial.heads and not trial.heads & heads:
         return (
-            "the agent asks with another system prompt, or with other tools, than the demonstrations have",
-            "take both from what the agent sends: a `warmstart.teacher` records it, or `lightningrl run`",
+            "the agent sends another system prompt, or other tools, than the demonstrations have",
+            "use what the agent sends: record it with a `warmstart.teacher` or with `lightningrl run`",
         )
     if trial.truncated > 0.2:
         return (
-            f"`{trial.truncated:.0%}` of the answers ran into their token limit",
+            f"`{trial.truncated:.0%}` of the answers reached their token limit",
             "raise the agent's `max_tokens` or `engine.max_length`",
         )
     late = losses[-1] if losses else math.nan
     if unseen > 1.5 * late + 0.02:
         return (
-            f"the model knows its {count:,} demonstrations by heart: loss {late:.2f} on them, {unseen:.2f} on others",
-            f"more demonstrations: `warmstart.count={10 * count}`, on different tasks",
+            f"the model has memorized its {count:,} demonstrations: loss {late:.2f} on them, {unseen:.2f} on others",
+            f"use more demonstrations, on different tasks: `warmstart.count={10 * count}`",
         )
     if len(losses) > 3 and late < 0.95 * losses[-3]:
-        return f"the loss was still falling ({losses[-3]:.3f} → {late:.3f})", "more steps: raise `warmstart.steps`"
+        return f"the loss was still falling ({losses[-3]:.3f} → {late:.3f})", "raise `warmstart.steps`"
     return (
-        f"the loss has come to rest at {late:.2f} nats a token, and that is not enough to do the tasks",
-        "simpler tasks, demonstrations without mistakes, or a larger model: `warmstart.shape={hidden = 160, layers = 4}`, or a `warmstart.base`",
+        f"the loss stopped falling at {late:.2f} nats a token, which is too high to do the tasks",
+        "use simpler tasks, demonstrations without mistakes, or a larger model: "
+        "`warmstart.shape={hidden = 160, layers = 4}`, or a `warmstart.base`",
     )

@@ -1,7 +1,6 @@
-"""How well does the agent do with these weights, or with a teacher in the model's place? Real rollouts on training
-tasks, at temperature 1.
+"""Tries the agent on training tasks, with given weights or with a teacher in place of the model, at temperature 1.
 
-Held-out tasks are never touched: they are for the figures before and after training.
+Held-out tasks are not used: they measure the model before and after training.
 """
 
 from collections import Counter
@@ -26,29 +25,27 @@ from lightningrl.warmstart.demonstrations import recorded
 from lightningrl.warmstart.vocabulary import beginning
 
 TASKS = 100
-"""Training tasks that the agent is tried on: a success of 0.35 is then known to ± 0.09."""
+"""Number of training tasks in a trial: a success of 0.35 is then known to ± 0.09."""
 LOOKED_AT = 50
-"""Calls whose system prompt and tools are compared with those of the demonstrations."""
+"""Number of calls whose system prompt and tools are compared with those of the demonstrations."""
 LONGEST = 1_000_000
 """Tokens that fit before a script: what it says is up to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What came of trying the agent once on each task."""
+    """The result of one rollout for each task."""
 
     success: Doubles
-    """[tasks] the final reward, from 0 (the lowest in `agent.reward_range`) to 1 (the highest); a rollout that failed
-    has 0.
-    """
+    """[tasks] Final reward, scaled from `agent.reward_range` to [0, 1]; 0 for a failed rollout."""
     failed: int
-    """Rollouts without a reward."""
+    """Number of rollouts without a reward."""
     error: str
-    """The most frequent reason why they failed; "" if none did."""
+    """The most frequent error of attempts; "" if there were none."""
     truncated: float
-    """Share of the calls that ran into their token limit."""
+    """Share of the calls that reached their token limit."""
     heads: frozenset[tuple[str, str]]
-    """System prompt and tools that the agent asked with: see `vocabulary.beginning`."""
+    """System prompts and tools that the agent sent: see `vocabulary.beginning`."""
 
     @property
     def mean(self) -> float:
@@ -61,7 +58,7 @@ class Trial:
 
 
 def split_tasks(config: Config, *, teach: int) -> tuple[list[Task], list[Task]]:
-    """(tasks for a teacher, others to try the agent on), all of the split `train`. Of a file a quarter is for trying."""
+    """(tasks for a teacher, tasks for trials), all from the split `train`. A quarter of a task file is for trials."""
     seed = derived_seed(config.seed, "warmstart")
     drawn = load_tasks(config.tasks, "train", seed=seed, count=teach + TASKS, root=config.root)
     different = list({repr(task.input): task for task in drawn}.values())
@@ -71,7 +68,7 @@ def split_tasks(config: Config, *, teach: int) -> tuple[list[Task], list[Task]]:
 
 
 def one_policy(config: Config, *, engine: EngineConfig, policy: str = "policy", path: str = "") -> Config:
-    """The recipe with one model in all roles that begin with it, without adapters."""
+    """The recipe with one policy, without adapters, in place of all learners and of `frozen`."""
     own = {*config.learners(), FROZEN}
     routes = [
         route.model_copy(update={"policy": policy}) if route.policy in own and not route.weights else route
@@ -83,7 +80,7 @@ def one_policy(config: Config, *, engine: EngineConfig, policy: str = "policy", 
 
 
 async def play(config: Config, folder: Path, tasks: Sequence[Task], watcher: Watcher) -> None:
-    """Have `warmstart.teacher` do these tasks in the model's place; its rollouts are recorded in `folder`."""
+    """Run the tasks with `warmstart.teacher` in place of the model, and record the rollouts in `folder`."""
     teacher = config.warmstart.teacher
     is_server = teacher.startswith("upstreams.")
     engine = EngineConfig(name="relay" if is_server else teacher, max_length=LONGEST)
@@ -94,15 +91,13 @@ async def play(config: Config, folder: Path, tasks: Sequence[Task], watcher: Wat
 
 
 class Tryout:
-    """Lets the agent ask a model that is being trained, on a fixed set of tasks; the workers stay up from one trial to
-    the next.
-    """
+    """Runs the agent on a fixed set of tasks with a model in training. Workers stay up between trials."""
 
     def __init__(self, server: LightningServer, loop: Loop, tasks: Sequence[Task]) -> None:
         (self._learner,) = server.learners
-        assert isinstance(self._learner.trainer, LocalTrainer), "`one_policy` asks for it"
+        assert isinstance(self._learner.trainer, LocalTrainer), "`one_policy` sets it"
         self.model = self._learner.trainer.model
-        """Engine and trainer share it: it may be changed in place between two trials."""
+        """Shared by engine and trainer; it may be changed in place between trials."""
         self.template = server.template
         self._server = server
         self._loop = loop
@@ -114,13 +109,12 @@ class Tryout:
         self._trials += 1
         engine = self._learner.engine
         await engine.pause()
-        await engine.load(
-            Weights(policy=self._learner.name, version=self._trials, uri="")
-        )  # forgets what it knows of the old weights
+        # the engine drops its prefix cache of the old weights
+        await engine.load(Weights(policy=self._learner.name, version=self._trials, uri=""))
         await engine.resume()
         try:
             exam = await self._loop.rollouts.examine(self._tasks, version=self._trials, mode="sampled")
-        except AgentError as error:  # all have failed, as an agent may that is answered with nonsense
+        except AgentError as error:  # every rollout failed: agents may crash on nonsense answers
             return Trial(
                 success=np.zeros(len(self._tasks)),
                 failed=len(self._tasks),
@@ -150,7 +144,7 @@ class Tryout:
 async def trying_out(
     config: Config, folder: Path, tasks: Sequence[Task], *, model: Path, watcher: Watcher
 ) -> AsyncIterator[Tryout]:
-    """Serve a model folder to the agent while the block runs; records and the agents' log go into `folder`."""
+    """Serve a model folder to the agent while the block runs. Records and agents.log are written to `folder`."""
     engine = EngineConfig(slots=config.engine.slots, max_length=config.engine.max_length)
     tried = one_policy(config, engine=engine, path=str(model.resolve()))
     async with lightning(tried, folder) as server:
@@ -159,5 +153,5 @@ async def trying_out(
 
 
 def _numbered(tasks: Sequence[Task]) -> list[Task]:
-    """Tasks of a file may have one id several times, where a teacher does them more than once."""
+    """Tasks with new ids: a teacher may do a task of a file several times, so ids repeat."""
     return [Task(id=str(number), input=task.input, split=task.split) for number, task in enumerate(tasks)]

@@ -1,9 +1,8 @@
-"""Which tokens does a tiny model need? A token for every frequent word, and one for every phrase that the agent's own
-form repeats.
+"""The tokenizer of a tiny model: one token for each frequent word, and one for each phrase that the format repeats.
 
-An agent's conversation is mostly form: the system prompt, the description of the tools, `<tool_call>` and what
-surrounds its arguments. As one token each they cost nothing, and a call of a tool is some seven tokens long: the model
-learns what to say, not how to spell it.
+An agent's conversation is mostly fixed text: the system prompt, the tool descriptions, `<tool_call>` and the JSON
+around its arguments. Each is one token, so a tool call has about seven tokens. The model learns what to say, not how
+to spell it.
 """
 
 import json
@@ -25,23 +24,23 @@ FORM = (
     '"}}\n</tool_call>',
     "}}\n</tool_call>",
 )
-"""What the chat template puts around every conversation."""
+"""Fixed text of the chat template."""
 HEADS = 32
-"""System prompts with their tools that become a token each. Where there are more, they differ from task to task, and
-have to be read.
+"""Up to this many system prompts with their tools become one token each. If there are more, they differ between
+tasks, and the model has to read them.
 """
 MOST_WORDS = 2000
+"""Most words that become a token."""
 OFTEN = 5
-"""Demonstrations that a word must be in to be a token. Rarer ones are read and written in pieces: a token that is
-hardly ever seen is never learnt."""
+"""A word in this many demonstrations becomes a token. Rarer words are split: a rare token is never learnt."""
 FEW = 100
-"""Up to so many demonstrations every word counts."""
+"""With up to this many demonstrations, every word becomes a token."""
 VOCABULARY = 8192
-"""Far more than these words can fill: the tokenizer ends where they do."""
+"""Upper limit of the vocabulary; these words do not fill it."""
 
 
 def tokenizer_for(demonstrations: Sequence[Sequence[Answer]]) -> Any:
-    """A `transformers` tokenizer. Lossless on any text."""
+    """A `transformers` tokenizer that is lossless on any text."""
     seen = Counter(word for answers in demonstrations for word in set(_words(answers)))
     often = OFTEN if len(demonstrations) > FEW else 1
     words = sorted(word for word, count in seen.most_common(MOST_WORDS) if count >= often)
@@ -72,20 +71,22 @@ def _text(message: Message) -> str:
 
 
 def beginning(answer: Answer) -> tuple[str, str]:
-    """System prompt and tools."""
+    """(system prompt, tools as JSON)"""
     first = answer.messages[0]
     return first.content if first.role == "system" else "", json.dumps(answer.tools)
 
 
 def _head(answer: Answer, tokenizer: Any) -> str:
-    """What stands before the first user's turn, without the end of its own; "" if nothing does."""
+    """The rendered system prompt with tools, without its end token; "" if there is none."""
     first = [shown(message) for message in answer.messages[:1]]
     text: str = tokenizer.apply_chat_template(first, tools=list(answer.tools) or None, tokenize=False)
     return text.partition("<|im_end|>")[0] if text.startswith("<|im_start|>system") else ""
 
 
 def _phrases(call: ToolCall) -> list[str]:
-    """Of `{"fact": "boss of ann"}`: what stands before `boss`. Of further arguments: from the end of one to the
+    """The fixed phrases in a tool call.
+
+    For `{"fact": "boss of ann"}` it is the text before `boss`. Further phrases go from the end of one argument to the
     beginning of the next.
     """
     arguments = _object(call.arguments)
