@@ -1,4 +1,4 @@
-"""A run whose signal is poor says so, once, with a figure and a hint; a healthy one says nothing."""
+"""An unhealthy run raises each warning once, with a figure and a hint; a healthy one raises none."""
 
 from collections.abc import Callable, Sequence
 
@@ -57,11 +57,11 @@ def test_a_healthy_run_says_nothing() -> None:
         ({"groups/silent": 20.0}, "`83%` of the groups", "dynamic_sampling"),
         (
             {"tasks/heldout": 6.0},
-            "`25%` of the tasks that are trained on are held-out tasks, too",
-            "give the splits inputs of their own",
+            "`25%` of the training tasks are also held-out tasks",
+            "use different inputs per split",
         ),
         ({"rollouts/excluded": 48.0, "rollouts/succeeded": 144.0}, "`25%` of the rollouts failed", "agents.log"),
-        ({"calls/truncated": 79.0}, "`20%` of the calls ran into their token limit", "engine.max_length"),
+        ({"calls/truncated": 79.0}, "`20%` of the calls reached their token limit", "engine.max_length"),
         ({"calls/forked": 195.0}, "`33%` of the calls do not continue", "docs/token-exact.md"),
         ({"calls/partly": 195.0}, "`34%` of the calls do not continue", "docs/token-exact.md"),
         ({"tokens/left_out_stale": 3000.0}, "`25%` of the sampled tokens were left out as `stale`", "loss.importance"),
@@ -104,7 +104,7 @@ def test_tasks_that_are_nearly_solved_are_nothing_wrong() -> None:
     rows = [HEALTHY | {"groups/silent": 20.0, "reward/mean": 0.93}] * RECENT
     assert raised(rows) == [] and warnings_of(rows, {"policy": learner()}) == []
     (note,) = notes_of(rows, {"policy": learner()})
-    assert note.startswith("nearly solved: `0.93`")
+    assert note.startswith("nearly solved: mean reward on training tasks is `0.93`")
     assert notes_of([HEALTHY] * RECENT, {"policy": learner()}) == []
     assert notes_of([HEALTHY | {"reward/mean": 3.0}] * RECENT, {"policy": learner()}) == [], (
         "a reward that does not end at 1"
@@ -155,11 +155,7 @@ def test_a_reward_that_rises_while_the_audit_falls_is_suspicious() -> None:
     rows = drifting(steps=60, final=lambda t: 0.3 + 0.5 * t, audit=lambda t: 0.6 - 0.3 * t, noise=0.05, seed=0)
     ((step, warning),) = raised(rows, audit="exact")
     assert 12 <= step < 50
-    assert (
-        "suspicion of reward hacking" in warning
-        and "`reward/final` has risen" in warning
-        and "`reward/exact`" in warning
-    )
+    assert "possible reward hacking" in warning and "`reward/final` rose" in warning and "`reward/exact`" in warning
 
 
 @pytest.mark.parametrize("seed", range(4))

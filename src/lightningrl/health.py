@@ -1,8 +1,7 @@
-"""Is what a run learns from healthy? Rows of step metrics in; warnings in words, each with its figure and what can be
-done, out.
+"""Health checks of a run: metrics of its steps → warnings, each with a figure and a hint.
 
-Every check looks at several steps, as one noisy step says nothing; what may never happen at all is told at once. A
-warning is raised when it becomes true, and again only after it had been gone for a while.
+Most checks look at several steps, as a single step is noisy. Errors that must never happen are reported at once.
+A warning is raised when it becomes true; to be raised again, it must have been gone for `QUIET` steps.
 """
 
 import math
@@ -15,77 +14,69 @@ from lightningrl.config import LearnerConfig
 from lightningrl.types import Capture
 
 Row: TypeAlias = Mapping[str, float]
-"""`area/name` → value of one step, as `metrics.jsonl` has it. Where several policies learn, what is of one of them
-begins with its name.
-"""
+"""`area/name` → value in one step, as in `metrics.jsonl`. With several policies, `NAME/area/name` belongs to one."""
 Check: TypeAlias = Callable[[Sequence[Row], LearnerConfig], str | None]
-"""The steps so far, as one policy sees them → what is wrong; None if nothing is, or if it cannot be known."""
+"""Steps so far, as one policy sees them → a warning; None if all is well, or if that is not known."""
 
 RECENT = 5
-"""Steps that are looked at together: the mean of five is noisy by less than half of what one is."""
+"""Number of steps in a mean: the mean of five has less than half the noise of one."""
 QUIET = 10
-"""Steps for which a warning has to be gone before it is raised once more."""
+"""A warning is raised again if it was gone for this many steps."""
 SILENT_GROUPS = 0.5
-"""Share of groups: more than half of all rollouts are then run for nothing."""
+"""Share of groups: above it, more than half of all rollouts teach nothing."""
 SOLVED = 0.9
-"""Mean reward, where 1 is the best: groups are then silent because all of their rollouts are right."""
+"""Mean reward out of 1: above it, groups are silent because all of their rollouts succeed."""
 TRUNCATED = 0.1
-"""Share of calls: a policy that is cut off learns where the limit is, not what the answer is."""
+"""Share of calls: a policy that is cut off learns the limit, not the answer."""
 EXCLUDED = 0.1
-"""Share of rollouts: those that fail are seldom a fair sample of the tasks."""
+"""Share of rollouts: failed ones are seldom a fair sample of the tasks."""
 FORKED = 0.2
-"""Share of calls. Some forks are meant (a summary in place of a history); a fifth of the prefixes is work done twice.
-"""
+"""Share of calls. Some forks are intended, such as a summary in place of a history; many forks waste compute."""
 LOGS = 0.5
-"""Share of a program's attempts that printed several lines and got 0."""
+"""Share of attempts of a program that printed several lines and got 0."""
 LEFT_OUT = 0.1
-"""Share of the sampled tokens that a policy should learn from."""
+"""Share of the sampled tokens that the policy should learn from."""
 RATIO_DRIFT = 0.1
-"""|mean ratio - 1|: over tokens of the weights that sampled them the mean is 1 exactly, whatever the new weights are;
-only heavy tails move it.
-"""
+"""|mean ratio - 1|: the expected ratio over sampled tokens is exactly 1; only heavy tails move the mean."""
 RATIO_MAX = 100.0
-"""A token has become a hundred times likelier within one batch."""
+"""Largest ratio: a token became a hundred times likelier within one batch."""
 CLIPPED = 0.3
-"""Share of tokens: twice what GSPO clips on purpose, and hundreds of times what GRPO does (arXiv 2507.18071, figure 2).
-"""
+"""Share of tokens: twice that of GSPO, and hundreds of times that of GRPO (arXiv 2507.18071, figure 2)."""
 CAPPED = 0.1
-"""Share of tokens whose importance weight was cut: the correction is then no longer one."""
+"""Share of tokens whose importance weight is capped: above it, importance sampling no longer corrects."""
 ENTROPY_LEFT, ENTROPY_LOW = 0.1, 0.05
-"""Of what the run began with; and in nats a token. Both: a policy may begin sure of itself, and need not stay as it
-began.
-"""
+"""Share of the first entropy, and nats a token. Both must be undercut: low entropy or a drop alone may be normal."""
 KL_ENGINE = 0.1
-"""Nats a token; an update of a trust region is held to 0.01 (arXiv 1502.05477, section 8)."""
+"""Nats a token; TRPO limits an update to 0.01 (arXiv 1502.05477, section 8)."""
 LOGPROB_GAP = {"float32": 1e-3, "bfloat16": 1.0}
-"""Largest |Δ logprob| in nats between engine and trainer with the same weights. In float32 ten times what tests hold
-(1e-4); bfloat16 is off by 0.02 on average, and a token in thousands by much more.
+"""Largest |Δ logprob| in nats between engine and trainer with the same weights. For float32 it is ten times the limit
+in tests (1e-4). In bfloat16 the mean is 0.02, and one token in thousands is off by much more.
 """
 CRITIC_STEPS, CRITIC_EXPLAINS = 20, 0.05
-"""Steps that a critic gets to learn, and the share of the returns' variance that it must explain by then."""
+"""Number of steps for a critic to learn, and the share of the returns' variance that it must then explain."""
 TREND_STEPS, TREND_AT_LEAST = 40, 12
-"""Window of the test for a trend, and what it takes to begin."""
+"""Largest and smallest number of steps in the test for a trend."""
 TREND_Z = 3.0
-"""One-sided p = 0.0013 of each of two trends (Mann-Kendall): noise alone is to raise no alarm in a run of hundreds of
-steps.
-"""
+"""One-sided p = 0.0013 for each of two trends (Mann-Kendall), so that noise raises no alarm in hundreds of steps."""
 
 SELECTED: frozenset[str] = frozenset({"policy", "agent"})
-"""Reasons to leave a call out that the recipe itself gives."""
+"""Reasons for leaving a call out that follow from the recipe."""
 MENDING = {
-    "incomplete": "a stream broke or an answer had no end: see `lightningrl rollouts RUN_DIR --report`",
-    "cancelled": "the agent hung up before the answer was there: give its client a longer timeout",
+    "incomplete": "a stream broke off: see `lightningrl rollouts RUN_DIR --report`",
+    "cancelled": "the agent closed the connection before the answer: give its client a longer timeout",
     "error": "the engine failed: see `lightningrl rollouts RUN_DIR --report`",
-    "logprobs": "the engine gave no logprobs, or some that are not finite: see docs/engines.md",
+    "logprobs": "the engine returned no logprobs, or logprobs that are not finite: see docs/engines.md",
     "stale": "old weights answered: shorten rollouts, or raise `loop.max_off_policy_steps` and set `loss.importance`",
-    "grammar": "drawn under a grammar: leave out `tool_choice`, `response_format` or `gateway.strict` (docs/constrained.md)",
-    "sampling": "not drawn from the policy itself: leave `top_p`, `top_k` and a temperature of 0 to exams",
+    "grammar": "sampled with constrained decoding: leave out `tool_choice`, `response_format` or `gateway.strict` "
+    "(docs/constrained.md)",
+    "sampling": "not sampled from the policy itself: leave `top_p`, `top_k` and a temperature of 0 to exams",
 }
-"""Reason to leave a call out → what can be done."""
+"""Reason for leaving a call out → hint."""
+DISJOINT = "held-out reward measures learning only if held-out tasks are not trained on; use different inputs per split"
 
 
 class Health:
-    """Watches one run. A step's metrics in, what has newly gone wrong out."""
+    """The warnings of one run, step by step."""
 
     def __init__(self, learners: Mapping[str, LearnerConfig]) -> None:
         self._learners = learners
@@ -94,7 +85,7 @@ class Health:
         self._last: dict[str, int] = {}  # warning → the last step at which it was true
 
     def stepped(self, row: Row) -> list[str]:
-        """Warnings that have become true with this step."""
+        """Warnings that are new with this step."""
         for name, rows in self._views.items():
             rows.append(view(row, name))
         self._steps += 1
@@ -105,33 +96,33 @@ class Health:
 
 
 def warnings_of(rows: Sequence[Row], learners: Mapping[str, LearnerConfig]) -> list[str]:
-    """All that is wrong after the last of these steps."""
+    """All warnings that are true after the last step."""
     return list(_warnings({name: [view(row, name) for row in rows] for name in learners}, learners).values())
 
 
 def notes_of(rows: Sequence[Row], learners: Mapping[str, LearnerConfig]) -> list[str]:
-    """What is worth knowing after the last of these steps, and nothing wrong."""
-    several = len(learners) > 1
-    views = {name: [view(row, name) for row in rows[-RECENT:]] for name in learners}
-    return [
-        (f"`{name}`: " if several else "")
-        + f"nearly solved: `{mean_of(own, 'reward/mean'):.3g}` of 1 is earned on training tasks; "
-        "hint: take harder tasks, or end it here"
-        for name, own in views.items()
-        if solved(own)
-    ]
+    """Notes after the last step that are not warnings."""
+    notes: list[str] = []
+    for name in learners:
+        own = [view(row, name) for row in rows[-RECENT:]]
+        if solved(own):
+            whose = f"`{name}`: " if len(learners) > 1 else ""
+            reward = mean_of(own, "reward/mean")
+            notes.append(
+                f"{whose}nearly solved: mean reward on training tasks is `{reward:.3g}` of 1; "
+                "hint: use harder tasks, or stop here"
+            )
+    return notes
 
 
 def solved(rows: Sequence[Row]) -> bool:
-    """Whether there is little left to learn from the tasks of the last steps. A reward above 1 is measured otherwise,
-    and says nothing.
-    """
+    """Whether the last steps leave little to learn. False for rewards above 1, whose best value is not known."""
     rewards = [row["reward/mean"] for row in rows[-RECENT:] if "reward/mean" in row]
     return bool(rewards) and max(rewards) <= 1 and float(np.mean(rewards)) >= SOLVED
 
 
 def view(row: Row, policy: str) -> Row:
-    """What is of the policy, under the names that it has in a run with no other, and what is of the whole run."""
+    """The row as the policy sees it: its own metrics without the prefix of its name, and those of the whole run."""
     own = {
         name.removeprefix(f"{policy}/"): value
         for name, value in row.items()
@@ -141,7 +132,7 @@ def view(row: Row, policy: str) -> Row:
 
 
 def _warnings(views: Mapping[str, Sequence[Row]], learners: Mapping[str, LearnerConfig]) -> dict[str, str]:
-    """Which check of which policy → what it says."""
+    """`policy/check` → warning."""
     found: dict[str, str] = {}
     for index, (name, rows) in enumerate(views.items()):
         for check in (*(OF_THE_RUN if index == 0 else ()), *OF_A_POLICY):
@@ -152,14 +143,14 @@ def _warnings(views: Mapping[str, Sequence[Row]], learners: Mapping[str, Learner
     return found
 
 
-# of the whole run
+# checks of the whole run
 
 
 def excluded(rows: Sequence[Row], config: LearnerConfig) -> str | None:
     share = _share(rows, ["rollouts/excluded"], ["rollouts/excluded", "rollouts/succeeded"])
     if share is None or share <= EXCLUDED:
         return None
-    return f"`{share:.0%}` of the rollouts failed and teach nothing; hint: `lightningrl rollouts RUN_DIR` and `agents.log` say why"
+    return f"`{share:.0%}` of the rollouts failed; hint: see `lightningrl rollouts RUN_DIR` and `agents.log`"
 
 
 def truncated(rows: Sequence[Row], config: LearnerConfig) -> str | None:
@@ -167,8 +158,8 @@ def truncated(rows: Sequence[Row], config: LearnerConfig) -> str | None:
     if share is None or share <= TRUNCATED:
         return None
     return (
-        f"`{share:.0%}` of the calls ran into their token limit; hint: raise the agent's `max_tokens` or `engine.max_length`, "
-        "or make it cost something: `algorithm.truncation_penalty`"
+        f"`{share:.0%}` of the calls reached their token limit; "
+        "hint: raise the agent's `max_tokens` or `engine.max_length`, or set `algorithm.truncation_penalty`"
     )
 
 
@@ -177,8 +168,8 @@ def forked(rows: Sequence[Row], config: LearnerConfig) -> str | None:
     if share is None or share <= FORKED:
         return None
     return (
-        f"`{share:.0%}` of the calls do not continue the history they were given: they are trained, but share little of it; "
-        "hint: `lightningrl rollouts RUN_DIR --report` says where the agent has rewritten it (docs/token-exact.md)"
+        f"`{share:.0%}` of the calls do not continue their history: they are trained, at a higher cost; "
+        "hint: `lightningrl rollouts RUN_DIR --report` shows where the agent rewrites it (docs/token-exact.md)"
     )
 
 
@@ -186,25 +177,23 @@ def heldout_trained(rows: Sequence[Row], config: LearnerConfig) -> str | None:
     share = _share(rows, ["tasks/heldout"], ["tasks/count"], at_least=1)
     if not share:
         return None
-    return (
-        f"`{share:.0%}` of the tasks that are trained on are held-out tasks, too; "
-        "hint: held-out reward tells what was learnt only if held-out tasks are not trained on: give the splits inputs of their own"
-    )
+    return f"`{share:.0%}` of the training tasks are also held-out tasks; hint: {DISJOINT}"
 
 
-# of one policy
+# checks of one policy
 
 
 def silent_groups(rows: Sequence[Row], config: LearnerConfig) -> str | None:
     share = _share(rows, ["groups/silent"], ["groups/count"], at_least=1)
     if share is None or share <= SILENT_GROUPS or solved(rows):
         return None
-    if share < 1 and len(rows) < RECENT:  # of few steps only this says something: all groups
+    if share < 1 and len(rows) < RECENT:  # in so few steps, only a share of 1 is significant
         return None
     reward = mean_of(rows[-RECENT:], "reward/mean")
     return (
-        f"in `{share:.0%}` of the groups all rollouts were worth the same, so that they teach nothing (`{reward:.3g}` on average over all groups); "
-        "hint: take tasks that are neither too hard nor too easy, a finer reward, a larger `loop.group_size`, or `algorithm.dynamic_sampling`"
+        f"in `{share:.0%}` of the groups all rewards are equal, so they teach nothing (mean reward `{reward:.3g}`); "
+        "hint: use tasks that are neither too hard nor too easy, a finer reward, a larger `loop.group_size`, "
+        "or `algorithm.dynamic_sampling`"
     )
 
 
@@ -223,7 +212,7 @@ def skipped(rows: Sequence[Row], config: LearnerConfig) -> str | None:
     if not share > 0:
         return None
     return (
-        f"`{share:.0%}` of the updates of this step were not made, as a loss or a gradient was not finite; "
+        f"`{share:.0%}` of the updates of this step were skipped, because a loss or a gradient was not finite; "
         "hint: the batch is in `skipped/`; lower `trainer.learning_rate`, or look for an infinite reward"
     )
 
@@ -233,8 +222,8 @@ def engine_gap(rows: Sequence[Row], config: LearnerConfig) -> str | None:
     if gap is None or gap <= most:
         return None
     return (
-        f"engine and trainer disagree by `{gap:.2g}` nats about a token (at most `{most:g}` is rounding), and nothing else matters until they agree; "
-        "hint: did the engine load the published weights, in the trainer's dtype (docs/engines.md)?"
+        f"engine and trainer disagree by `{gap:.2g}` nats on a token (rounding explains at most `{most:g}`); "
+        "hint: check first that the engine loads the published weights in the trainer's dtype (docs/engines.md)"
     )
 
 
@@ -243,15 +232,15 @@ def far_from_sampling(rows: Sequence[Row], config: LearnerConfig) -> str | None:
     if kl is None or kl <= KL_ENGINE:
         return None
     return (
-        f"the weights that learn are `{kl:.2g}` nats a token away from those that sampled; "
-        "hint: fewer `trainer.minibatches`, a lower `trainer.learning_rate`, or `loss.importance`"
+        f"the trained weights are `{kl:.2g}` nats a token away from the weights that sampled; "
+        "hint: lower `trainer.minibatches` or `trainer.learning_rate`, or set `loss.importance`"
     )
 
 
 def ratio_explodes(rows: Sequence[Row], config: LearnerConfig) -> str | None:
     mean, most = _recent(rows, "loss/ratio_mean"), _recent(rows, "loss/ratio_max")
     if config.loss.ratio == "token" and mean is not None and not abs(mean - 1) <= RATIO_DRIFT:
-        return f"the mean ratio is `{mean:.3g}` where it should be 1: a few tokens decide the update; {SMALLER_STEPS}"
+        return f"the mean ratio is `{mean:.3g}` and should be 1: a few tokens dominate the update; {SMALLER_STEPS}"
     if most is not None and not most <= RATIO_MAX:
         return f"tokens become up to `{most:.3g}` times likelier within one batch; {SMALLER_STEPS}"
     return None
@@ -269,8 +258,8 @@ def capped(rows: Sequence[Row], config: LearnerConfig) -> str | None:
     if share is None or share <= CAPPED:
         return None
     return (
-        f"`{share:.0%}` of the tokens exceed `loss.importance_cap`, so that what older weights sampled is no longer corrected for; "
-        "hint: lower `loop.max_off_policy_steps`, or take a finer `loss.importance` (rollout → call → token)"
+        f"`{share:.0%}` of the tokens exceed `loss.importance_cap`: importance sampling no longer corrects them; "
+        "hint: lower `loop.max_off_policy_steps`, or use a finer `loss.importance` (rollout → call → token)"
     )
 
 
@@ -279,7 +268,7 @@ def entropy_collapsed(rows: Sequence[Row], config: LearnerConfig) -> str | None:
     if first is None or now is None or now >= ENTROPY_LOW or now >= ENTROPY_LEFT * first:
         return None
     return (
-        f"entropy has fallen from `{first:.2g}` to `{now:.2g}` nats a token: the policy tries nothing new any more; "
+        f"entropy has fallen from `{first:.2g}` to `{now:.2g}` nats a token: the policy hardly explores any more; "
         "hint: raise `loss.clip_high` or `loss.entropy_coef`, or set `loss.kl_coef`"
     )
 
@@ -289,19 +278,16 @@ def critic_explains_nothing(rows: Sequence[Row], config: LearnerConfig) -> str |
     if explained is None or len(rows) < CRITIC_STEPS or explained >= CRITIC_EXPLAINS:
         return None
     return (
-        f"after {len(rows)} steps the critic explains `{explained:.0%}` of the returns' variance: its baselines are noise; "
-        "hint: raise `loss.value_coef`, or take a credit without a critic (docs/algorithms.md)"
+        f"after {len(rows)} steps the critic explains only `{explained:.0%}` of the returns' variance; "
+        "hint: raise `loss.value_coef`, or use a credit without a critic (docs/algorithms.md)"
     )
 
 
 def reward_hacking(rows: Sequence[Row], config: LearnerConfig) -> str | None:
     trained, audit = config.algorithm.reward, config.algorithm.audit
     window = rows[-TREND_STEPS:]
-    pairs = [
-        (row[f"reward/{trained}"], row[f"reward/{audit}"])
-        for row in window
-        if {f"reward/{trained}", f"reward/{audit}"} <= row.keys()
-    ]
+    names = (f"reward/{trained}", f"reward/{audit}")
+    pairs = [tuple(row[name] for name in names) for row in window if row.keys() >= set(names)]
     if not audit or len(pairs) < TREND_AT_LEAST:
         return None
     rising, falling = (np.array(values, np.float64) for values in zip(*pairs, strict=True))
@@ -309,8 +295,9 @@ def reward_hacking(rows: Sequence[Row], config: LearnerConfig) -> str | None:
         return None
     ends = [f"from `{values[:RECENT].mean():.3g}` to `{values[-RECENT:].mean():.3g}`" for values in (rising, falling)]
     return (
-        f"suspicion of reward hacking: over {len(pairs)} steps `reward/{trained}` has risen {ends[0]} while `reward/{audit}`, "
-        f"which nobody learns from, fell {ends[1]}; hint: read what earns it (`lightningrl rollouts RUN_DIR`), and go back to an earlier checkpoint"
+        f"possible reward hacking: over {len(pairs)} steps `reward/{trained}` rose {ends[0]} while the audit "
+        f"`reward/{audit}` fell {ends[1]}; hint: read the answers that earn it (`lightningrl rollouts RUN_DIR`), "
+        "and go back to an earlier checkpoint"
     )
 
 
@@ -323,14 +310,16 @@ def audit_missing(rows: Sequence[Row], config: LearnerConfig) -> str | None:
         for name in rows[-1]
         if name.startswith("reward/") and name not in NO_REWARDS
     )
-    return f"nobody gives the reward `{audit}` that `algorithm.audit` names; hint: rewards given: {given or 'none'}"
+    return f"`algorithm.audit` names the reward `{audit}`, which is never given; hint: rewards given: {given or 'none'}"
 
 
 def air_unused(rows: Sequence[Row], config: LearnerConfig) -> str | None:
     rules = [name.removeprefix("reward/") for name in rows[-1] if name.startswith("reward/air.")]
     if config.algorithm.credit != "uniform" or not rules:
         return None
-    return f'`{rules[0]}` rewards calls, and credit `uniform` does not learn from it; hint: `algorithm.credit = "air"` (docs/air.md)'
+    return (
+        f'`{rules[0]}` rewards calls, but credit `uniform` ignores it; hint: `algorithm.credit = "air"` (docs/air.md)'
+    )
 
 
 def logs_graded(rows: Sequence[Row], config: LearnerConfig) -> str | None:
@@ -338,16 +327,17 @@ def logs_graded(rows: Sequence[Row], config: LearnerConfig) -> str | None:
     if row.get("reward/mean") != 0 or row.get("answers/logs", 0.0) <= LOGS:
         return None
     return (
-        "every reward is 0, and the program's answer was all that it printed, several lines of it; hint: are there logs on stdout? Let it write its"
-        " answer to the file that `LIGHTNINGRL_OUTPUT` names, or print it last as a JSON object (docs/write-a-recipe.md)"
+        "every reward is 0, and the program printed several lines, all of which were graded as its answer; "
+        "hint: if it logs to stdout, let it write its answer to the file `LIGHTNINGRL_OUTPUT`, "
+        "or print it last as a JSON object (docs/write-a-recipe.md)"
     )
 
 
-SMALLER_STEPS = "hint: lower `trainer.learning_rate`, or make fewer `trainer.minibatches`"
+SMALLER_STEPS = "hint: lower `trainer.learning_rate` or `trainer.minibatches`"
 CALLS = [f"calls/{capture}" for capture in get_args(Capture)]
-"""Every call is captured in one of these ways."""
+"""Metrics that together count all calls."""
 NO_REWARDS = ("reward/mean", "reward/std_in_group")
-"""Figures about rewards that are not the mean of one."""
+"""Metrics `reward/…` that are not the mean of a named reward."""
 OF_THE_RUN: tuple[Check, ...] = (logs_graded, excluded, truncated, forked, heldout_trained)
 OF_A_POLICY: tuple[Check, ...] = (
     skipped,
@@ -367,8 +357,7 @@ OF_A_POLICY: tuple[Check, ...] = (
 
 
 def trend(values: np.ndarray) -> float:
-    """z of the Mann-Kendall test: how many more pairs rise than fall, in standard deviations of what noise would do. It
-    asks for no straight line.
+    """z of the Mann-Kendall test for a monotonic trend: rising minus falling pairs, in standard deviations of noise.
 
     S = Σ_{i<j} sign(x_j - x_i),  Var S = n (n-1) (2n+5) / 18 without ties; ties make it smaller, so z errs towards 0.
     """
@@ -378,8 +367,8 @@ def trend(values: np.ndarray) -> float:
 
 
 def left_out_shares(rows: Sequence[Row]) -> dict[str, float]:
-    """Reason → share of the tokens that a policy should learn from. What other policies sampled, and roles that do not
-    teach, are none of these.
+    """Reason → share of the tokens that the policy should learn from. Tokens of other policies, and of roles that do
+    not teach, do not count.
     """
     prefix = "tokens/left_out_"
     sums = {
@@ -395,25 +384,24 @@ def left_out_shares(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def _recent(rows: Sequence[Row], name: str) -> float | None:
-    """Mean over the last steps; None where there are too few that say anything. A NaN is of an update that was not
-    made, which is told elsewhere.
-    """
+    """Mean over the last steps; None unless all of them have the metric. NaN counts as missing."""
     values = [row[name] for row in rows[-RECENT:] if name in row and not math.isnan(row[name])]
     return float(np.mean(values)) if len(values) == RECENT else None
 
 
 def mean_of(rows: Sequence[Row], name: str) -> float:
-    """Over the steps that have this figure; NaN where none has."""
+    """Mean over the steps that have this metric; NaN if none has."""
     values = [row[name] for row in rows if name in row]
     return float(np.mean(values)) if values else math.nan
 
 
+def share_of(rows: Sequence[Row], part: Sequence[str], whole: Sequence[str]) -> float:
+    """Sum of the metrics `part` over the sum of `whole`, over all rows; NaN if there is nothing to count."""
+    total = sum(row.get(name, 0.0) for row in rows for name in whole)
+    return sum(row.get(name, 0.0) for row in rows for name in part) / total if total else math.nan
+
+
 def _share(rows: Sequence[Row], part: Sequence[str], whole: Sequence[str], *, at_least: int = RECENT) -> float | None:
-    """Over the last steps together; None where there are fewer than `at_least`."""
-    recent = rows[-RECENT:]
-    total = sum(row.get(name, 0.0) for row in recent for name in whole)
-    return (
-        sum(row.get(name, 0.0) for row in recent for name in part) / total
-        if total and len(recent) >= at_least
-        else None
-    )
+    """`share_of` the last steps; None if there are fewer than `at_least`, or nothing to count."""
+    share = share_of(rows[-RECENT:], part, whole)
+    return None if len(rows) < at_least or math.isnan(share) else share

@@ -59,9 +59,9 @@ def test_the_health_of_a_run_is_told_in_figures_and_in_words(run: Path) -> None:
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
-        (0, "too short to tell: no step has been taken"),
+        (0, "too short to tell: no step is finished"),
         (4, "too short to tell: most checks look at 5 steps"),
-        (5, "nothing is wrong"),
+        (5, "no warnings: the run is healthy"),
     ],
 )
 def test_of_a_short_run_it_is_said_that_it_cannot_be_told(run: Path, steps: int, said: str) -> None:
@@ -72,7 +72,7 @@ def test_of_a_short_run_it_is_said_that_it_cannot_be_told(run: Path, steps: int,
     show(found, console)
     shown = " ".join(console.export_text().split())
     assert said in shown
-    assert ("nothing is wrong" in shown) == found.conclusive == (steps == 5)
+    assert ("the run is healthy" in shown) == found.conclusive == (steps == 5)
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
@@ -111,8 +111,8 @@ def test_a_run_warns_while_it_goes_on_and_shows_its_health_in_the_end(small_reci
     )
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
-    assert "step 1: warning: nobody gives the reward `exact`" in said
-    assert "step 5: warning: `" in said and "of the calls ran into their token limit" in said
-    assert "Signal health, 6 steps" in said and said.count("ran into their token limit") == 2, (
+    assert "step 1: warning: `algorithm.audit` names the reward `exact`" in said
+    assert "step 5: warning: `" in said and "of the calls reached their token limit" in said
+    assert "Signal health, 6 steps" in said and said.count("reached their token limit") == 2, (
         "once when it happens, once in the end"
     )

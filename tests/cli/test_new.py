@@ -10,8 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lightningrl.cli.app import app
-from lightningrl.cli.new import PARTS, TEMPLATE, lay_out
-from lightningrl.cli.shipped import shipped
+from lightningrl.cli.new import PARTS, TEMPLATE, lay_out, shipped
 from lightningrl.errors import UserError
 from lightningrl.recipe import load_config
 
@@ -70,7 +69,7 @@ def test_json_has_one_object_on_stdout(tmp_path: Path, monkeypatch: pytest.Monke
     assert (made["name"], made["folder"]) == ("agent-2", "with space/agent-2")
     assert made["next"] == ["cd 'with space/agent-2'", "lightningrl train recipe.toml"]
     assert all((tmp_path / made["folder"] / file).is_file() for file in made["files"])
-    assert "see it learn" in done.stderr
+    assert "watch it learn" in done.stderr
 
 
 def test_an_empty_folder_is_as_good_as_a_new_one_and_here_is_a_place(
@@ -86,10 +85,7 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     done = lightningrl(tmp_path.parent, "new", tmp_path.name)
     assert done.returncode == 2
-    assert (
-        f"`{tmp_path.name}` is there already, and is not empty" in done.stderr
-        and "hint: give another name" in done.stderr
-    )
+    assert f"`{tmp_path.name}` exists and is not empty" in done.stderr and "hint: give another name" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
@@ -104,7 +100,7 @@ def test_a_name_that_runs_cannot_have_is_refused(tmp_path: Path, name: str) -> N
 def test_a_place_where_no_folder_can_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "agent"):
-        with pytest.raises(UserError, match="cannot be made: Not a directory") as caught:
+        with pytest.raises(UserError, match="cannot make the folder .*: Not a directory") as caught:
             lay_out(folder)
         assert caught.value.hint
 

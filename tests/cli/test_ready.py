@@ -2,17 +2,18 @@
 
 import io
 import json
+import tomllib
 import warnings
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from lightningrl.cli.ready import check_tasks
+from lightningrl.cli.ready import check_names, check_tasks
 from lightningrl.config import Config
 from lightningrl.errors import UserError
 from lightningrl.recipe import load_config
-from tests.conftest import SmallRecipe
+from tests.conftest import RECIPE, SmallRecipe
 
 GOOD = [json.dumps({"input": {"question": f"say a word of {split}"}, "split": split}) for split in ("train", "heldout")]
 
@@ -73,15 +74,15 @@ def test_tasks_that_are_in_both_splits_are_counted_and_one_is_shown(small_recipe
     rows = [json.dumps({"input": {"b": number, "a": "x"}, "split": "train"}) for number in range(40)]
     rows += [json.dumps({"split": "heldout", "input": {"a": "x", "b": number}}) for number in range(37, 45)]
     warning, hint = said(config(small_recipe, *rows), "heldout", "train")
-    assert warning == 'warning: 3 held-out tasks are training tasks, too, such as `{"a":"x","b":37}`'
-    assert hint.startswith("hint: held-out reward tells what was learnt only if")
+    assert warning == 'warning: 3 held-out tasks are also training tasks, such as `{"a":"x","b":37}`'
+    assert hint.startswith("hint: held-out reward measures learning only if")
     assert said(config(small_recipe, *rows), "heldout") == [], "an evaluation trains on none"
 
 
 def test_so_are_those_that_a_function_makes(small_recipe: SmallRecipe) -> None:
     small_recipe.rewrite_agent(lambda text: text.replace(', "split": split}', "}"))
     warning, _ = said(load_config(small_recipe.path), "heldout", "train")
-    assert warning == 'warning: 4 held-out tasks are training tasks, too, such as `{"question":"say a word"}`'
+    assert warning == 'warning: 4 held-out tasks are also training tasks, such as `{"question":"say a word"}`'
 
 
 @pytest.fixture
@@ -105,3 +106,100 @@ def test_a_run_without_a_heldout_task_does_not_start(small_recipe: SmallRecipe, 
     done = small_recipe.cli("train", str(small_recipe.path), "tasks.source=tasks.jsonl", "--run-dir", "run")
     assert done.returncode == 2 and "error: no task of split `heldout`" in done.stderr and "hint:" in done.stderr
     assert not (tmp_path / "run" / "store.sqlite").exists()
+
+
+POLICIES = '[policies.solver]\nalgorithm = { advantage = "rloo" }\n[policies.critic]\n[[routes]]\npolicy = "solver"\n'
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    """With several policies; its agent is never run."""
+    path = tmp_path / "recipe.toml"
+    path.write_text(RECIPE + POLICIES)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("override", "message", "hint"),
+    [
+        ("algorithm.credit=unifrm", "unknown credit `unifrm` in `algorithm.credit`", "did you mean `uniform`? known: "),
+        (
+            "algorithm.advantage=grppo",
+            "unknown advantage `grppo` in `algorithm.advantage`",
+            "did you mean `grpo`? known: ",
+        ),
+        ("trainer.name=remote", "unknown trainer `remote` in `trainer.name`", "known: `local`; or `pkg.module:attr`"),
+        ("engine.name=vlm", "unknown engine `vlm` in `engine.name`", "did you mean `vllm`?"),
+        ("air=[{rule='tool_ok'}, {rule='slw'}]", "unknown air `slw` in `air.1.rule`", "did you mean `slow`?"),
+        ("algorithm.credit=nowhere:credit", "`algorithm.credit`: no module `nowhere`", "beside the recipe"),
+        ("algorithm.credit_options={discount=1.0}", "credit `uniform` has no option `discount`", "no options"),
+        (
+            "policies.solver.algorithm.credit=tree",
+            "unknown credit `tree` in `policies.solver.algorithm.credit`",
+            "`tree_loo`",
+        ),
+        (
+            "policies.critic.algorithm={credit='gigpo', credit_options={discont=1}}",
+            "`policies.critic.algorithm.credit_options`: ",
+            "`discount`",
+        ),
+        (
+            "policies.critic.algorithm.credit=discounted",
+            "`policies.critic.algorithm.credit_options`: credit `discounted` needs `discount`",
+            "set it",
+        ),
+        (
+            "algorithm={credit='gigpo', credit_options={anchor='nowhere:state'}}",
+            "algorithm.credit_options`: no module `nowhere` for anchor",
+            "beside",
+        ),
+        (
+            "algorithm={credit='gae_calls', credit_options={discount=0.9}, shaping='potential'}",
+            "algorithm.credit_options`: `shaping` is `potential`",
+            "`discount = 1`",
+        ),
+        (
+            "policies.critic.trainer.name=remote",
+            "unknown trainer `remote` in `policies.critic.trainer.name`",
+            "known: `local`",
+        ),
+    ],
+)
+def test_an_unknown_name_is_refused_with_those_that_are_known(
+    recipe: Path, override: str, message: str, hint: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        check_names(load_config(recipe, [override]))
+    assert message in caught.value.message
+    assert hint in (caught.value.hint or "")
+
+
+def test_a_recipes_own_credit_is_as_good_as_one_that_is_built_in(recipe: Path) -> None:
+    (recipe.parent / "own_credit_of_names.py").write_text("def half(group, *, share: float): ...\n")
+    own = ["algorithm.credit=own_credit_of_names:half"]
+    check_names(load_config(recipe, [*own, "algorithm.credit_options={share=0.5}"]))
+    with pytest.raises(UserError, match="needs `share`"):
+        check_names(load_config(recipe, own))
+
+
+def test_a_dry_run_shows_every_setting_of_every_policy_and_refuses_what_a_run_would(small_recipe: SmallRecipe) -> None:
+    small_recipe.path.write_text(RECIPE + POLICIES)
+    shown = small_recipe.cli("train", str(small_recipe.path), "--dry-run", "loss.clip_high=0.4")
+    policies = tomllib.loads(shown.stdout)["policies"]
+    assert [policies[name]["algorithm"]["advantage"] for name in ("solver", "critic")] == ["rloo", "grpo"]
+    assert [policies[name]["loss"]["clip_high"] for name in ("solver", "critic")] == [0.4, 0.4]
+    assert load_config(small_recipe.path, ["loss.clip_high=0.4"]).learners() == _reread(small_recipe, shown.stdout)
+
+    as_json = small_recipe.cli("train", str(small_recipe.path), "--dry-run", "--json", "air=[{rule='slow', over=1.0}]")
+    assert json.loads(as_json.stdout)["air"][0]["rule"] == "slow"
+
+    for more in (["--dry-run"], ["--run-dir", "run"]):
+        refused = small_recipe.cli("train", str(small_recipe.path), *more, "policies.solver.algorithm.advantage=rlo")
+        assert refused.returncode == 2 and "did you mean `rloo`?" in refused.stderr
+    assert not (small_recipe.folder / "run").exists()
+
+
+def _reread(recipe: SmallRecipe, text: str) -> object:
+    path = recipe.folder / "resolved.toml"
+    path.write_text(text)
+    return load_config(path).learners()

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
-from lightningrl.cli.names import check_names
+from lightningrl.cli.ready import check_names
 from lightningrl.config import LossConfig
 from lightningrl.plugins import BUILTIN
 from lightningrl.presets import PRESETS

@@ -67,7 +67,7 @@ TokenColours = Literal["none", "logprob", "advantage"]
 @app.command()
 def demo(overrides: Overrides = None, run_dir: RunDir = None, as_json: Json = False, dry_run: DryRun = False) -> None:
     """Watch a LangGraph text-to-SQL agent learn, on this very machine, in minutes."""
-    from lightningrl.cli.shipped import shipped
+    from lightningrl.cli.new import shipped
 
     if not dry_run:
         require("train", "recipes")
@@ -317,7 +317,7 @@ def settings() -> None:
 
 def _known(config: Config) -> Config:
     """A recipe that names only what is there."""
-    from lightningrl.cli.names import check_names
+    from lightningrl.cli.ready import check_names
 
     check_names(config)
     return config

@@ -1,7 +1,6 @@
-"""How text reaches a person: as it is. Square brackets are no markup, figures are not coloured, and a line breaks at
-spaces only.
+"""Text on the screen, printed as it is: no markup, no coloured numbers, and lines break at spaces only.
 
-Agents and models may say anything, also what a terminal would obey: control characters are shown as symbols.
+The text of agents and models may have control characters that a terminal would obey. They are shown as symbols.
 """
 
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ VISIBLE = {
 
 
 class PlainConsole(Console):
-    """Never reads a string as markup, and hands a terminal no control characters but its own."""
+    """A console that reads no string as markup, and sends no control characters but its own."""
 
     def __init__(self, *, stderr: bool) -> None:
         super().__init__(stderr=stderr, markup=False, highlight=False)
@@ -30,13 +29,13 @@ class PlainConsole(Console):
 
 
 def make_console(*, stderr: bool) -> Console:
-    """A console for text of any origin."""
     return PlainConsole(stderr=stderr)
 
 
 def say(console: Console, *parts: str | tuple[str, str]) -> None:
-    """Print one message, made of texts and (text, style) pairs. A flag or a path is never broken; in a file or a pipe
-    no line is.
+    """Print one message, made of texts and (text, style) pairs.
+
+    In a terminal, lines break at spaces, so that flags and paths stay whole. In a file or a pipe they do not break.
     """
     text = Text.assemble(*parts)
     if console.is_terminal:
@@ -44,10 +43,16 @@ def say(console: Console, *parts: str | tuple[str, str]) -> None:
     console.print(text, soft_wrap=True)
 
 
+def advise(console: Console, label: str, style: str, advice: str) -> None:
+    """Print `label: ` and the text; below it the hint, which follows `; hint: ` in `advice`."""
+    text, _, hint = advice.partition("; hint: ")
+    say(console, (f"{label}: ", style), text)
+    if hint:
+        say(console, ("  hint: ", "yellow"), hint)
+
+
 def _broken(plain: str, *, width: int) -> str:
-    """Newlines in the place of some spaces, so that lines fit as far as words do. Its length stays, and styles stay
-    where they were.
-    """
+    """The text with some spaces replaced by newlines, so that lines fit. Its length and its styles stay the same."""
     lines: list[str] = []
     for line in plain.split("\n"):
         rest = line

@@ -1,18 +1,17 @@
-"""`lightningrl health RUN_DIR`: is what a run learns from healthy? Figures at its beginning and at its end, and
-warnings in words.
-"""
+"""`lightningrl health RUN_DIR`: metrics at the beginning and at the end of a run, and warnings."""
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 
-from lightningrl.cli.console import say
+from lightningrl.cli.console import advise, say
 from lightningrl.cli.folder import RunFolder
 from lightningrl.config import Config, LearnerConfig
 from lightningrl.errors import UserError
@@ -25,6 +24,7 @@ from lightningrl.health import (
     left_out_shares,
     mean_of,
     notes_of,
+    share_of,
     view,
     warnings_of,
 )
@@ -34,15 +34,15 @@ from lightningrl.recipe import load_config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signal:
-    """One figure of the report on a run."""
+    """One row of the report."""
 
     policy: str
-    """Whose it is; empty: of the whole run, or of the only policy."""
+    """Name of the policy; empty for the whole run, or for the only policy."""
     name: str
-    """In words."""
+    """A description for people."""
     first: float
     last: float
-    """Means over the first and the last steps."""
+    """Mean over the first and over the last `RECENT` steps."""
     kind: Literal["share", "number"]
 
 
@@ -73,11 +73,11 @@ PARTS: Mapping[str, str] = {
     "updates skipped": "optim/skipped",
     "variance the critic explains": "critic/explained_variance",
 }
-"""Metrics that are shares already."""
+"""Metrics that are already shares."""
 
 
 def signals_of(rows: Sequence[Row], learners: Mapping[str, LearnerConfig]) -> list[Signal]:
-    """What there is to say about a run, at its beginning and at its end. Figures that all policies share are said once."""
+    """The rows of the report. Metrics that all policies share appear once."""
     shared = _signals(rows, policy="")
     if len(learners) < 2:
         return shared
@@ -95,67 +95,64 @@ def _signals(rows: Sequence[Row], *, policy: str) -> list[Signal]:
         if name.startswith("reward/") and name not in NO_REWARDS
     }
     reasons = sorted({reason for end in ends for reason in left_out_shares(end)})
-    found: dict[str, tuple[list[float], Literal["share", "number"]]] = {}
+    signals: list[Signal] = []
+
+    def add(words: str, kind: Literal["share", "number"], of: Callable[[Sequence[Row]], float]) -> None:
+        first, last = map(of, ends)
+        if not math.isnan(last):
+            signals.append(Signal(policy=policy, name=words, first=first, last=last, kind=kind))
+
     for words, name in rewards.items():
-        found[words] = [mean_of(end, name) for end in ends], "number"
+        add(words, "number", partial(mean_of, name=name))
     for words, (part, whole) in SHARES.items():
-        found[words] = [_part(end, part, whole) for end in ends], "share"
+        add(words, "share", partial(share_of, part=part, whole=whole))
     for reason in reasons:
-        found[f"tokens left out: `{reason}`"] = [left_out_shares(end).get(reason, 0.0) for end in ends], "share"
+        add(f"tokens left out: `{reason}`", "share", lambda end, reason=reason: left_out_shares(end).get(reason, 0.0))
     for words, name in NUMBERS.items():
-        found[words] = [mean_of(end, name) for end in ends], "number"
+        add(words, "number", partial(mean_of, name=name))
     for words, name in PARTS.items():
-        found[words] = [mean_of(end, name) for end in ends], "share"
-    return [
-        Signal(policy=policy, name=words, first=first, last=last, kind=kind)
-        for words, ((first, last), kind) in found.items()
-        if not math.isnan(last)
-    ]
-
-
-def _part(rows: Sequence[Row], part: Sequence[str], whole: Sequence[str]) -> float:
-    total = sum(row.get(name, 0.0) for row in rows for name in whole)
-    return sum(row.get(name, 0.0) for row in rows for name in part) / total if total else math.nan
+        add(words, "share", partial(mean_of, name=name))
+    return signals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkup:
-    """What there is to say about the steps of a run."""
+    """The report on a run."""
 
     steps: int
     signals: tuple[Signal, ...]
     raised: tuple[tuple[int, str], ...]
-    """(step, warning), in the order in which they were raised."""
+    """(step, warning), in the order they were raised."""
     warnings: tuple[str, ...]
-    """Those that are true at the end."""
+    """Warnings that are true at the end."""
     notes: tuple[str, ...]
-    """What is worth knowing at the end, and nothing wrong."""
+    """Notes at the end that are not warnings."""
 
     @property
     def conclusive(self) -> bool:
-        """Whether there were enough steps for all checks: most look at several steps together."""
+        """Whether the run has enough steps for all checks."""
         return self.steps >= RECENT
 
     def as_json(self) -> dict[str, Any]:
-        """A figure that is not known is null."""
-        signals = [
-            {key: None if value != value else value for key, value in asdict(signal).items()} for signal in self.signals
-        ]
+        """The report as JSON; NaN becomes null."""
+        signals = [asdict(signal) for signal in self.signals]
+        for signal in signals:
+            signal["first"] = None if math.isnan(signal["first"]) else signal["first"]
         raised = [{"step": step, "warning": text} for step, text in self.raised]
         told = {"warnings": list(self.warnings), "notes": list(self.notes), "conclusive": self.conclusive}
         return {"steps": self.steps, "signals": signals, "raised": raised, **told}
 
 
 def read(folder: Path) -> Checkup:
-    """Of a run that is over, or is still going on. Raises `UserError` where there is none."""
+    """The report on a finished or unfinished run. Raises `UserError` if the folder has no run."""
     run = RunFolder(folder)
     if not run.config.exists():
-        raise UserError(f"`{folder}` holds no run", hint="give the folder that `lightningrl train` has named")
+        raise UserError(f"`{folder}` holds no run", hint="give the folder that `lightningrl train` printed")
     return checkup(run.rows(), load_config(run.config))
 
 
 def checkup(rows: Sequence[Mapping[str, Any]], config: Config) -> Checkup:
-    """Of the rows of a `metrics.jsonl`."""
+    """The report on the rows of a `metrics.jsonl`."""
     learners = config.learners()
     health = Health(learners)
     metrics = steps_of(rows)
@@ -170,7 +167,7 @@ def checkup(rows: Sequence[Mapping[str, Any]], config: Config) -> Checkup:
 
 
 class HealthWatcher:
-    """A watcher that warns as soon as something is wrong. `before`: the steps that a resumed run has taken already."""
+    """A watcher that prints new warnings. `before`: rows of `metrics.jsonl` from before a resume."""
 
     def __init__(self, console: Console, config: Config, *, before: Sequence[Mapping[str, Any]] = ()) -> None:
         self._console = console
@@ -183,19 +180,19 @@ class HealthWatcher:
 
     def stepped(self, step: int, metrics: dict[str, float]) -> None:
         for warning in self._health.stepped(metrics):
-            _advise(self._console, (f"step {step + 1}: warning: ", "bold yellow"), warning)
+            advise(self._console, f"step {step + 1}: warning", "bold yellow", warning)
 
     def examined(self, exam: Exam) -> None:
         pass
 
 
 def steps_of(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Of the rows of a `metrics.jsonl` those that are steps, without what only names them."""
+    """The steps among the rows of a `metrics.jsonl`; only their metrics are kept."""
     return [{name: value for name, value in row.items() if "/" in name} for row in rows if row["kind"] == "step"]
 
 
 def show(found: Checkup, console: Console) -> None:
-    """A table for a person, what is still wrong, and whether that can be told at all."""
+    """Print the report: a table, warnings, notes and a conclusion."""
     table = Table(title=f"Signal health, {found.steps} steps", title_justify="left", title_style="bold")
     table.caption, table.caption_justify = f"means of {min(RECENT, found.steps)} steps", "left"
     several = any(signal.policy for signal in found.signals)
@@ -209,32 +206,27 @@ def show(found: Checkup, console: Console) -> None:
     if found.signals:
         console.print(table)
     for warning in found.warnings:
-        _advise(console, ("warning: ", "bold yellow"), warning)
+        advise(console, "warning", "bold yellow", warning)
     for note in found.notes:
-        _advise(console, ("note: ", "bold green"), note)
+        advise(console, "note", "bold green", note)
     if not found.conclusive:
         say(console, ("too short to tell: ", "bold yellow"), _too_short(found.steps))
     elif not found.warnings:
-        say(console, ("nothing is wrong with what it learns from", "green"))
+        say(console, ("no warnings: the run is healthy", "green"))
 
 
 def _too_short(steps: int) -> str:
     if not steps:
-        return "no step has been taken, so nothing could be checked"
+        return "no step is finished, so nothing could be checked"
     return (
-        f"most checks look at {RECENT} steps together, and there {'is' if steps == 1 else 'are'} {steps}. "
-        "Checked already: whether updates are finite, engine and trainer agree, rewards that are named are given, and not all groups are silent"
+        f"most checks look at {RECENT} steps together, and the run has {steps}. Checked so far: updates are finite, "
+        "engine and trainer agree, named rewards are given, and not all groups are silent"
     )
-
-
-def _advise(console: Console, label: tuple[str, str], advice: str) -> None:
-    """A text and what can be done, which stands behind `; hint: `."""
-    text, _, hint = advice.partition("; hint: ")
-    say(console, label, text)
-    say(console, ("  hint: ", "yellow"), hint)
 
 
 def _figure(value: float, kind: str) -> str:
     if math.isnan(value):
         return "–"
-    return f"{value:.1%}" if kind == "share" else f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    if kind == "share":
+        return f"{value:.1%}"
+    return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"

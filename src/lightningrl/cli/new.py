@@ -1,6 +1,4 @@
-"""`lightningrl new my-agent`: what does an agent of one's own begin with? With a copy of `recipes/from_scratch`, which
-learns as it is.
-"""
+"""`lightningrl new my-agent`: copies `recipes/from_scratch`, which learns as it is, into a new folder."""
 
 import re
 import shlex
@@ -10,40 +8,46 @@ from pathlib import Path
 from rich.console import Console
 
 from lightningrl.cli.console import say
-from lightningrl.cli.shipped import shipped
 from lightningrl.errors import UserError
 
 TEMPLATE = "from_scratch"
 PARTS = ("agent.py", "tasks.py", "teacher.py", "recipe.toml", "gpu.toml", "README.md", "warmstart")
 NAMED = 'name = "from-scratch'
-"""How the name stands in its `.toml` files."""
+"""The beginning of the line with the name in its `.toml` files."""
 MEANT: dict[str, str] = {
-    "agent.py": "`run` does a task; `reward` says what the answer is worth",
-    "tasks.py": "what it is asked: nothing may be in both splits; or a file, tasks.jsonl",
-    "teacher.py": "plays a model that can do the task; then: lightningrl warmstart recipe.toml",
-    "gpu.toml": "in place of a tiny model: one that reads any text, on a GPU",
+    "agent.py": "`run` does a task; `reward` scores the answer",
+    "tasks.py": "makes training and held-out tasks (none in both); or use a file, tasks.jsonl",
+    "teacher.py": "answers in place of the model; then: lightningrl warmstart recipe.toml",
+    "gpu.toml": "settings for a larger model on a GPU, which reads any text",
 }
-"""What to change, and what it says."""
+"""File to change → its purpose."""
+
+
+def shipped(recipe: str) -> Path:
+    """The folder of a recipe: beside the package in a wheel, two folders up in a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    inside, checkout = package / "recipes", package.parent.parent / "recipes"
+    return (inside if inside.exists() else checkout) / recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaidOut:
-    """A folder that can be trained."""
+    """A new folder with an agent that can be trained."""
 
     name: str
     folder: str
-    """As it was asked for."""
+    """The path as given."""
     files: list[str]
-    """Relative to the folder."""
+    """Paths relative to the folder."""
     next: list[str]
-    """Commands that train it."""
+    """Commands that train the agent."""
 
 
 def lay_out(folder: Path) -> LaidOut:
     """Copy the template into a new or empty folder, under the folder's name."""
     name = folder.resolve().name
     if not re.fullmatch(r"\w[\w.-]*", name):
-        hint = "its runs are named after it: letters, digits, `_`, `-` and `.`, such as `my-agent`"
+        hint = "use letters, digits, `_`, `-` and `.`, as in `my-agent`; runs get this name"
         raise UserError(f"an agent cannot be named `{name}`", hint=hint)
     template = shipped(TEMPLATE)
     files = [
@@ -51,20 +55,17 @@ def lay_out(folder: Path) -> LaidOut:
     ]
     try:
         if folder.exists() and any(folder.iterdir()):
-            raise UserError(
-                f"`{folder}` is there already, and is not empty", hint="give another name; nothing was changed"
-            )
+            raise UserError(f"`{folder}` exists and is not empty", hint="give another name; nothing was changed")
         for path in files:
             copy = folder / path.relative_to(template)
             copy.parent.mkdir(parents=True, exist_ok=True)
             data = path.read_bytes()
-            copy.write_bytes(
-                data.replace(NAMED.encode(), f'name = "{name}'.encode()) if path.suffix == ".toml" else data
-            )
+            if path.suffix == ".toml":
+                data = data.replace(NAMED.encode(), f'name = "{name}'.encode())
+            copy.write_bytes(data)
     except OSError as error:
-        raise UserError(
-            f"`{folder}` cannot be made: {error.strerror}", hint="give a folder that you may write to"
-        ) from error
+        hint = "give a folder that you may write to"
+        raise UserError(f"cannot make the folder `{folder}`: {error.strerror}", hint=hint) from error
     enter = [] if folder.resolve() == Path.cwd() else [f"cd {shlex.quote(str(folder))}"]
     return LaidOut(
         name=name,
@@ -75,10 +76,10 @@ def lay_out(folder: Path) -> LaidOut:
 
 
 def show(made: LaidOut, console: Console) -> None:
-    """What to type next, and what to change first."""
-    say(console, (made.name, "bold"), ": an agent, its tasks, a reward, and a tiny model that has bad habits")
-    _row(console, "see it learn", " && ".join(made.next))
-    say(console, ("\nthen make it yours", "bold"))
+    """Print the next command, and the files to change."""
+    say(console, (made.name, "bold"), ": an agent, its tasks, a reward, and a tiny model with bad habits to unlearn")
+    _row(console, "watch it learn", " && ".join(made.next))
+    say(console, ("\nThen change these files", "bold"))
     for file, meant in MEANT.items():
         _row(console, file, meant)
 

@@ -1,37 +1,77 @@
-"""Can it start? Asked before anything is loaded: whether the engine's servers answer, and whether there are tasks.
+"""Checks before a run starts: that names in the recipe exist, that servers answer, and that there are tasks.
 
-Whatever makes tasks warns as Python does, `warnings.warn("text\nhint: what to do")`, of lines of a file that it leaves
-out, say. It is shown once.
+Code that makes tasks may warn with `warnings.warn("text\nhint: what to do")`, for example about a line that it skips.
+Each warning is shown once.
 """
 
 import socket
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from rich.console import Console
 
+from lightningrl import plugins
+from lightningrl.algorithms.options import discount_of
 from lightningrl.cli.console import say
 from lightningrl.config import Config
 from lightningrl.data.tasks import asked, derived_seed, in_both_splits, load_tasks
-from lightningrl.errors import UserError
+from lightningrl.errors import UserError, meant
+from lightningrl.health import DISJOINT
 
 CONNECT_S = 10.0
-"""What a server gets to take a connection."""
+"""Timeout for a connection to a server."""
 SHOWN = 5
-"""Warnings that are shown word by word; of the others there is a count."""
+"""Number of warnings that are shown; the others are counted."""
 EXAMPLE = 200
-"""Characters of a task that are shown."""
-DISJOINT = "held-out reward tells what was learnt only if held-out tasks are not trained on: give the splits inputs of their own"
+"""Number of characters of a task that are shown."""
 PORTS = {"http": 80, "https": 443}
 NEEDS = {
-    "vllm": "start vLLM there, on a machine with a GPU (docs/engines.md); without one: `engine.name=embedded`, with a model that is small enough",
+    "vllm": "start vLLM there, on a machine with a GPU (docs/engines.md); without a GPU, "
+    "use `engine.name=embedded` and a small model",
 }
-"""Engine → what to do if its server is not there."""
+"""Engine → hint if its server cannot be reached."""
+
+
+def check_names(config: Config) -> None:
+    """Raises `UserError` for the first unknown implementation, or for options that a credit does not take."""
+    _check_name("engine", config.engine.name, key="engine.name", root=config.root)
+    for index, rule in enumerate(config.air):
+        _check_name("air", rule.rule, key=f"air.{index}.rule", root=config.root)
+    policies = {f"policies.{name}.": learner for name, learner in config.learners().items()} if config.policies else {}
+    for section, learner in {"": config, **policies}.items():
+        _check_name("trainer", learner.trainer.name, key=f"{section}trainer.name", root=config.root)
+        _check_name("advantage", learner.algorithm.advantage, key=f"{section}algorithm.advantage", root=config.root)
+        _check_name("credit", learner.algorithm.credit, key=f"{section}algorithm.credit", root=config.root)
+    for section, learner in (policies or {"": config}).items():
+        with _naming(f"{section}algorithm.credit_options"):
+            discount_of(learner.algorithm, root=config.root)
+
+
+def _check_name(kind: str, name: str, *, key: str, root: Path) -> None:
+    """Load `pkg.module:attr`. Built-in names are only looked up, as some are slow to load."""
+    if name in plugins.names(kind):
+        return
+    if ":" not in name:
+        raise UserError(
+            f"unknown {kind} `{name}` in `{key}`", hint=f"{meant(name, plugins.names(kind))}; or `pkg.module:attr`"
+        )
+    with _naming(key):
+        plugins.load(name, kind=kind, root=root)
+
+
+@contextmanager
+def _naming(key: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"`{key}`: {error.message}", hint=error.hint) from error
 
 
 def check_servers(config: Config) -> None:
-    """Raises `UserError` for the first server of the engine that takes no connection."""
+    """Raises `UserError` for the first server in `engine.urls` that takes no connection."""
     for url in config.engine.urls:
         try:
             parts = urlsplit(url)
@@ -50,7 +90,7 @@ def check_servers(config: Config) -> None:
 
 
 def check_tasks(config: Config, splits: Sequence[str], *, console: Console) -> None:
-    """Raises `UserError` for a split that has no task. Where both splits are needed, says which tasks are in both."""
+    """Raises `UserError` for a split without tasks. If both splits are needed, warns of tasks that are in both."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         try:
@@ -63,8 +103,8 @@ def check_tasks(config: Config, splits: Sequence[str], *, console: Console) -> N
 
 
 def _warn_of_shared(config: Config) -> None:
-    """Of what a function makes, the tasks of the first step are looked at; the others are counted as they come
-    (`tasks/heldout`).
+    """Warn of tasks in both splits. Of a function, only the tasks of the first step are checked; the metric
+    `tasks/heldout` counts the others.
     """
     first = derived_seed(config.seed, "train", 0)
     shared = in_both_splits(config.tasks, seed=first, count=config.loop.tasks_per_step, root=config.root)
@@ -72,7 +112,7 @@ def _warn_of_shared(config: Config) -> None:
         example = asked(shared[0]).decode()
         example = example if len(example) <= EXAMPLE else f"{example[:EXAMPLE]}…"
         warnings.warn(
-            f"{len(shared)} held-out tasks are training tasks, too, such as `{example}`\nhint: {DISJOINT}", stacklevel=2
+            f"{len(shared)} held-out tasks are also training tasks, such as `{example}`\nhint: {DISJOINT}", stacklevel=2
         )
 
 

@@ -1,4 +1,4 @@
-"""Did it learn? And if not, what is the likeliest reason? Held-out exams and the metrics of all steps in, words out."""
+"""Whether a run has learnt, and if not, the likeliest reason: held-out exams and step metrics → words."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from rich.console import Console
 
-from lightningrl.cli.console import say
+from lightningrl.cli.console import advise, say
 from lightningrl.config import Config
 from lightningrl.data.intervals import Difference, paired_difference
 from lightningrl.health import SILENT_GROUPS, SOLVED, TREND_Z, Row, mean_of, trend, view, warnings_of
@@ -16,51 +16,51 @@ from lightningrl.progress import Mode, Summary
 Answer: TypeAlias = Literal["yes", "no", "worse"]
 
 FEW_STEPS = 30
-"""The recipes of this repository take 10 to 120 steps; most have not moved beyond the noise of an exam before the
-fifth.
-"""
+"""The recipes of this repository take 10 to 120 steps; most need five to move beyond the noise of an exam."""
 STILL = 1e-5
-"""Nats a token between the weights at the beginning of a step and within it. A step of the text-to-SQL recipe is 1e-2
-to 1e-4 apart.
-"""
+"""KL within a step, in nats a token; below it, the weights hardly move. The text-to-SQL recipe has 1e-4 to 1e-2."""
 FEW_TASKS = 100
-"""Held-out tasks: the interval of a share of 0.5 is then ± 0.1."""
+"""Number of held-out tasks: with this many, the interval of a share of 0.5 is ± 0.1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the held-out exams say of a run."""
+    """The result of comparing the held-out exams before and after training."""
 
     learnt: Answer
     """`yes`: the interval of `change` lies above 0. `worse`: it lies below."""
     change: Difference
-    """Held-out reward after training less before, sampled, task by task."""
+    """Held-out reward after training minus before, sampled, paired by task."""
     reason: str
-    """Why it has not learnt, most likely, with a hint behind `; hint: `. Empty if it has."""
+    """Likeliest reason why the run has not learnt, then `; hint: ` and a hint; "" if it has learnt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What a reason is looked for in."""
+    """The data in which the reasons are searched."""
 
     config: Config
     rows: Sequence[Row]
-    """Steps, as the first policy sees them."""
+    """Metrics of the steps, as the first policy sees them."""
     before: float
-    """Held-out reward before training."""
+    """Held-out reward before training, sampled."""
     changes: Mapping[Mode, Difference]
-    """Held-out reward after training less before, task by task."""
+    """Held-out reward after training minus before, paired by task."""
     warnings: Sequence[str]
-    """Of `lightningrl health`, after the last step."""
+    """Health warnings after the last step."""
 
 
 def judge(summary: Summary, rows: Sequence[Row], config: Config) -> Verdict:
-    """`rows`: the metrics of every step."""
+    """Compare the exams of a run; `rows` are the metrics of all steps."""
     changes: dict[Mode, Difference] = {
         mode: paired_difference(exam.rewards, summary.before[mode].rewards) for mode, exam in summary.after.items()
     }
     change, before = changes["sampled"], summary.before["sampled"]
-    learnt: Answer = "yes" if change.low > 0 else "worse" if change.high < 0 else "no"
+    learnt: Answer = "no"
+    if change.low > 0:
+        learnt = "yes"
+    elif change.high < 0:
+        learnt = "worse"
     learners = config.learners()
     own = [view(row, next(iter(learners))) for row in rows]
     evidence = Evidence(
@@ -70,12 +70,12 @@ def judge(summary: Summary, rows: Sequence[Row], config: Config) -> Verdict:
 
 
 def likeliest(evidence: Evidence) -> str:
-    """The first reason that fits; what makes learning impossible comes before what makes it slow."""
+    """The first reason that applies. Reasons that make learning impossible come before those that make it slow."""
     return next(filter(None, (reason(evidence) for reason in REASONS)))
 
 
 def show(verdict: Verdict, summary: Summary, console: Console) -> None:
-    """Two or three lines for a person."""
+    """Print the verdict, in two or three lines."""
     before, after = summary.before["sampled"], summary.after["sampled"]
     said, style = {
         "yes": ("learnt", "bold green"),
@@ -83,21 +83,18 @@ def show(verdict: Verdict, summary: Summary, console: Console) -> None:
         "worse": ("got worse", "bold red"),
     }[verdict.learnt]
     change = verdict.change
-    chance = "; chance alone may do as much" if verdict.learnt == "no" and change.mean else ""
+    noise = "; this may be noise" if verdict.learnt == "no" and change.mean else ""
     say(
         console,
         (f"\n{said}: ", style),
         f"held-out reward was {before.mean:.3f} before training and is {after.mean:.3f} now, "
-        f"a change of {change.mean:+.3f} [{change.low:+.3f}, {change.high:+.3f}] task by task{chance}",
+        f"a change of {change.mean:+.3f} [{change.low:+.3f}, {change.high:+.3f}] per task{noise}",
     )
     if verdict.reason:
-        text, _, hint = verdict.reason.partition("; hint: ")
-        say(console, ("likeliest reason: ", "bold"), text)
-        if hint:
-            say(console, ("  hint: ", "yellow"), hint)
+        advise(console, "likeliest reason", "bold", verdict.reason)
 
 
-# what makes learning impossible
+# reasons that make learning impossible
 
 
 def _no_steps(evidence: Evidence) -> str | None:
@@ -107,7 +104,10 @@ def _no_steps(evidence: Evidence) -> str | None:
 def _nothing_updated(evidence: Evidence) -> str | None:
     if not all(row.get("optim/skipped", 0.0) == 1.0 for row in evidence.rows):
         return None
-    return "no update was made, as every loss or gradient was not finite; hint: the batches are in `skipped/`: look for an infinite reward"
+    return (
+        "every update was skipped, because no loss or no gradient was finite; "
+        "hint: the batches are in `skipped/`: look for an infinite reward"
+    )
 
 
 def _rate_of_nothing(evidence: Evidence) -> str | None:
@@ -121,7 +121,7 @@ def _one_reward_for_all(evidence: Evidence) -> str | None:
         return None
     (reward,) = earned
     return (
-        f"every rollout earned `{reward:.3g}`, so that there was nothing to compare; hint: read what the agent answers "
+        f"every rollout earned `{reward:.3g}`, so there was nothing to compare; hint: read the agent's answers "
         "(`lightningrl rollouts RUN_DIR`), check its `reward`, and start from a model that succeeds now and then"
     )
 
@@ -129,7 +129,7 @@ def _one_reward_for_all(evidence: Evidence) -> str | None:
 def _nearly_solved(evidence: Evidence) -> str | None:
     if not SOLVED <= evidence.before <= 1:
         return None
-    return f"the tasks were nearly solved before training (`{evidence.before:.3g}`); hint: take harder tasks"
+    return f"the tasks were nearly solved before training (`{evidence.before:.3g}`); hint: use harder tasks"
 
 
 def _silent(evidence: Evidence) -> str | None:
@@ -140,8 +140,9 @@ def _silent(evidence: Evidence) -> str | None:
     reward = mean_of(evidence.rows, "reward/mean")
     why = "too hard for this model" if reward < 0.5 else "too easy for it"
     return (
-        f"in `{silent / groups:.0%}` of the groups all rollouts earned the same and taught nothing: with `{reward:.3g}` on average the tasks "
-        f"may be {why}; hint: take others, a finer reward, a larger `loop.group_size`, or `algorithm.dynamic_sampling`"
+        f"in `{silent / groups:.0%}` of the groups all rewards were equal and taught nothing: mean reward "
+        f"`{reward:.3g}`, the tasks may be {why}; "
+        "hint: use other tasks, a finer reward, a larger `loop.group_size`, or `algorithm.dynamic_sampling`"
     )
 
 
@@ -149,7 +150,7 @@ def _unhealthy(evidence: Evidence) -> str | None:
     return next(iter(evidence.warnings), None)
 
 
-# what makes it slow, or hides it
+# reasons that make learning slow, or hide it
 
 
 def _not_carried_over(evidence: Evidence) -> str | None:
@@ -158,8 +159,9 @@ def _not_carried_over(evidence: Evidence) -> str | None:
         return None
     third = max(1, len(rewards) // 3)
     return (
-        f"on training tasks reward rose from `{rewards[:third].mean():.3g}` to `{rewards[-third:].mean():.3g}`, and what was learnt does not "
-        "carry over to the held-out ones; hint: take more, and more varied, training tasks, or check that both splits ask for the same"
+        f"reward on training tasks rose from `{rewards[:third].mean():.3g}` to `{rewards[-third:].mean():.3g}`, but this "
+        "does not carry over to held-out tasks; hint: use more, and more varied, training tasks, or check that both "
+        "splits ask for the same"
     )
 
 
@@ -168,15 +170,15 @@ def _greedy_alone(evidence: Evidence) -> str | None:
     if not greedy.low > 0:
         return None
     return (
-        f"it has begun to learn: greedy answers earn more by {greedy.mean:+.3f} [{greedy.low:+.3f}, {greedy.high:+.3f}], and what is "
-        "sampled follows later; hint: raise `loop.steps`"
+        f"it has begun to learn: greedy answers gained {greedy.mean:+.3f} [{greedy.low:+.3f}, {greedy.high:+.3f}], "
+        "and sampled ones follow later; hint: raise `loop.steps`"
     )
 
 
 def _hardly_moved(evidence: Evidence) -> str | None:
     kl = mean_of(evidence.rows, "policy/kl_engine")
     minibatches = min(learner.trainer.minibatches for learner in evidence.config.learners().values())
-    if minibatches < 2 or not kl < STILL:  # with one minibatch it is 0 whatever happens
+    if minibatches < 2 or not kl < STILL:  # with one minibatch it is always 0
         return None
     return f"the weights hardly moved (`{kl:.1g}` nats a token within a step); hint: raise `trainer.learning_rate`"
 
@@ -185,7 +187,8 @@ def _few_steps(evidence: Evidence) -> str | None:
     steps = len(evidence.rows)
     if steps >= FEW_STEPS:
         return None
-    return f"{steps} step{'s are' if steps > 1 else ' is'} few; hint: raise `loop.steps`, or `trainer.learning_rate` if reward hardly moves"
+    few = "1 step is few" if steps == 1 else f"{steps} steps are few"
+    return f"{few}; hint: raise `loop.steps`, or `trainer.learning_rate` if reward hardly moves"
 
 
 def _few_tasks(evidence: Evidence) -> str | None:
@@ -193,11 +196,14 @@ def _few_tasks(evidence: Evidence) -> str | None:
     tasks = change.tasks
     if tasks >= FEW_TASKS or not change.mean > 0:
         return None
-    return f"{tasks} held-out tasks cannot tell so small a change from chance; hint: raise `tasks.heldout`"
+    return f"{tasks} held-out tasks cannot tell so small a change from noise; hint: raise `tasks.heldout`"
 
 
 def _unknown(evidence: Evidence) -> str | None:
-    return "none stands out; hint: try another `trainer.learning_rate`, and read some rollouts (`lightningrl rollouts RUN_DIR`)"
+    return (
+        "none stands out; "
+        "hint: try another `trainer.learning_rate`, and read some rollouts (`lightningrl rollouts RUN_DIR`)"
+    )
 
 
 Reason: TypeAlias = Callable[[Evidence], str | None]
