@@ -159,8 +159,8 @@ def _not_carried_over(evidence: Evidence) -> str | None:
         return None
     third = max(1, len(rewards) // 3)
     return (
-        f"reward on training tasks rose from `{rewards[:third].mean():.3g}` to `{rewards[-third:].mean():.3g}`, but this "
-        "does not carry over to held-out tasks; hint: use more, and more varied, training tasks, or check that both "
+        f"reward on training tasks rose from `{rewards[:third].mean():.3g}` to `{rewards[-third:].mean():.3g}`, but "
+        "this does not carry over to held-out tasks; hint: use more varied training tasks, or check that both "
         "splits ask for the same"
     )
 
