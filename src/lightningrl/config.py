@@ -25,9 +25,9 @@ class AgentConfig(Section):
     """`module:function`, called with a task's input; it may be `async`. Give either this or `command`."""
     command: list[str] | None = None
     """A program that reads a task's input as JSON on stdin and prints its answer. Give either this or `entry`."""
-    reward: str
+    reward: str = ""
     """`module:function`, called with (task input, the agent's return value). Returns a number, or a dict with `final`
-    and further rewards.
+    and further rewards. Required in a recipe.
     """
     reward_range: tuple[float, float] | None = None
     """`[lowest, highest]` value of the final reward. An attempt with a reward outside this range fails."""
@@ -63,9 +63,9 @@ class AgentConfig(Section):
 
 
 class TasksConfig(Section):
-    source: str
+    source: str = ""
     """`module:function`, called as f(split, seed=…, count=…), or the path of a JSONL file whose rows have `input` and
-    `split`.
+    `split`. Required in a recipe.
     """
     heldout: int = Field(default=200, ge=1)
     """Number of held-out tasks for the evaluation before and after training."""
@@ -348,7 +348,7 @@ class Config(Section):
     preset: str = ""
     """An algorithm by name, e.g. `grpo`. It provides the values that `[algorithm]` and `[loss]` leave out."""
     agent: AgentConfig
-    tasks: TasksConfig
+    tasks: TasksConfig = TasksConfig()
     model: ModelConfig
     routes: list[RouteConfig] = Field(default_factory=lambda: [RouteConfig()])
     """Which policy answers which calls, and which calls are trained; by default `policy` answers and trains all."""

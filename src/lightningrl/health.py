@@ -278,7 +278,7 @@ def critic_explains_nothing(rows: Sequence[Row], config: LearnerConfig) -> str |
     if explained is None or len(rows) < CRITIC_STEPS or explained >= CRITIC_EXPLAINS:
         return None
     return (
-        f"after {len(rows)} steps the critic explains only `{explained:.0%}` of the returns' variance; "
+        f"after {len(rows)} steps the critic explains `{explained:.0%}` of the returns' variance; "
         "hint: raise `loss.value_coef`, or use a credit without a critic (docs/algorithms.md)"
     )
 

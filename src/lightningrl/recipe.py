@@ -22,7 +22,13 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise UserError(f"{reason} `{path}`", hint="give the path of a recipe.toml, or its folder") from error
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"`{path}` is not valid TOML: {error}", hint="mend the line it names") from error
-    return make_config(tree, overrides, folder=path.parent, where=str(path))
+    config = make_config(tree, overrides, folder=path.parent, where=str(path))
+    # only `lightningrl run` without a recipe has neither
+    for key, value in (("agent.reward", config.agent.reward), ("tasks.source", config.tasks.source)):
+        if not value:
+            meaning = _place(key.split("."))[2]
+            raise UserError(f"`{key}` is missing in `{path}`", hint=f"`{key}`: {meaning}")
+    return config
 
 
 def make_config(tree: dict[str, Any], overrides: Sequence[str], *, folder: Path, where: str) -> Config:

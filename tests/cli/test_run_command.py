@@ -364,7 +364,7 @@ def test_an_engine_that_is_a_model_answers_too(place: Place, model_folder: Path)
         (["--engine", "scripts:absent", "--", "true"], "has no `absent`"),
         (["--engine", "scripts:SCRIPTS", "--", "true"], "is a `str`"),
         (["--engine", "scripts:script", "--", "no-such-program"], "there is no program `no-such-program`"),
-        (["--engine", "scripts:script", "--route", "colour=red", "--", "true"], "`colour` is no part of one"),
+        (["--engine", "scripts:script", "--route", "colour=red", "--", "true"], "has no part `colour`"),
         (["--engine", "scripts:script", "--route", "policy=upstreams.judge", "--", "true"], "upstreams.judge"),
         (["--engine", "scripts:script", "--set", "gateway.histroy=exact", "--", "true"], "did you mean `history`?"),
         (["--engine", "scripts:script", "--model", "nowhere/", "--", "true"], "no model folder"),

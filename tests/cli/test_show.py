@@ -168,7 +168,7 @@ async def test_what_was_said_and_why_it_got_its_reward_is_on_one_page(tmp_path: 
         "mean 0.5: ▸0◂, 1",
         '→ look_up({"name": "eva"})',
         "Error: no such name",
-        "forked: rendered anew, as message 1 was rewritten",
+        "forked: rendered again, because message 1 was rewritten",
         "0.5 style, by the agent",
         "0 final, by the reward function",
     ):
@@ -190,7 +190,7 @@ async def test_a_rollout_that_failed_is_shown_with_its_error(tmp_path: Path) -> 
     await written(tmp_path)
     async with opened(tmp_path) as run:
         page = printed(await look_at(run, "bro"))
-    for text in ("failed, no reward", "It made no call", "AgentError: ValueError: [red]no[/]", "Traceback of it"):
+    for text in ("failed, no reward", "did not call the model", "AgentError: ValueError: [red]no[/]", "Traceback of it"):
         assert text in page, text
 
 

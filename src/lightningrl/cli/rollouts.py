@@ -1,8 +1,7 @@
-"""`lightningrl rollouts RUN_DIR`: what has been run, how it went, and how its calls were captured; also while it goes
-on.
-"""
+"""`lightningrl rollouts RUN_DIR`: tables of rollouts, of their errors, and of how their calls were captured."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from lightningrl.store import Where
 from lightningrl.store.base import ANY
 from lightningrl.types import RolloutStatus
 
+NO_NAME = "(no name)"
 STYLES: Mapping[RolloutStatus, str] = {"succeeded": "green", "failed": "red", "running": "cyan", "queued": "dim"}
 
 
@@ -31,7 +31,7 @@ def read(
     report: bool = False,
     conversations: bool = False,
 ) -> Listing:
-    """Of a run's folder, or its `store.sqlite`. Raises `UserError` where there is none."""
+    """Read a run's folder, or its `store.sqlite`. Raises `UserError` if there is none."""
 
     async def look() -> Listing:
         async with opened(path) as run:
@@ -43,7 +43,7 @@ def read(
 
 
 def where_of(*, reward: str | None, failed: bool, task: str, step: int | None, split: str | None) -> Where:
-    """The filter that the options of the command line ask for."""
+    """The filter for the options of the command line."""
     return Where(
         prefix="" if step is None else f"train-{step - 1:05d}-",
         split=split,
@@ -54,14 +54,13 @@ def where_of(*, reward: str | None, failed: bool, task: str, step: int | None, s
 
 
 def _range(text: str) -> tuple[float, float]:
-    """`0` is one value, `0..0.5` a range."""
+    """`0` is one value, and `0..0.5` is a range."""
     low, dots, high = text.partition("..")
     try:
         return float(low or "-inf"), float((high or "inf") if dots else low)
     except ValueError:
-        raise UserError(
-            f"`--reward {text}` is no number", hint="give one reward, e.g. `0`, or a range, e.g. `0..0.5`"
-        ) from None
+        hint = "give one reward, e.g. `0`, or a range, e.g. `0..0.5`"
+        raise UserError(f"`--reward {text}` is not a number", hint=hint) from None
 
 
 def show(listing: Listing, console: Console) -> None:
@@ -98,13 +97,12 @@ def _table(title: str, *columns: str, numbers: Sequence[str] = ()) -> Table:
 def _rollouts_table(listing: Listing) -> Table:
     numbers = ("tries", "calls", "tokens", "reward", "seconds")
     total = sum(listing.counts.values())
-    title = f"{total:,} rollout{'s' * (total != 1)}" + "".join(
-        f" · {listing.counts[s]:,} {s}" for s in STYLES if listing.counts.get(s)
-    )
-    table = _table(title, "rollout", "task", "status", *numbers, numbers=numbers)
+    parts = [f"{total:,} rollout" + ("" if total == 1 else "s")]
+    parts += [f"{listing.counts[status]:,} {status}" for status in STYLES if listing.counts.get(status)]
+    table = _table(" · ".join(parts), "rollout", "task", "status", *numbers, numbers=numbers)
     table.columns[2].no_wrap = True
     if total > len(listing.lines):
-        table.caption = f"and {total - len(listing.lines):,} more: --limit 0 shows all"
+        table.caption = f"and {total - len(listing.lines):,} more; use --limit 0 to show all"
         table.caption_justify = "left"
     for line in listing.lines:
         table.add_row(
@@ -141,14 +139,14 @@ def _report_tables(census: Census) -> list[Table]:
 
 
 def _captures_table(census: Census) -> Table:
-    table = _table("How prompts came about", "capture", "calls", "share", "", numbers=("calls", "share"))
-    told = {
-        "bridged": "continues an earlier call with its exact ids",
-        "partly": "the same, but later answers were rendered anew",
+    table = _table("How prompts were made", "capture", "calls", "share", "", numbers=("calls", "share"))
+    meaning = {
+        "bridged": "continues an earlier call with its exact token ids",
+        "partly": "the same, but later answers were rendered again",
         "rendered": "begins a conversation",
-        "forked": "the history was rewritten: rendered anew",
-        "upstream": "answered by another server: not trained",
-        "incomplete": "the answer broke: not trained",
+        "forked": "the agent rewrote the history, so it was rendered again",
+        "upstream": "answered by another server; not trained",
+        "incomplete": "the answer broke off; not trained",
     }
     for capture in CAPTURES:
         times = census.captures[capture]
@@ -156,7 +154,7 @@ def _captures_table(census: Census) -> Table:
             capture,
             f"{times:,}",
             f"{times / max(census.calls, 1):.0%}",
-            Text(told[capture], style="dim"),
+            Text(meaning[capture], style="dim"),
             style="" if times else "dim",
         )
     table.add_section()
@@ -175,25 +173,21 @@ def _reasons_table(census: Census) -> Table:
 def _shares_table(census: Census) -> Table:
     table = _table("Calls and tokens", "", "", numbers=())
     table.show_header = False
-    new = census.prompt_tokens - census.reused_tokens
+    reused = f"{census.reused_tokens:,} reused ({census.reused_tokens / max(census.prompt_tokens, 1):.0%})"
     table.add_row("sampled", f"{census.sampled_tokens:,} tokens")
-    table.add_row(
-        "read",
-        f"{census.prompt_tokens:,} tokens · {new:,} new, {census.reused_tokens:,} reused ({_share(census.reused_tokens, census)})",
-    )
+    table.add_row("read", f"{census.prompt_tokens:,} tokens · {census.new_tokens:,} new, {reused}")
     for title, counts in (("agents", census.agents), ("dialects", census.dialects), ("policies", census.policies)):
-        table.add_row(
-            title, Text(" · ".join(f"{name or '(no name)'} {times:,}" for name, times in counts.most_common(12)))
-        )
+        table.add_row(title, tally(counts, most=12))
     return table
 
 
-def _share(tokens: int, census: Census) -> str:
-    return f"{tokens / max(census.prompt_tokens, 1):.0%}"
+def tally(counts: Counter[str], *, most: int) -> Text:
+    """`policy 12 · judge 3`: the most frequent names with their counts."""
+    return Text(" · ".join(f"{name or NO_NAME} {times:,}" for name, times in counts.most_common(most)))
 
 
 def _roles_table(census: Census) -> Table:
-    """`fingerprint` is what a route may name."""
+    """One row for each fingerprint, which a route can name."""
     numbers = ("calls", "tokens")
     table = _table(
         "Roles: same system prompt, same tools",
@@ -206,7 +200,7 @@ def _roles_table(census: Census) -> Table:
     )
     table.columns[0].no_wrap = True
     for name, role in sorted(census.roles.items(), key=lambda item: -item[1].calls):
-        agents = ", ".join(agent or "(no name)" for agent, _ in role.agents.most_common(3))
+        agents = ", ".join(agent or NO_NAME for agent, _ in role.agents.most_common(3))
         table.add_row(
             name,
             f"{role.calls:,}",
@@ -217,5 +211,5 @@ def _roles_table(census: Census) -> Table:
 
 
 def _one_line(text: str) -> Text:
-    """As much of it as there is room for."""
+    """The text on one line, cut off where the column ends."""
     return Text(text or "—", no_wrap=True, overflow="ellipsis")

@@ -1,4 +1,4 @@
-"""`lightningrl run -- CMD …`: any program, led to a gateway of its own; then, what was captured."""
+"""`lightningrl run -- CMD …`: runs any program with a gateway in place of its model, and reports what was captured."""
 
 import json
 import shlex
@@ -17,13 +17,13 @@ from rich.text import Text
 from lightningrl.chat import ChatTemplate
 from lightningrl.cli.console import say
 from lightningrl.cli.folder import RUNS
+from lightningrl.cli.rollouts import tally
 from lightningrl.cli.stop import Interrupted, run
 from lightningrl.config import Config, RouteConfig
 from lightningrl.engines import make_engines, model_paths
 from lightningrl.errors import Stopped, UserError
 from lightningrl.gateway.assembly import make_gateway, opened
-from lightningrl.gateway.routing import FROZEN
-from lightningrl.gateway.scripted import PLAIN
+from lightningrl.gateway.scripted import MAX_LENGTH, PLAIN
 from lightningrl.gateway.server import bound
 from lightningrl.gateway.visitors import Guests
 from lightningrl.look.census import CAPTURES, Census
@@ -33,15 +33,13 @@ from lightningrl.runner.environment import EVERYTHING, make_codex_home, process_
 from lightningrl.runner.foreground import run_foreground
 from lightningrl.store import Store, open_store
 
-SCRIPT_LENGTH = 1_000_000
-"""Tokens that fit before a script: what it says is up to it."""
 EMBEDDED = {"slots": 2, "max_length": 4096}
-"""For one agent at a time: 3.7 GB of keys and values for a model of Qwen3-0.6B's shape in float32."""
+"""For one agent at a time: a KV cache of 3.7 GB for a model of Qwen3-0.6B's shape in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What a person has typed."""
+    """The options of the command line."""
 
     engine: str | None
     model: str | None
@@ -54,16 +52,16 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
-    """What a command has done, as `--json` prints it (see docs/gateway.md)."""
+    """The result of a command, as `--json` prints it (docs/gateway.md)."""
 
     exit_code: int
     seconds: float
     census: Census
     attempts: int
     errors: Mapping[str, int]
-    """Requests that were refused: status and code → how often."""
+    """Refused requests: status and code → count."""
     complaints: Mapping[str, str]
-    """The same → what was said the first time."""
+    """Refused requests: status and code → message of the first one."""
     store: Path
 
     def as_json(self) -> str:
@@ -71,16 +69,10 @@ class Captured:
         return json.dumps(
             {
                 "exit_code": self.exit_code,
-                "calls": census.calls,
-                **{capture: census.captures[capture] for capture in CAPTURES},
+                **census.counts(),
                 "partly_reasons": {why: reason.calls for why, reason in census.partly_reasons.items()},
                 "fork_reasons": {why: reason.calls for why, reason in census.fork_reasons.items()},
                 "incomplete_reasons": {why: reason.calls for why, reason in census.incomplete_reasons.items()},
-                "sampled_tokens": census.sampled_tokens,
-                "prompt_tokens": census.prompt_tokens,
-                "reused_tokens": census.reused_tokens,
-                "dialects": census.dialects,
-                "agents": census.agents,
                 "attempts": self.attempts,
                 "errors": self.errors,
                 "complaints": self.complaints,
@@ -91,19 +83,19 @@ class Captured:
 
 
 def run_command(command: Sequence[str], options: RunOptions) -> Captured:
-    """Run it, and count. Raises `UserError` for what keeps it from starting."""
-    sys.path.insert(0, str(Path.cwd()))  # scripts are imported from where they are named
+    """Run a command and count its calls. Raises `UserError` if it cannot start."""
+    sys.path.insert(0, str(Path.cwd()))  # scripts are imported from the current folder
     config = _config(command, options)
     folder = _folder(options.run_dir)
     try:
         return run(_run(command, config, folder))
     except Interrupted as stop:
-        hint = f"what was captured until then: lightningrl rollouts {shlex.quote(str(folder))} --report"
+        hint = f"see what was captured: lightningrl rollouts {shlex.quote(str(folder))} --report"
         raise Stopped(f"stopped by {stop.signal.name}", hint=hint, exit_code=stop.exit_code) from None
 
 
 def show(captured: Captured, console: Console) -> None:
-    """A small table: how the calls came about, and whatever a person should look at."""
+    """Print a table of what was captured, with reasons and refused requests."""
     census = captured.census
     colour = "green" if captured.exit_code == 0 else "red"
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), title_justify="left")
@@ -115,25 +107,20 @@ def show(captured: Captured, console: Console) -> None:
     for capture, reasons in census.reasons().items():
         for why, reason in reasons.items():
             table.add_row(capture, Text(f"{reason.calls} × {why}", style="yellow"))
-    for said, times in captured.errors.items():
-        table.add_row("refused", Text(f"{times} × {said}: {captured.complaints[said]}", style="red"))
-    new = census.prompt_tokens - census.reused_tokens
-    table.add_row("tokens", f"{census.sampled_tokens:,} sampled · {census.prompt_tokens:,} read, {new:,} of them new")
+    for error, times in captured.errors.items():
+        table.add_row("refused", Text(f"{times} × {error}: {captured.complaints[error]}", style="red"))
+    read = f"{census.prompt_tokens:,} read, {census.new_tokens:,} of them new"
+    table.add_row("tokens", f"{census.sampled_tokens:,} sampled · {read}")
     for title, counts in (("dialects", census.dialects), ("agents", census.agents)):
         if counts:
-            table.add_row(
-                title, Text(" · ".join(f"{name or '(no name)'} {times}" for name, times in counts.most_common(8)))
-            )
+            table.add_row(title, tally(counts, most=8))
     table.add_row("records", Text(f"lightningrl rollouts {captured.store.parent} --report"))
     console.print()
     say(console, ("captured", "bold"))
     console.print(table)
     if not census.calls:
-        say(
-            console,
-            ("hint: ", "yellow"),
-            "it never called the model: does it take its base URL from the environment? (docs/gateway.md)",
-        )
+        why = "it never called the model; check that it reads its base URL from the environment (docs/gateway.md)"
+        say(console, ("hint: ", "yellow"), why)
 
 
 async def _run(command: Sequence[str], config: Config, folder: Path) -> Captured:
@@ -142,7 +129,6 @@ async def _run(command: Sequence[str], config: Config, folder: Path) -> Captured
     async with AsyncExitStack() as stack:
         sock = stack.enter_context(bound(config.gateway))
         template = ChatTemplate.load(_model_folder(config, config.model.path))
-        _check_routes(config)
         folders = {path: _model_folder(config, path) for path in set(model_paths(config).values())}
         engines = make_engines(config, folders, template=template, root=Path.cwd())
         for engine in engines.values():
@@ -186,7 +172,7 @@ async def _count(store: Store, attempt_ids: Sequence[str]) -> Census:
 
 
 def _config(command: Sequence[str], options: RunOptions) -> Config:
-    """The recipe's settings, or plain ones; over them the overrides, over them what has a flag of its own."""
+    """The settings: the recipe's or plain ones, then overrides, then options of the command line."""
     flags: list[str] = []
     if options.engine is not None:
         flags.append(f"engine.name={json.dumps(options.engine)}")
@@ -194,38 +180,37 @@ def _config(command: Sequence[str], options: RunOptions) -> Config:
         flags.append(f"model.path={json.dumps(options.model)}")
     if options.urls:
         flags.append(f"engine.urls={json.dumps(list(options.urls))}")
+    overrides = [*options.overrides, *flags]
     if options.recipe is not None:
-        config = load_config(options.recipe, [*options.overrides, *flags])
+        config = load_config(options.recipe, overrides)
     else:
-        config = make_config(
-            _plain_tree(command, options), [*options.overrides, *flags], folder=Path.cwd(), where="--set"
-        )
-    routes = [_route(text) for text in options.routes]
-    return config.model_copy(update={"routes": [*routes, *config.routes]}) if routes else config
+        config = make_config(_plain_tree(command, options), overrides, folder=Path.cwd(), where="--set")
+    if not options.routes:
+        return config
+    routes = [*map(_route, options.routes), *config.routes]
+    return Config.model_validate({**config.model_dump(), "routes": [route.model_dump() for route in routes]})
 
 
 def _plain_tree(command: Sequence[str], options: RunOptions) -> dict[str, Any]:
     if options.engine is None and options.model is None:
-        hint = "`--engine pkg.module:attr` (a script or an engine), or `--model FOLDER` for the embedded engine"
-        raise UserError("nobody is there to answer: neither `--engine` nor `--model` was given", hint=hint)
-    engine: dict[str, Any] = {"max_length": SCRIPT_LENGTH}
+        hint = "give `--engine pkg.module:attr` (a script or an engine), or `--model FOLDER` for the embedded engine"
+        raise UserError("there is no model to call: neither `--engine` nor `--model` was given", hint=hint)
+    engine: dict[str, Any] = {"max_length": MAX_LENGTH}
     if (options.engine or "embedded") in names("engine"):
         if options.model is None:
             raise UserError(
                 f"engine `{options.engine}` needs a model",
-                hint="`--model FOLDER`: its tokenizer and chat template are read there",
+                hint="give `--model FOLDER`; its tokenizer and chat template are used",
             )
         engine = {"max_length": _context(options.model)}
     if options.engine in (None, "embedded"):
         engine = {**EMBEDDED, "max_length": min(engine["max_length"], EMBEDDED["max_length"])}
-    nothing = "nothing:here"  # no rewards, no tasks: a command is run once, and not graded
     return {
         "name": "run",
-        "agent": {"command": list(command), "reward": nothing},
-        "tasks": {"source": nothing},
+        "agent": {"command": list(command)},
         "model": {"path": options.model or str(PLAIN)},
         "engine": engine,
-        "gateway": {"strict": True},  # nothing is trained from a single command
+        "gateway": {"strict": True},  # strict calls are not trained, and nothing is trained here
     }
 
 
@@ -236,8 +221,8 @@ def _route(text: str) -> RouteConfig:
     for name, equals, _ in pairs:
         if not equals or name.strip() not in known:
             raise UserError(
-                f"route `{text}`: `{name}` is no part of one",
-                hint=f"`model=checker,policy=frozen`; parts: {', '.join(known)}",
+                f"route `{text}` has no part `{name}`",
+                hint=f"write it as `model=checker,policy=frozen`; parts: {', '.join(known)}",
             )
     return RouteConfig.model_validate({name.strip(): value.strip() for name, _, value in pairs})
 
@@ -251,16 +236,8 @@ def _model_folder(config: Config, path: str) -> Path:
     return Path(local_folder(path, root=config.root))
 
 
-def _check_routes(config: Config) -> None:
-    known = [*config.learners(), FROZEN, *(f"upstreams.{name}" for name in config.upstreams)]
-    for route in config.routes:
-        if route.policy not in known:
-            hint = f"known: {', '.join(known)}; an upstream is set by `--set upstreams.NAME.url=…`"
-            raise UserError(f"a route leads to `{route.policy}`, which is nobody", hint=hint)
-
-
 def _context(model: str) -> int:
-    """Tokens that the model was made for, as its folder says; many where it does not."""
+    """Context length of the model, from its config.json; 32768 if that does not say."""
     try:
         settings = json.loads((Path(model).expanduser() / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -270,7 +247,7 @@ def _context(model: str) -> int:
 
 
 def _folder(path: Path | None) -> Path:
-    """A new one under `runs/`, or an empty one of the person's choice."""
+    """The folder `path`, which must hold no run; None: a new one under `runs/`."""
     if path is not None:
         if (path / "store.sqlite").exists():
             raise UserError(f"`{path}` holds a run already", hint="give another `--run-dir`")
@@ -282,7 +259,7 @@ def _folder(path: Path | None) -> Path:
         path = RUNS / (stem if number == 1 else f"{stem}-{number}")
         try:
             path.mkdir()
-        except FileExistsError:  # another run of this second
+        except FileExistsError:  # another run began in the same second
             continue
         return path
-    raise UserError(f"`{RUNS}` is full of runs of this second", hint="give a `--run-dir`")
+    raise UserError(f"`{RUNS}` has too many runs of this second", hint="give a `--run-dir`")

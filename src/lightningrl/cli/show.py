@@ -1,4 +1,4 @@
-"""`lightningrl show RUN_DIR [ROLLOUT]`: why did this rollout get its reward? `look` finds it all out; this prints it."""
+"""`lightningrl show RUN_DIR [ROLLOUT]`: prints everything about one rollout, as `lightningrl.look` reads it."""
 
 import asyncio
 import json
@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lightningrl.look import RolloutView, look_at, opened
+from lightningrl.look.census import UNEXPLAINED
 from lightningrl.look.rollout import CallView
 from lightningrl.messages import Message
 from lightningrl.types import Capture, Floats, Reward
@@ -21,16 +22,16 @@ from lightningrl.types import Capture, Floats, Reward
 Tokens: TypeAlias = Literal["none", "logprob", "advantage"]
 
 LINES = 12
-"""Of a message, unless all of it is asked for: the first ones, and how many are left."""
+"""Without `--full`, the first lines and characters of a message are shown."""
 CHARACTERS = 1200
 ROLES = {"system": "dim", "user": "cyan", "tool": "yellow", "assistant": "bold", "prompt": "cyan"}
 SURE = ((0.9, "on rgb(20,60,20)"), (0.5, "on rgb(60,80,20)"), (0.1, "on rgb(120,90,0)"), (0.0, "on rgb(140,30,30)"))
-"""Colours of a token by its probability, from this one up."""
+"""(least probability, colour of the token)"""
 BETTER, WORSE, EVEN = "on rgb(20,80,30)", "on rgb(130,30,30)", "on rgb(60,60,60)"
 
 
 def read(path: Path, rollout_id: str | None) -> RolloutView:
-    """Raises `UserError` where there are no records, or no such rollout."""
+    """Read a rollout. Raises `UserError` if there are no records, or no such rollout."""
 
     async def look() -> RolloutView:
         async with opened(path) as run:
@@ -44,11 +45,11 @@ def show(view: RolloutView, console: Console, *, run_dir: Path, tokens: Tokens, 
     for call in view.calls:
         console.print(_call(call, view.calls, tokens=tokens, full=full))
     if not view.calls:
-        console.print(Text("\nIt made no call of the model.", style="yellow"))
+        console.print(Text("\nThe agent did not call the model.", style="yellow"))
     console.print(_outcome(view, full=full))
     if tokens != "none":
         console.print(_legend(tokens))
-    _print_next(console, view, run_dir=run_dir, tokens=tokens, full=full)
+    _print_next(console, view, run_dir=run_dir, tokens=tokens)
 
 
 def _head(view: RolloutView) -> Group:
@@ -73,9 +74,9 @@ def _verdict(view: RolloutView) -> Text:
 
 
 def _group(view: RolloutView) -> Text:
-    """All rewards of the group, this one marked."""
+    """All rewards of the group; that of this rollout is marked."""
     if len(view.group) == 1:
-        return Text("alone: nothing to compare it with")
+        return Text("only this rollout, so there is nothing to compare")
     text = Text(f"{len(view.group)} rollouts, mean {view.group_mean:.3g}: " if view.group_mean is not None else "")
     for place, (name, reward) in enumerate(view.group.items()):
         shown = "failed" if reward is None else f"{reward:.3g}"
@@ -93,14 +94,12 @@ def _taught(view: RolloutView) -> Text:
         return Text(f"nothing in step {teaching.step}: its advantage is 0")
     lowest, highest = min(advantages), max(advantages)
     span = f"{highest:+.3g}" if highest == lowest else f"{lowest:+.3g} to {highest:+.3g}"
-    when = f"in step {teaching.step}" if teaching.learnt else f"will teach in step {teaching.step}, which is not over"
-    meaning = (
-        "less likely"
-        if highest < 0
-        else "more likely"
-        if lowest > 0
-        else "more or less likely, each call by its own sign"
-    )
+    when = f"step {teaching.step}" if teaching.learnt else f"step {teaching.step}, which is not finished"
+    meaning = "more or less likely, depending on the sign of each call"
+    if highest < 0:
+        meaning = "less likely"
+    elif lowest > 0:
+        meaning = "more likely"
     return Text(f"{when}: advantage {span}, so its tokens become {meaning}")
 
 
@@ -112,7 +111,7 @@ def _call_rule(view: CallView, calls: Sequence[CallView]) -> Group:
     call = view.call
     facts = [f"{len(call.completion_ids)} tokens", f"{call.ended_at - call.started_at:.2f} s"]
     if call.finish_reason not in ("stop", "tool_calls"):
-        facts.append({"length": "cut off: no tokens left"}.get(call.finish_reason, call.finish_reason))
+        facts.append("cut off at the token limit" if call.finish_reason == "length" else call.finish_reason)
     if view.advantage is not None and view.left_out is None:
         facts.append(f"advantage {view.advantage:+.3g}")
     if view.left_out is not None:
@@ -125,17 +124,17 @@ def _call_rule(view: CallView, calls: Sequence[CallView]) -> Group:
 
 
 def origin(view: CallView, calls: Sequence[CallView]) -> str:
-    """How the prompt came about: where the call stands in the tree."""
+    """How the prompt of a call was made."""
     call = view.call
     parent = next(
         (f"call {other.call.index + 1}" for other in calls if other.call.id == call.parent_call_id), "another call"
     )
-    why = call.capture_reason or "no reason was recorded"
+    why = call.capture_reason or UNEXPLAINED
     told: dict[Capture, str] = {
         "bridged": f"continues {parent} token for token",
-        "partly": f"continues {parent} token for token, later answers rendered anew: {why}",
+        "partly": f"continues {parent} token for token, later answers rendered again: {why}",
         "rendered": "begins a conversation",
-        "forked": f"forked: rendered anew, as {why}",
+        "forked": f"forked: rendered again, because {why}",
         "upstream": "answered by another server",
         "incomplete": f"incomplete: {why}",
     }
@@ -154,9 +153,8 @@ def _turns(view: CallView, *, tokens: Tokens, full: bool) -> Iterator[Renderable
         yield _turn("assistant", Text("".join(view.pieces)), None, full=full)
     for tool in view.tools:
         if tool.status == "error":
-            yield _turn(
-                "tool", Text(f"{tool.name} failed: {tool.error or 'no reason was told'}", style="red"), None, full=full
-            )
+            failed = Text(f"{tool.name} failed: {tool.error or UNEXPLAINED}", style="red")
+            yield _turn("tool", failed, None, full=full)
     for reward in view.rewards:
         yield _turn("reward", _reward(reward), None, full=True)
 
@@ -166,10 +164,10 @@ def _answer_text(answer: Message) -> Text:
 
 
 def _turn(role: str, text: Text, message: Message | None, *, full: bool) -> Padding:
-    """Who speaks, and what is said."""
-    for asked in message.tool_calls if message else ():
+    """A role and its text, with the tool calls of `message`."""
+    for call in message.tool_calls if message else ():
         text.append("\n" if text.plain else "")
-        text.append(f"→ {asked.name}({asked.arguments})", style="yellow")
+        text.append(f"→ {call.name}({call.arguments})", style="yellow")
     line = Table.grid(padding=(0, 2), expand=True)
     line.add_column(width=9, no_wrap=True)
     line.add_column(overflow="fold", ratio=1)
@@ -183,16 +181,15 @@ def _clipped(text: Text) -> Text:
     left = len(text.plain) - len(kept.plain)
     if len(kept.plain) > CHARACTERS:
         kept, left = kept[:CHARACTERS], len(text.plain) - CHARACTERS
-    return kept if left <= 0 else Text.assemble(kept, (f" … {left:,} more characters: --full", "dim"))
+    return kept if left <= 0 else Text.assemble(kept, (f" … {left:,} more characters; use --full", "dim"))
 
 
 def _coloured(view: CallView, tokens: Tokens) -> Text:
     text = Text()
     advantages = view.lesson.advantages if view.lesson is not None and view.left_out is None else None
     for place, piece in enumerate(view.pieces or ()):
-        text.append(
-            piece, style=_sure(float(view.call.logprobs[place])) if tokens == "logprob" else _better(advantages, place)
-        )
+        by_logprob = tokens == "logprob"
+        text.append(piece, style=_sure(view.call.logprobs[place]) if by_logprob else _better(advantages, place))
     return text
 
 
@@ -201,23 +198,23 @@ def _sure(logprob: float) -> str:
 
 
 def _better(advantages: Floats | None, place: int) -> str:
-    """None: the call is not trained."""
+    """The colour of a token; "" if the call is not trained."""
     if advantages is None:
         return ""
-    sign = float(advantages[place])
-    return BETTER if sign > 0 else WORSE if sign < 0 else EVEN
+    if advantages[place] == 0:
+        return EVEN
+    return BETTER if advantages[place] > 0 else WORSE
 
 
 def _outcome(view: RolloutView, *, full: bool) -> Group:
-    """What came of it: output, rewards, and what went wrong in any attempt."""
+    """Output, rewards, and the errors of all attempts."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     attempt = view.attempt
     if attempt is not None and attempt.status == "succeeded":
-        output = Text(
-            attempt.output if isinstance(attempt.output, str) else json.dumps(attempt.output, ensure_ascii=False)
-        )
+        given = attempt.output
+        output = Text(given if isinstance(given, str) else json.dumps(given, ensure_ascii=False))
         table.add_row("output", output if full else _clipped(output))
     for place, reward in enumerate(view.rewards):
         table.add_row("" if place else "rewards", _reward(reward))
@@ -250,38 +247,29 @@ def _reward(reward: Reward) -> Text:
 
 def _legend(tokens: Tokens) -> Text:
     if tokens == "advantage":
-        parts = [
-            (" becomes more likely ", BETTER),
-            " ",
-            (" becomes less likely ", WORSE),
-            " ",
-            (" advantage 0 ", EVEN),
-            " ",
-            "plain: not trained",
-        ]
-        return Text.assemble("\ncolours: ", *parts)
-    labels = (" probability ≥ 0.9 ", " ≥ 0.5 ", " ≥ 0.1 ", " below ")
-    text = Text("\ncolours: ")
-    for label, (_, style) in zip(labels, SURE, strict=True):
-        text.append(label, style=style)
-        text.append(" ")
+        labels = {
+            "becomes more likely": BETTER,
+            "becomes less likely": WORSE,
+            "advantage 0": EVEN,
+            "plain: not trained": "",
+        }
+    else:
+        names = ("probability ≥ 0.9", "≥ 0.5", "≥ 0.1", "below")
+        labels = dict(zip(names, (style for _, style in SURE), strict=True))
+    text = Text("\ncolours:")
+    for label, style in labels.items():
+        text.append(" ").append(f" {label} ", style=style)
     return text
 
 
-def _print_next(console: Console, view: RolloutView, *, run_dir: Path, tokens: Tokens, full: bool) -> None:
-    """How to see more. Commands stay in one piece, to be copied."""
-    others = sorted(
-        ((reward, name) for name, reward in view.group.items() if reward is not None and name != view.rollout.id),
-        reverse=True,
-    )
-    rows = (
-        [("the best of its group", f"lightningrl show {run_dir} {others[0][1]}")]
-        if others and others[0][0] > (view.reward or 0)
-        else []
-    )
+def _print_next(console: Console, view: RolloutView, *, run_dir: Path, tokens: Tokens) -> None:
+    """Print commands that show more. A command is never broken, so that it can be copied."""
+    others = [(reward, name) for name, reward in view.group.items() if reward is not None and name != view.rollout.id]
+    best, name = max(others, default=(-math.inf, ""))
+    rows = [("best of its group", f"lightningrl show {run_dir} {name}")] if best > (view.reward or 0) else []
     if tokens == "none" and any(call.pieces for call in view.calls):
-        rows.append(("how sure it was", f"lightningrl show {run_dir} {view.rollout.id} --tokens logprob"))
-    rows.append(("others with reward 0", f"lightningrl rollouts {run_dir} --reward 0"))
+        rows.append(("token probabilities", f"lightningrl show {run_dir} {view.rollout.id} --tokens logprob"))
+    rows.append(("rollouts with reward 0", f"lightningrl rollouts {run_dir} --reward 0"))
     console.print()
-    for what, command in rows:
-        console.print(Text.assemble((f"{what}: ", "dim"), command), soft_wrap=True)
+    for label, command in rows:
+        console.print(Text.assemble((f"{label}: ", "dim"), command), soft_wrap=True)

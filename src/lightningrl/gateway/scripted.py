@@ -37,6 +37,9 @@ optional, with arguments as a dict or as JSON text that is kept byte for byte; o
 PLAIN = Path(__file__).parents[1] / "chat" / "plain"
 """Tokenizer and chat template for scripts that stand in for no model in particular."""
 
+MAX_LENGTH = 1_000_000
+"""Context length for scripts, in tokens: they have no limit of their own."""
+
 ANY_OBJECT = {"type": "object"}
 
 asked: ContextVar[ChatRequest | None] = ContextVar("lightningrl_asked", default=None)

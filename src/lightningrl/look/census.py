@@ -70,6 +70,11 @@ class Census:
         """Capture → reason → calls, for captures that have reasons."""
         return {"partly": self.partly_reasons, "forked": self.fork_reasons, "incomplete": self.incomplete_reasons}
 
+    @property
+    def new_tokens(self) -> int:
+        """Prompt tokens that no parent call has read or sampled."""
+        return self.prompt_tokens - self.reused_tokens
+
     def counts(self) -> dict[str, Any]:
         """The plain numbers, as JSON."""
         return {

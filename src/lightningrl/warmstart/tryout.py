@@ -16,6 +16,7 @@ from lightningrl.data.intervals import bootstrap_mean
 from lightningrl.data.tasks import derived_seed, load_tasks
 from lightningrl.errors import AgentError
 from lightningrl.gateway.routing import FROZEN
+from lightningrl.gateway.scripted import MAX_LENGTH
 from lightningrl.loop import Loop
 from lightningrl.progress import Exam, Watcher
 from lightningrl.serve import LightningServer, lightning, relaying
@@ -28,8 +29,6 @@ TASKS = 100
 """Number of training tasks in a trial: a success of 0.35 is then known to ± 0.09."""
 LOOKED_AT = 50
 """Number of calls whose system prompt and tools are compared with those of the demonstrations."""
-LONGEST = 1_000_000
-"""Tokens that fit before a script: what it says is up to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +82,7 @@ async def play(config: Config, folder: Path, tasks: Sequence[Task], watcher: Wat
     """Run the tasks with `warmstart.teacher` in place of the model, and record the rollouts in `folder`."""
     teacher = config.warmstart.teacher
     is_server = teacher.startswith("upstreams.")
-    engine = EngineConfig(name="relay" if is_server else teacher, max_length=LONGEST)
+    engine = EngineConfig(name="relay" if is_server else teacher, max_length=MAX_LENGTH)
     played = one_policy(config, engine=engine, policy=teacher if is_server else "policy")
     folder.mkdir(parents=True, exist_ok=True)
     async with relaying(played, folder) as server:
