@@ -188,7 +188,7 @@ def recorded(calls: Sequence[Call]) -> list[Answer]:
     reader, found = Reader(), list[Answer]()
     for call in calls:
         request, answer = reader.request(call), reader.answer(call)
-        if request is not None and request.messages and answer is not None:
+        if request is not None and request.messages and answer is not None and call.capture != "incomplete":
             found.append(Answer(messages=request.messages, tools=request.tools, message=answer))
     return found
 
