@@ -100,7 +100,7 @@ def test_a_name_that_runs_cannot_have_is_refused(tmp_path: Path, name: str) -> N
 def test_a_place_where_no_folder_can_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "agent"):
-        with pytest.raises(UserError, match="cannot make the folder .*: Not a directory") as caught:
+        with pytest.raises(UserError, match=r"cannot make the folder .*: Not a directory") as caught:
             lay_out(folder)
         assert caught.value.hint
 
