@@ -1,4 +1,4 @@
-"""The command line. `app` knows the commands, the other modules do what they say."""
+"""The command line: `app` declares the commands, and each has a module of its own."""
 
 from lightningrl.cli.app import main
 

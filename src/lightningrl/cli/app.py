@@ -1,8 +1,4 @@
-"""The command line: `lightningrl demo | new | warmstart | train | eval | run | rollouts | show | health | doctor |
-settings`.
-
-Errors a person can mend end with exit code 2 and a hint.
-"""
+"""The commands of `lightningrl` with their options, and `main`, which turns errors into messages and exit codes."""
 
 import json
 import math
@@ -28,21 +24,27 @@ app = typer.Typer(
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Settings over the recipe's, e.g. `trainer.learning_rate=1e-4`."),
+    typer.Argument(
+        metavar="[KEY=VALUE]...", help="Override settings of the recipe, e.g. `trainer.learning_rate=1e-4`."
+    ),
 ]
 Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object last on stdout; everything else goes to stderr.")
+    bool, typer.Option("--json", help="Print the result as one line of JSON, last on stdout; all else goes to stderr.")
 ]
 RunDir = Annotated[Path | None, typer.Option("--run-dir", help="The run's folder. Default: a new one under `runs/`.")]
 Checkpoint = Annotated[
     str | None,
     typer.Option(
-        "--checkpoint", help="A model folder, a run's, or `URL#model` of a server. Default: the recipe's `model.path`."
+        "--checkpoint",
+        help="A model folder, the folder of a run, or `URL#model` of a server. Default: `model.path` of the recipe.",
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved settings and stop.")]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on with a run that was cut off: `--run-dir`, or the newest of this recipe.")
+    bool,
+    typer.Option(
+        "--resume", help="Continue an interrupted run: that in `--run-dir`, or the latest run of this recipe."
+    ),
 ]
 
 
@@ -58,7 +60,7 @@ def options(
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and stop.")
     ] = False,
 ) -> None:
-    """What may stand before a command."""
+    """Options before the command."""
 
 
 TokenColours = Literal["none", "logprob", "advantage"]
@@ -66,7 +68,7 @@ TokenColours = Literal["none", "logprob", "advantage"]
 
 @app.command()
 def demo(overrides: Overrides = None, run_dir: RunDir = None, as_json: Json = False, dry_run: DryRun = False) -> None:
-    """Watch a LangGraph text-to-SQL agent learn, on this very machine, in minutes."""
+    """Watch a LangGraph text-to-SQL agent learn, on this machine, in minutes."""
     from lightningrl.cli.new import shipped
 
     if not dry_run:
@@ -76,9 +78,9 @@ def demo(overrides: Overrides = None, run_dir: RunDir = None, as_json: Json = Fa
 
 @app.command()
 def new(
-    folder: Annotated[Path, typer.Argument(help="A folder to make; its name is the agent's.")], as_json: Json = False
+    folder: Annotated[Path, typer.Argument(help="A new folder; the agent gets its name.")], as_json: Json = False
 ) -> None:
-    """Begin an agent of your own: a folder that learns as it is, to be changed."""
+    """Make a folder with an agent that learns, for you to change."""
     from lightningrl.cli.new import lay_out, show
 
     made = lay_out(folder)
@@ -94,25 +96,28 @@ def warmstart(
     source: Annotated[
         Path | None,
         typer.Option(
-            "--from", help="A JSONL file of conversations, or a run's folder, in place of what the recipe says."
+            "--from", help="Demonstrations: a JSONL file of conversations, or a run's folder. Default: the recipe's."
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="The folder to write. Default: `model.path`, below the recipe's folder."),
+        typer.Option("--out", help="The folder to write. Default: `model.path` in the recipe's folder."),
     ] = None,
-    seconds: Annotated[float, typer.Option("--seconds", help="Stop after this much time of training.")] = math.inf,
+    seconds: Annotated[float, typer.Option("--seconds", help="Time limit for training.")] = math.inf,
     order: Annotated[
         int | None,
-        typer.Option("--order", help="Seed of the order of the demonstrations. Default: the recipe's `seed`."),
+        typer.Option("--order", help="Seed for the order of demonstrations. Default: `seed` of the recipe."),
     ] = None,
     threads: Annotated[
-        int, typer.Option("--threads", help="With 1, weights are the same bit for bit on any number of cores.")
+        int,
+        typer.Option(
+            "--threads", help="Threads for a matrix product. With 1, weights are bit-identical on any number of cores."
+        ),
     ] = 1,
     run_dir: RunDir = None,
     as_json: Json = False,
 ) -> None:
-    """Make the model that a recipe starts from, out of demonstrations."""
+    """Train the first model of a recipe from demonstrations."""
     config = _known(load_config(recipe, overrides or []))
     from lightningrl.cli.warmstart import warmstart as run  # loads torch
     from lightningrl.warmstart.making import Pace
@@ -157,10 +162,11 @@ def evaluate(
     overrides: Overrides = None,
     checkpoint: Checkpoint = None,
     against: Annotated[
-        list[str] | None, typer.Option("--against", help="Another one, on the same tasks; may be repeated.")
+        list[str] | None,
+        typer.Option("--against", help="Another one to compare with, like `--checkpoint`; may be repeated."),
     ] = None,
     key_env: Annotated[
-        str, typer.Option("--key-env", help="Environment variable with the servers' key; empty: they need none.")
+        str, typer.Option("--key-env", help="Environment variable with the API key of the servers; empty: no key.")
     ] = "OPENAI_API_KEY",
     as_json: Json = False,
 ) -> None:
@@ -170,39 +176,40 @@ def evaluate(
     from lightningrl.cli.evaluate import evaluate as run
 
     config = _known(load_config(recipe, overrides or []))
-    found = run(
-        [contestant(config, what, key_env=key_env) for what in (checkpoint, *(against or ()))],
-        console=make_console(stderr=as_json),
-    )
+    contestants = [contestant(config, model, key_env=key_env) for model in (checkpoint, *(against or ()))]
+    found = run(contestants, console=make_console(stderr=as_json))
     if as_json:
         typer.echo(json.dumps(found.as_json()))
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="Any program, and its arguments.")],
+    command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="A program and its arguments.")],
     engine: Annotated[
         str | None,
-        typer.Option("--engine", help="`pkg.module:attr` (a script or an engine), `embedded`, `vllm` or `relay`."),
+        typer.Option(
+            "--engine", help="What answers: `pkg.module:attr` (a script or an engine), `embedded`, `vllm` or `relay`."
+        ),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", help="A Hugging Face folder; for a script only its tokenizer and chat template."),
+        typer.Option("--model", help="A Hugging Face folder. A script uses only its tokenizer and chat template."),
     ] = None,
     url: Annotated[
-        list[str] | None, typer.Option("--url", help="Base URL of a server behind `vllm` or `relay`; may be repeated.")
+        list[str] | None, typer.Option("--url", help="Base URL of a server for `vllm` or `relay`; may be repeated.")
     ] = None,
     recipe: Annotated[Path | None, typer.Option("--recipe", help="Take settings from a recipe.toml.")] = None,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting; may be repeated.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; may be repeated.")
     ] = None,
     route: Annotated[
-        list[str] | None, typer.Option("--route", help="`model=checker,policy=frozen`; may be repeated.")
+        list[str] | None,
+        typer.Option("--route", help="Add a route, e.g. `model=checker,policy=frozen`; may be repeated."),
     ] = None,
     run_dir: RunDir = None,
     as_json: Json = False,
 ) -> None:
-    """Run any command against a gateway of its own, and say what was captured."""
+    """Run any program with a gateway in place of its model, and report what was captured."""
     from lightningrl.cli.run import RunOptions, run_command, show
 
     options = RunOptions(
@@ -217,7 +224,7 @@ def run(
     captured = run_command(command, options)
     show(captured, make_console(stderr=True))
     if as_json:
-        typer.echo(f"\n{captured.as_json()}")  # whatever the command has printed last, this is a line of its own
+        typer.echo(f"\n{captured.as_json()}")  # a line of its own, even if the command printed no newline
     raise typer.Exit(captured.exit_code)
 
 
@@ -226,25 +233,29 @@ def rollouts(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run, or its store.sqlite.")],
     reward: Annotated[
         str | None,
-        typer.Option("--reward", metavar="N", help="Only with this reward, e.g. `0`, or in a range, `0..0.5`."),
+        typer.Option(
+            "--reward", metavar="N", help="Only rollouts with this reward, e.g. `0`, or a range, e.g. `0..0.5`."
+        ),
     ] = None,
-    failed: Annotated[bool, typer.Option("--failed", help="Only those that failed: no attempt was accepted.")] = False,
-    task: Annotated[str, typer.Option("--task", metavar="TEXT", help="Only with this text in the task.")] = "",
-    step: Annotated[
-        int | None, typer.Option("--step", min=1, help="Only of this training step; the first is 1.")
-    ] = None,
-    split: Annotated[str | None, typer.Option("--split", help="Only of this split, e.g. `train` or `heldout`.")] = None,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="Only failed rollouts, which have no accepted attempt.")
+    ] = False,
+    task: Annotated[
+        str, typer.Option("--task", metavar="TEXT", help="Only tasks that have this text in their id or input.")
+    ] = "",
+    step: Annotated[int | None, typer.Option("--step", min=1, help="Only this training step; the first is 1.")] = None,
+    split: Annotated[str | None, typer.Option("--split", help="Only this split, e.g. `train` or `heldout`.")] = None,
     report: Annotated[
-        bool, typer.Option("--report", help="Also say how calls were captured, and why. Reads every call.")
+        bool, typer.Option("--report", help="Also report how calls were captured, and why. Reads every call.")
     ] = False,
     limit: Annotated[int, typer.Option("--limit", min=0, help="Show the latest N rollouts; 0: all.")] = 40,
     before: Annotated[
         str | None,
-        typer.Option("--before", metavar="ROLLOUT", help="Only those enqueued before this one: the next page."),
+        typer.Option("--before", metavar="ROLLOUT", help="Only rollouts enqueued before this one, to page backwards."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Find rollouts and see how they went, also while the run is going on."""
+    """List the rollouts of a run, finished or not."""
     from lightningrl.cli.rollouts import read, show, where_of
 
     where = where_of(reward=reward, failed=failed, task=task, step=step, split=split)
@@ -261,17 +272,17 @@ def show(
         str | None,
         typer.Argument(
             metavar="ROLLOUT",
-            help="Its id, or how only this id begins. Default: the latest that did worse than its group.",
+            help="Its id, or the beginning of it. Default: the latest one with a reward below its group's mean.",
         ),
     ] = None,
     tokens: Annotated[
         TokenColours,
-        typer.Option("--tokens", help="Colour each sampled token by its probability, or by its advantage."),
+        typer.Option("--tokens", help="Colour each sampled token by its probability or by its advantage."),
     ] = "none",
     full: Annotated[bool, typer.Option("--full", help="Do not shorten long messages.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show one rollout: what was said, which tools ran, what it was rewarded for, and what it taught."""
+    """Show one rollout: its conversation, tools, rewards, and what it taught."""
     from lightningrl.cli.show import read
     from lightningrl.cli.show import show as print_view
 
@@ -285,7 +296,7 @@ def show(
 def health(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run.")], as_json: Json = False
 ) -> None:
-    """Say whether what a run learns from is healthy, also while it is going on."""
+    """Check the health of a run, finished or not: metrics and warnings."""
     from lightningrl.cli.health import read, show
 
     found = read(run_dir)
@@ -296,7 +307,7 @@ def health(
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
-    """Check that this machine has what a run needs."""
+    """Check that this machine has everything that a run needs."""
     from lightningrl.cli.doctor import checks, show
 
     found = list(checks())
@@ -309,14 +320,14 @@ def doctor(as_json: Json = False) -> None:
 
 @app.command()
 def settings() -> None:
-    """Print every setting of a recipe, as Markdown."""
+    """Print all settings of a recipe as Markdown."""
     from lightningrl.cli.settings import settings_page
 
     typer.echo(settings_page(), nl=False)
 
 
 def _known(config: Config) -> Config:
-    """A recipe that names only what is there."""
+    """The recipe, after a check that everything it names exists."""
     from lightningrl.cli.ready import check_names
 
     check_names(config)
@@ -324,7 +335,7 @@ def _known(config: Config) -> Config:
 
 
 def _resolved(config: Config) -> Config:
-    """With every setting of every policy, if there are several."""
+    """The recipe with all settings of each policy, if there are several."""
     if not config.policies:
         return config
     policies = {name: learner.model_dump(mode="json") for name, learner in config.learners().items()}
@@ -336,7 +347,10 @@ def _json(result: Any) -> str:
 
 
 def main(command: Callable[[], object] = app) -> None:
-    """Run it; turn errors and signals into a message and an exit code."""
+    """Run `command`; turn errors and signals into a message and an exit code.
+
+    Errors that the user can fix end with a hint and exit code 2.
+    """
     try:
         with listening():
             command()
@@ -356,7 +370,8 @@ def main(command: Callable[[], object] = app) -> None:
 
 def _complain(error: LightningError) -> None:
     console = make_console(stderr=True)
-    with suppress(OSError):  # the terminal may be gone
-        say(console, *(() if isinstance(error, Stopped) else (("error: ", "bold red"),)), error.message)
+    with suppress(OSError):  # the terminal may be closed
+        label = "" if isinstance(error, Stopped) else "error: "
+        say(console, (label, "bold red"), error.message)
         if error.hint:
             say(console, ("hint: ", "yellow"), error.hint)

@@ -1,6 +1,6 @@
-"""The model card of an exported model: what it started from, how it was trained, what it reaches, and how it is served.
+"""The model card of an exported model: its base, its training, its results, and how to serve it.
 
-Only what may be published goes in: no path of this machine, no address of a server, no environment of the agent.
+It has only what may be published: no path of this machine, no server address, no environment of the agent.
 """
 
 import json
@@ -10,16 +10,17 @@ import tomli_w
 
 import lightningrl
 from lightningrl.cli.report import Result
+from lightningrl.cli.verdict import signed
 from lightningrl.config import Config, LearnerConfig
 
 BASE = "path/to/base"
-"""Stands for a base model that is a folder of this machine."""
+"""Stands for a base model that is a local folder."""
 RANKS = (8, 16, 32, 64)
-"""Largest ranks that vLLM takes, those that are usual (docs/engines.md)."""
+"""Usual values of vLLM's `--max-lora-rank` (docs/engines.md)."""
 
 
 def write_cards(folder: Path, config: Config, result: Result) -> None:
-    """A `README.md` beside the weights; of several policies beside those of each."""
+    """Write a `README.md` beside the weights of each policy."""
     learners = config.learners()
     for name, learner in learners.items():
         own = folder / name if len(learners) > 1 else folder
@@ -28,15 +29,16 @@ def write_cards(folder: Path, config: Config, result: Result) -> None:
 
 
 def model_card(title: str, config: Config, learner: LearnerConfig, result: Result) -> str:
-    """Markdown behind the YAML that the hub reads."""
+    """The card in Markdown, after YAML that the Hugging Face Hub reads."""
     base = None if (config.root / Path(learner.model.path).expanduser()).is_dir() else learner.model.path
+    start = f"[{base}](https://huggingface.co/{base})" if base else "a model that is not on the Hub"
     lora = learner.model.lora_rank > 0
     return "\n\n".join(
         [
             _front_matter(base, lora=lora),
             f"# {title}",
-            f"Trained by reinforcement learning within an agent, with LightningRL {lightningrl.__version__}, from "
-            + (f"[{base}](https://huggingface.co/{base})." if base else "a model that is not on the hub."),
+            f"Trained by reinforcement learning inside an agent, from {start}, "
+            f"with LightningRL {lightningrl.__version__}.",
             _figures(result),
             _settings(config, learner),
             _serving(title.replace(": ", "-").replace(" ", "-").lower(), base or BASE, learner),
@@ -45,24 +47,23 @@ def model_card(title: str, config: Config, learner: LearnerConfig, result: Resul
 
 
 def _front_matter(base: str | None, *, lora: bool) -> str:
-    """A string in JSON is one in YAML, too."""
-    lines = (
-        [f"base_model: {json.dumps(base)}", f"base_model_relation: {'adapter' if lora else 'finetune'}"] if base else []
-    )
+    lines: list[str] = []
+    if base:  # a JSON string is also a YAML string
+        lines = [f"base_model: {json.dumps(base)}", f"base_model_relation: {'adapter' if lora else 'finetune'}"]
     lines += [f"library_name: {'peft' if lora else 'transformers'}", "pipeline_tag: text-generation", "tags:"]
     lines += [f"- {tag}" for tag in ("lightningrl", "reinforcement-learning", "agent", *(("lora",) if lora else ()))]
     return "\n".join(["---", *lines, "---"])
 
 
 def _figures(result: Result) -> str:
-    change = result.heldout_change
+    sampled = f"{result.heldout_before:.3f} | {result.heldout_after:.3f}"
     return f"""## Reward on {result.heldout_tasks} held-out tasks
 | | before | after | change, 95 % interval |
 |---|---|---|---|
-| sampled, temperature 1 | {result.heldout_before:.3f} | {result.heldout_after:.3f} | {change.mean:+.3f} [{change.low:+.3f}, {change.high:+.3f}] |
+| sampled, temperature 1 | {sampled} | {signed(result.heldout_change)} |
 | greedy | {result.heldout_greedy_before:.3f} | {result.heldout_greedy_after:.3f} | |
 
-{result.steps} steps, {result.rollouts:,} rollouts, exams included."""
+{result.steps} steps, {result.rollouts:,} rollouts including exams."""
 
 
 def _settings(config: Config, learner: LearnerConfig) -> str:
@@ -81,14 +82,14 @@ def _serving(name: str, base: str, learner: LearnerConfig) -> str:
     else:
         vllm = f"vllm serve . --served-model-name {name}"
         modelfile = "FROM .\\n"
-    return f"""## Serve it, share it
+    return f"""## Serve and share
 In this folder:
 ```bash
 # vLLM
 {vllm}
-# Ollama, which imports the families that https://docs.ollama.com/import names
+# Ollama, for the model families in https://docs.ollama.com/import
 printf '{modelfile}' > Modelfile && ollama create {name} && ollama run {name}
-# the hub
+# Hugging Face Hub
 hf upload YOUR-NAME/{name} . .
 ```
 """

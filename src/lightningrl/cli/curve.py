@@ -1,4 +1,4 @@
-"""`curve.png`: reward over steps, on training tasks and on held-out ones, drawn while a run goes on and at its end."""
+"""`curve.png`: reward over steps, on training and on held-out tasks, drawn during a run and at its end."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,18 +13,16 @@ from lightningrl.progress import Exam
 
 INK, TRAIN, HELDOUT = "#1b1f24", "#9db8d9", "#0a7d4b"
 SHARE = 0.02
-"""Of a run's time that may go into drawing: a drawing of 0.3 s is made anew after 15 s."""
+"""Largest share of the run's time spent on drawing: a drawing that takes 0.3 s is repeated after 15 s."""
 
 
 def draw_curve(rows: Sequence[dict[str, Any]], path: Path, *, title: str, steps: int) -> None:
-    """Draw the rows of a `metrics.jsonl` of a run of so many steps. Who looks at the file meanwhile sees the drawing
-    before.
-    """
+    """Draw the rows of a `metrics.jsonl` of a run with `steps` steps. The file is replaced atomically."""
     from matplotlib.figure import Figure  # an extra, and slow to load
     from matplotlib.ticker import MaxNLocator
 
     def points(kind: str, mode: str | None = None) -> tuple[list[int], list[float]]:
-        """Steps that the weights have behind them, and their reward."""
+        """(steps taken, rewards)"""
         chosen = [row for row in rows if row["kind"] == kind and row.get("mode") == mode]
         return [row["step"] for row in chosen], [row["reward/mean"] for row in chosen]
 
@@ -33,17 +31,8 @@ def draw_curve(rows: Sequence[dict[str, Any]], path: Path, *, title: str, steps:
     x, y = points("step")
     axes.plot(x, y, color=TRAIN, lw=1.5, label=_label("training tasks, sampled", y))
     x, y = points("exam", "sampled")
-    axes.plot(
-        x,
-        y,
-        color=HELDOUT,
-        lw=2.5,
-        marker="o",
-        ms=6,
-        clip_on=False,
-        zorder=3,
-        label=_label("held-out tasks, sampled", y),
-    )
+    label = _label("held-out tasks, sampled", y)
+    axes.plot(x, y, color=HELDOUT, lw=2.5, marker="o", ms=6, clip_on=False, zorder=3, label=label)
     x, y = points("exam", "greedy")
     axes.scatter(x, y, color=INK, marker="D", s=30, clip_on=False, zorder=4, label=_label("held-out tasks, greedy", y))
     axes.set(xlabel="step", ylabel="reward", xlim=(0, max(steps, 1)))
@@ -62,13 +51,15 @@ def draw_curve(rows: Sequence[dict[str, Any]], path: Path, *, title: str, steps:
 
 
 def _label(name: str, rewards: Sequence[float]) -> str:
-    """With the first and the last reward: figures beside points would cover the lines."""
-    ends = [f"{reward:.2f}" for reward in (rewards[:1] if len(rewards) < 2 else (rewards[0], rewards[-1]))]
-    return f"{name}: {' → '.join(ends)}" if ends else name
+    """The name with the first and the last reward; numbers beside the points would cover the lines."""
+    if not rewards:
+        return name
+    ends = rewards if len(rewards) == 1 else (rewards[0], rewards[-1])
+    return f"{name}: " + " → ".join(f"{reward:.2f}" for reward in ends)
 
 
 class CurveWatcher:
-    """A watcher that draws the curve while the run goes on, in a thread of its own."""
+    """A watcher that draws the curve during the run, in a thread of its own."""
 
     def __init__(
         self, folder: RunFolder, *, title: str, steps: int, clock: Callable[[], float] = time.monotonic

@@ -1,4 +1,4 @@
-"""`lightningrl doctor`: is everything here that a run needs? And what is here that it may use?"""
+"""`lightningrl doctor`: checks that this machine has everything that a run needs."""
 
 import os
 import shutil
@@ -22,18 +22,18 @@ MARKS = {True: ("✓", "green"), False: ("✗", "red"), None: ("–", "dim")}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing looked at."""
+    """The result of one check."""
 
     name: str
     ok: bool | None
-    """None: it is missing, and no run needs it."""
+    """None: missing or unknown, but optional."""
     found: str
     hint: str = ""
-    """What to do about it; empty when all is well."""
+    """What to do about it; empty if nothing."""
 
 
 def checks() -> Iterator[Check]:
-    """Look at everything; nothing is changed."""
+    """Run all checks. They change nothing."""
     ok = sys.version_info >= (3, 11)
     yield Check(name="python", ok=ok, found=sys.version.split()[0], hint="" if ok else "install Python 3.11 or newer")
     yield from (_package(name, extra="train") for name in packages("train"))
@@ -45,7 +45,7 @@ def checks() -> Iterator[Check]:
         hint="" if cores >= 2 else "set `agent.workers=1 trainer.threads=1`",
     )
     free = shutil.disk_usage(".").free
-    hint = "" if free > MIN_FREE_BYTES else "make room"
+    hint = "" if free > MIN_FREE_BYTES else "free at least 1 GiB of disk space"
     yield Check(name="disk", ok=free > MIN_FREE_BYTES, found=f"{free / GIB:.0f} GiB free", hint=hint)
     ok = sqlite3.sqlite_version_info >= (3, 24)  # ON CONFLICT
     yield Check(name="sqlite", ok=ok, found=sqlite3.sqlite_version, hint="" if ok else "install SQLite 3.24 or newer")
@@ -56,7 +56,7 @@ def checks() -> Iterator[Check]:
 
 
 def show(found: Sequence[Check], console: Console) -> None:
-    """A line for each, and below them what can be done, each thing once."""
+    """Print a line for each check, then each hint once."""
     table = Table.grid(padding=(0, 2, 0, 0))
     for check in found:
         table.add_row(Text(*MARKS[check.ok]), check.name, Text(check.found, overflow="fold"))
@@ -67,7 +67,7 @@ def show(found: Sequence[Check], console: Console) -> None:
 
 
 def _package(name: str, *, extra: str, wanted_by: str = "") -> Check:
-    """`wanted_by`: the one command that needs it; empty: every run does."""
+    """Check for a package. `wanted_by` is the only command that needs it; empty: every run needs it."""
     found = version_of(name)
     if found is not None:
         return Check(name=name, ok=True, found=found)
@@ -84,13 +84,13 @@ def _loopback() -> Check:
 
 
 def _gpu() -> Check:
-    """What torch sees. A run needs none: the embedded engine and the trainer compute on the CPU."""
+    """GPUs that torch sees. They are optional: the embedded engine and the trainer run on the CPU, too."""
     if version_of("torch") is None:
-        return Check(name="gpu", ok=None, found="unknown without torch")
+        return Check(name="gpu", ok=None, found="unknown, as torch is missing")
     try:
         from lightningrl.models.devices import built_for, devices  # loads torch
-    except (ImportError, OSError) as error:  # OSError: a library of CUDA is missing
-        hint = "install torch again: https://pytorch.org/get-started/locally"
+    except (ImportError, OSError) as error:  # OSError: a CUDA library is missing
+        hint = "reinstall torch: https://pytorch.org/get-started/locally"
         return Check(name="gpu", ok=False, found=f"torch cannot be loaded: {str(error).splitlines()[0]}", hint=hint)
     seen, build = devices(), built_for()
     if seen:
@@ -102,10 +102,8 @@ def _gpu() -> Check:
     driver = shutil.which("nvidia-smi") or shutil.which("rocm-smi")
     if driver and build is None:
         hint = "install torch's build for your GPU: https://pytorch.org/get-started/locally"
-        return Check(name="gpu", ok=None, found="none that torch can use: its build is for the CPU only", hint=hint)
-    return Check(
-        name="gpu", ok=None, found=f"none; torch is built for {build or 'the CPU only'}. Small models train on the CPU"
-    )
+        return Check(name="gpu", ok=None, found="not usable: this build of torch is for the CPU only", hint=hint)
+    return Check(name="gpu", ok=None, found=f"none (torch is built for {build or 'the CPU only'}); optional")
 
 
 def _vllm() -> Check:
@@ -113,6 +111,4 @@ def _vllm() -> Check:
     command = shutil.which("vllm")
     if version or command:
         return Check(name="vllm", ok=True, found=", ".join(filter(None, (version, command))))
-    return Check(
-        name="vllm", ok=None, found="not found here; only `engine.name=vllm` needs it, and it may run elsewhere"
-    )
+    return Check(name="vllm", ok=None, found="not found; only `engine.name=vllm` needs it, and it may run elsewhere")

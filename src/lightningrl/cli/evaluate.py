@@ -1,7 +1,6 @@
-"""`lightningrl eval recipe.toml --checkpoint WHAT --against WHAT`: held-out reward of models and servers on the same
-tasks, side by side.
+"""`lightningrl eval`: compares models and servers by their reward on the same held-out tasks.
 
-What a model folder gets is reproducible to the last digit; what a server gets is up to the server.
+The reward of a model folder is reproducible to the last digit; that of a server is not.
 """
 
 import tempfile
@@ -18,18 +17,19 @@ from lightningrl.cli.live import Progress
 from lightningrl.cli.ready import check_servers, check_tasks
 from lightningrl.cli.report import heldout_table, interval, mean_interval
 from lightningrl.cli.stop import Interrupted, run
+from lightningrl.cli.verdict import signed
 from lightningrl.config import Config, RouteConfig, UpstreamConfig
 from lightningrl.data.intervals import RESAMPLES, Difference, paired_difference
 from lightningrl.errors import Stopped, UserError
 from lightningrl.progress import MODES, Exam, Mode
 
 SERVER = "evaluated"
-"""The name of the upstream that all calls go to."""
+"""Name of the upstream that answers all calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contestant:
-    """Who is measured: the recipe on other weights, or with all of its calls answered by a server."""
+    """The recipe with other weights, or with a server that answers all calls."""
 
     name: str
     config: Config
@@ -37,33 +37,34 @@ class Contestant:
 
     @property
     def modes(self) -> tuple[Mode, ...]:
-        """A server is asked as the agent asks it, once."""
+        """A server gets the requests as the agent sends them, in one mode only."""
         return ("sampled",) if self.server else MODES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """The figures of an evaluation, as `--json` prints them."""
+    """The result for one contestant, as `--json` prints it."""
 
     heldout: float
-    """Sampled at temperature 1; of a server: as it answers."""
+    """Mean reward, sampled at temperature 1; for a server, as it answers."""
     heldout_interval: tuple[float, float]
     """95 %, bootstrap over tasks."""
     heldout_greedy: float | None
+    """Mean reward of greedy answers; None for a server."""
     tasks: int
     failed: int
-    """Rollouts that failed, over both modes; they are left out of the means."""
+    """Number of failed rollouts in both modes; the means leave them out."""
     seconds: float
     model: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """The first contestant's figures, and how much more or less the others get on the same tasks."""
+    """The results of all contestants, and the differences to the first one."""
 
     scores: Sequence[Score]
     differences: Sequence[Mapping[Mode, Difference]]
-    """Of each contestant after the first: its reward less that of the first."""
+    """For each contestant after the first: its reward minus that of the first, paired by task."""
 
     def as_json(self) -> dict[str, Any]:
         against = [
@@ -73,23 +74,23 @@ class Evaluation:
         return asdict(self.scores[0]) | ({"against": against} if against else {})
 
 
-def contestant(config: Config, what: str | None, *, key_env: str) -> Contestant:
-    """`what`: a model folder, a run's, or `URL#model` of a server. None: the recipe as it is."""
-    if what is None:
+def contestant(config: Config, name: str | None, *, key_env: str) -> Contestant:
+    """`name` is a model folder, the folder of a run, or `URL#model` of a server. None: the recipe as it is."""
+    if name is None:
         return Contestant(name=config.model.path, config=config)
-    if "://" in what:
-        url, _, model = what.partition("#")
+    if "://" in name:
+        url, _, model = name.partition("#")
         upstream = UpstreamConfig(url=url, key_env=key_env, model=model)
         update = {
             "upstreams": {**config.upstreams, SERVER: upstream},
             "routes": [RouteConfig(policy=f"upstreams.{SERVER}")],
         }
-        return Contestant(name=what, config=config.model_copy(update=update), server=True)
-    return Contestant(name=what, config=_with_weights(config, Path(what)))
+        return Contestant(name=name, config=config.model_copy(update=update), server=True)
+    return Contestant(name=name, config=_with_weights(config, Path(name)))
 
 
 def evaluate(contestants: Sequence[Contestant], *, console: Console) -> Evaluation:
-    """Run the recipe's held-out tasks with each of them, in turn."""
+    """Run the recipe's held-out tasks with each contestant, one after the other."""
     for one in contestants:
         if not one.server:
             check_servers(one.config)
@@ -97,10 +98,9 @@ def evaluate(contestants: Sequence[Contestant], *, console: Console) -> Evaluati
     try:
         return run(_evaluate(contestants, console=console))
     except Interrupted as stop:
-        hint = "give the same command again: it begins anew"
-        raise Stopped(
-            f"stopped by {stop.signal.name}; nothing of an evaluation is kept", hint=hint, exit_code=stop.exit_code
-        ) from None
+        hint = "repeat the command to start again"
+        said = f"stopped by {stop.signal.name}; an evaluation keeps no partial results"
+        raise Stopped(said, hint=hint, exit_code=stop.exit_code) from None
 
 
 async def _evaluate(contestants: Sequence[Contestant], *, console: Console) -> Evaluation:
@@ -126,7 +126,7 @@ async def _examine(one: Contestant, *, console: Console) -> dict[Mode, Exam]:
     progress = Progress(console, name=f"{config.name}: held-out tasks", steps=None, where=one.name)
     with tempfile.TemporaryDirectory(prefix="lightningrl-eval-") as scratch, progress:
         progress.starting("loading torch")
-        from lightningrl.serve import lightning, relaying  # slow to load: a person is told first
+        from lightningrl.serve import lightning, relaying  # slow to import, so the progress is shown first
 
         async with (relaying if one.server else lightning)(config, Path(scratch), starting=progress.starting) as server:
             loop = server.loop(progress)
@@ -163,19 +163,16 @@ def _show(
     for number, (one, own) in enumerate(zip(contestants, exams, strict=True), start=1):
         for mode, exam in own.items():
             found = differences[number - 2].get(mode) if number > 1 else None
-            change = (
-                () if found is None else (f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]", f"{found.p:.3g}")
-            )
+            change = (signed(found), f"{found.p:.3g}") if found else ()
             table.add_row(str(number), "as it answers" if one.server else mode, interval(exam), *change)
     console.print(table)
     if differences:
-        say(
-            console, (f"change: task by task; p: two-sided, by swapping the two at random ({RESAMPLES:,} times)", "dim")
-        )
+        test = f"change: mean over tasks; p: two-sided permutation test with {RESAMPLES:,} permutations"
+        say(console, (test, "dim"))
 
 
 def _with_weights(config: Config, given: Path) -> Config:
-    """The recipe on a model folder, or on what a run has ended with."""
+    """The recipe with the weights of a model folder, or with the final weights of a run."""
     folder = given / "model" if (given / "model").is_dir() else given
     if config.policies:
         policies = {
@@ -187,9 +184,7 @@ def _with_weights(config: Config, given: Path) -> Config:
 
 
 def _model(folder: Path) -> dict[str, Any]:
-    """Settings of `[model]` that lead to the folder; an adapter in it is part of the model, and no new one is put on
-    it.
-    """
+    """Settings of `[model]` for a model folder. No new adapter is added; one in the folder is loaded."""
     if not any((folder / name).exists() for name in ("config.json", "adapter_config.json")):
         hint = "give a model folder (with a config.json), the folder of a finished run, or the URL of a server"
         raise UserError(f"no model at `{folder}`", hint=hint)

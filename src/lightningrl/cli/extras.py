@@ -1,6 +1,4 @@
-"""Is what an extra of the package brings installed? Asked of the package's own metadata, so that all that is missing is
-named at once.
-"""
+"""Extras of the package: which packages they need (from the package's own metadata), and which are missing."""
 
 import re
 from collections.abc import Iterator
@@ -12,7 +10,7 @@ PACKAGE = "lightningrl"
 
 
 def packages(extra: str) -> Iterator[str]:
-    """Names of the packages that the extra brings, as pip knows them."""
+    """Names of the packages in an extra."""
     for requirement in requires(PACKAGE) or ():
         name = re.match(r"[\w.-]+", requirement)
         if name and re.search(rf"extra == ['\"]{extra}['\"]", requirement):
@@ -20,7 +18,7 @@ def packages(extra: str) -> Iterator[str]:
 
 
 def version_of(package: str) -> str | None:
-    """None: it is not installed."""
+    """The installed version; None: not installed."""
     try:
         return distribution(package).version
     except PackageNotFoundError:
@@ -28,12 +26,12 @@ def version_of(package: str) -> str | None:
 
 
 def install(*extras: str) -> str:
-    """The command that brings them."""
+    """The command that installs these extras."""
     return f'pip install "{PACKAGE}[{",".join(extras)}]"'
 
 
 def require(*extras: str) -> None:
-    """Raises `UserError` that names every package of these extras that is missing."""
+    """Raises `UserError` if packages of these extras are missing; it names them all."""
     missing = [package for extra in extras for package in packages(extra) if version_of(package) is None]
     if missing:
         verb = "is" if len(missing) == 1 else "are"
@@ -42,6 +40,6 @@ def require(*extras: str) -> None:
 
 
 def extra_of(module: str) -> str | None:
-    """The extra that brings a module; None if none does."""
+    """The extra that has a module; None if none has."""
     package = module.partition(".")[0].replace("_", "-")
     return next((extra for extra in ("train", "recipes") if package in packages(extra)), None)

@@ -17,7 +17,7 @@ RUNS = Path("runs")
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Where everything about one run lies."""
+    """The paths of one run."""
 
     path: Path
 
@@ -39,22 +39,22 @@ class RunFolder:
 
     @property
     def resume_command(self) -> str:
-        """What a person types to go on."""
+        """The command that continues this run."""
         return shlex.join(["lightningrl", "train", str(self.config), "--run-dir", str(self.path), "--resume"])
 
     def rows(self) -> list[dict[str, Any]]:
-        """What `metrics.jsonl` holds; a last line that was cut off by a crash is left out."""
+        """The rows of `metrics.jsonl`, without a last line that a crash cut off."""
         lines = self.metrics.read_text(encoding="utf-8").splitlines(keepends=True) if self.metrics.exists() else []
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def new_folder(config: Config, path: Path | None = None) -> RunFolder:
-    """Begin a run. A folder that holds one already is left alone."""
+    """Make the folder of a new run. Raises `UserError` if it has a run already."""
     path = path or RUNS / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = RunFolder(path)
     if folder.config.exists():
         raise UserError(
-            f"`{path}` holds a run already", hint="go on with it by `--resume`, or give another `--run-dir`"
+            f"`{path}` holds a run already", hint="continue it with `--resume`, or give another `--run-dir`"
         )
     path.mkdir(parents=True, exist_ok=True)
     folder.config.write_text(dump_config(config), encoding="utf-8")
@@ -62,32 +62,29 @@ def new_folder(config: Config, path: Path | None = None) -> RunFolder:
 
 
 def resumed_folder(config: Config, path: Path | None = None) -> RunFolder:
-    """Find the run to go on with: `path`, or the newest of this name. Its settings must be the ones it began with."""
+    """The folder of the run to continue: `path`, or the latest run of this recipe. Settings must not have changed."""
     if path is None:
         begun = [path for path in sorted(RUNS.glob(f"{config.name}-*")) if (path / "checkpoints").exists()]
         named = [path for path in begun if load_config(path / "config.toml").name == config.name]
         if not named:
-            raise UserError(
-                f"no run of `{config.name}` in `{RUNS}/` to resume", hint="leave out `--resume` to begin one"
-            )
+            hint = "leave out `--resume` to start one"
+            raise UserError(f"no run of `{config.name}` in `{RUNS}/` to resume", hint=hint)
         path = named[-1]
     folder = RunFolder(path)
     if not folder.config.exists():
-        raise UserError(f"`{path}` holds no run", hint="leave out `--resume` to begin one")
+        raise UserError(f"`{path}` holds no run", hint="leave out `--resume` to start one")
     before = load_config(folder.config).model_dump()
     changed = [name for name, value in config.model_dump().items() if before[name] != value]
     if changed:
         raise UserError(
-            f"settings of `{', '.join(changed)}` are not those that `{path}` began with",
-            hint=f"resume with the same ones: {folder.resume_command}",
+            f"settings of `{', '.join(changed)}` differ from those of `{path}`",
+            hint=f"resume with the settings of the run: {folder.resume_command}",
         )
     return folder
 
 
 class Journal:
-    """A watcher that writes `metrics.jsonl`, one row an event; a resumed run shows some events again, which are not
-    written twice.
-    """
+    """A watcher that writes one row per event to `metrics.jsonl`. A resumed run repeats some; they are written once."""
 
     def __init__(self, folder: RunFolder, *, version: int) -> None:
         kept = [row for row in folder.rows() if row["step"] < version]
@@ -104,15 +101,8 @@ class Journal:
         self._write({"kind": "step", "step": step, **metrics})
 
     def examined(self, exam: Exam) -> None:
-        self._write(
-            {
-                "kind": "exam",
-                "step": exam.version,
-                "mode": exam.mode,
-                "reward/mean": exam.mean,
-                "tasks": len(exam.rewards),
-            }
-        )
+        row = {"kind": "exam", "step": exam.version, "mode": exam.mode}
+        self._write({**row, "reward/mean": exam.mean, "tasks": len(exam.rewards)})
 
     def _write(self, row: dict[str, Any]) -> None:
         if _name(row) in self._written:

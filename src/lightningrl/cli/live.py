@@ -1,4 +1,4 @@
-"""How it goes, while it goes: a panel that redraws itself in a terminal, one line an event anywhere else."""
+"""Progress of a run: a live panel in a terminal, and one line per event elsewhere."""
 
 import math
 import time
@@ -17,10 +17,9 @@ from lightningrl.progress import Exam
 
 BARS = "▁▂▃▄▅▆▇█"
 BESIDES = 2 * (1 + 2) + len("held-out") + 2 + 2 + len("1000/1000")
-"""Columns of the panel that are no chart: border and padding on both sides, a label, a figure, and the gaps between
-them.
-"""
+"""Columns of the panel outside the chart: borders, padding, label, number and gaps."""
 NARROWEST = 10
+"""Fewest columns of a chart."""
 
 
 def clock(seconds: float) -> str:
@@ -29,8 +28,8 @@ def clock(seconds: float) -> str:
 
 
 def training_chart(rewards: Mapping[int, float], *, steps: int, width: int) -> str:
-    """Step → reward in [0, 1] as bars: the whole run has `width` columns. Several steps share a column, or a step has
-    several.
+    """Bars for step → reward in [0, 1]. The whole run is `width` columns wide, so a step has a share of a column or
+    several columns.
 
     `{0: 0.0, 1: 0.5}` of 4 steps in 8 columns: `▁▁▅▅`
     """
@@ -45,7 +44,7 @@ def training_chart(rewards: Mapping[int, float], *, steps: int, width: int) -> s
 
 
 def exams_chart(rewards: Mapping[int, float], *, steps: int, width: int) -> str:
-    """Steps taken → reward in an exam, in the columns of `training_chart`, with dots in between.
+    """Bars for steps taken → reward in an exam, with the columns of `training_chart` and dots in between.
 
     `{0: 0.0, 2: 0.5}` of 4 steps in 8 columns: `▁··▅`
     """
@@ -58,8 +57,9 @@ def _bar(reward: float) -> str:
 
 
 class Progress:
-    """A watcher that shows the run to a person. `steps`: None for an evaluation, which takes none. `before`: rows of a
-    run that goes on.
+    """A watcher that shows the progress.
+
+    `steps` is None for an evaluation. `before`: rows of `metrics.jsonl` from before a resume.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Progress:
             self._live.stop()
 
     def starting(self, what: str) -> None:
-        """Something that comes before the first rollout, and takes a while."""
+        """Show a slow activity that precedes the first rollout."""
         self.doing(what)
         if not self._live:
             say(self._console, what)
@@ -98,18 +98,16 @@ class Progress:
         fresh = what != self._doing[0]
         self._doing = (what, done, total)
         if self._live and fresh:
-            self._live.refresh()  # what follows may hold the interpreter
+            self._live.refresh()  # the next activity may block this thread
 
     def stepped(self, step: int, metrics: dict[str, float]) -> None:
         self._train[step] = metrics["reward/mean"]
         self._metrics = metrics
         self._step_times.append(metrics["time/collect_s"] + metrics["time/learn_s"])
         if not self._live:
-            say(
-                self._console,
-                f"step {step + 1:>3}/{self._steps}  train reward {metrics['reward/mean']:.3f}  {self._tokens_per_s():>6,.0f} tokens/s  "
-                f"elapsed {self._elapsed()}  left {self._left()}",
-            )
+            reward = f"train reward {metrics['reward/mean']:.3f}  {self._tokens_per_s():>6,.0f} tokens/s"
+            clocks = f"elapsed {self._elapsed()}  left {self._left()}"
+            say(self._console, f"step {step + 1:>3}/{self._steps}  {reward}  {clocks}")
 
     def examined(self, exam: Exam) -> None:
         self._latest[exam.mode] = exam.mean
@@ -126,14 +124,12 @@ class Progress:
         return clock(time.monotonic() - self._began)
 
     def _left(self) -> str:
-        """From the median of the last ten steps; exams are not in it."""
+        """Estimate from the median of the last ten steps, without exams."""
         recent = sorted(self._step_times[-10:])
         return clock(recent[len(recent) // 2] * ((self._steps or 0) - len(self._train)))
 
     def _frame(self) -> Group:
-        """The panel, and an empty line: a Ctrl-C that the terminal echoes there moves no line of the panel out of
-        reach.
-        """
+        """The panel and an empty line, on which the terminal echoes Ctrl-C without breaking the panel."""
         return Group(self._panel(), "")
 
     def _panel(self) -> Panel:
@@ -173,8 +169,8 @@ class Progress:
         facts = [f"{mode} {reward:.3f}" for mode, reward in self._latest.items()] if self._steps is None else []
         if self._metrics:
             facts.append(f"{self._tokens_per_s():,.0f} tokens/s")
-            facts.append(f"{self._metrics.get('calls/per_rollout', 0):.1f} calls a rollout")
-        if "policy/entropy" in self._metrics:  # it has a name before it where several policies learn
+            facts.append(f"{self._metrics.get('calls/per_rollout', 0):.1f} calls per rollout")
+        if "policy/entropy" in self._metrics:  # with several policies, the key has a prefix
             facts.append(f"entropy {self._metrics['policy/entropy']:.2f}")
         return " · ".join(facts)
 

@@ -1,4 +1,4 @@
-"""What came of it: held-out reward before and after, one task as it was done then and now, and what to type next."""
+"""The result of a run: held-out reward before and after, one task before and after, and the next commands."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lightningrl.cli.console import say
-from lightningrl.cli.verdict import Answer, Verdict
+from lightningrl.cli.verdict import Answer, Verdict, signed
 from lightningrl.config import Config
 from lightningrl.data.intervals import Difference, bootstrap_mean, paired_difference
 from lightningrl.progress import MODES, Exam, Summary
@@ -22,32 +22,32 @@ from lightningrl.store import Store
 from lightningrl.types import Rollout
 
 Decode: TypeAlias = Callable[[list[int]], str]
-"""Text of token ids."""
+"""Token ids → text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The figures of a run, as `--json` prints them."""
+    """The result of a run, as `--json` prints it."""
 
     heldout_before: float
     heldout_after: float
-    """Mean reward on held-out tasks, sampled at temperature 1, as the policy acts."""
+    """Mean reward on held-out tasks, sampled at temperature 1."""
     heldout_greedy_before: float
     heldout_greedy_after: float
     learnt: Answer
-    """Whether held-out reward, sampled, rose by more than chance explains: `yes`, `no`, or `worse` if it fell."""
+    """Whether held-out reward, sampled, changed by more than noise: `yes` if it rose, `worse` if it fell, else `no`."""
     heldout_change: Difference
-    """Its change, task by task."""
+    """Its change, paired by task."""
     reason: str
-    """Why it has not learnt, most likely; empty if it has."""
+    """Likeliest reason why the run has not learnt; "" if it has."""
     heldout_tasks: int
     heldout_failed: int
-    """Rollouts that failed, over all four exams; they are left out of the means."""
+    """Number of failed rollouts in all four exams; the means leave them out."""
     seconds: float
-    """Wall-clock of this command; a resumed run took longer in all."""
+    """Wall-clock time of this command; it does not include the time before a resume."""
     cpu_s: Mapping[str, float]
-    """Seconds of CPU of this command: agents, gateway, engine, training, rest (see `lightningrl.cpu`); empty where the
-    system does not tell.
+    """CPU seconds of this command by part: agents, gateway, engine, training, rest (`lightningrl.cpu`). Empty if the
+    system does not report them.
     """
     steps: int
     rollouts: int
@@ -76,7 +76,7 @@ def result_of(
 
 
 def cpu_spent(result: Result) -> str:
-    """`CPU: agents 31 s, engine 12 s, …`, the largest first."""
+    """`CPU: agents 31 s, engine 12 s, …`, largest first."""
     parts = sorted(result.cpu_s.items(), key=lambda part: -part[1])
     return "CPU: " + ", ".join(f"{part} {spent:.0f} s" for part, spent in parts)
 
@@ -89,21 +89,20 @@ def before_after(summary: Summary) -> Table:
     for mode in MODES:
         before, after = summary.before[mode], summary.after[mode]
         change = paired_difference(after.rewards, before.rewards)
-        label = {"sampled": "sampled, as it acts (T = 1)", "greedy": "greedy (T = 0)"}[mode]
-        figure = Text(f"{change.mean:+.3f} [{change.low:+.3f}, {change.high:+.3f}]", style=_style(change))
-        table.add_row(label, interval(before), interval(after), figure)
+        label = {"sampled": "sampled (T = 1)", "greedy": "greedy (T = 0)"}[mode]
+        table.add_row(label, interval(before), interval(after), Text(signed(change), style=_style(change)))
     return table
 
 
 def _style(change: Difference) -> str:
-    """A colour for what is more than chance."""
+    """A colour for a change that is more than noise."""
     if change.low > 0:
         return "bold green"
     return "bold red" if change.high < 0 else ""
 
 
 def heldout_table(exams: Iterable[Exam]) -> Table:
-    """An empty table that says how many tasks there were, and how many rollouts are missing from its figures."""
+    """An empty table; its title has the number of tasks, and its caption that of failed rollouts."""
     exams = list(exams)
     table = Table(
         title=f"Reward on {len(exams[0].rollouts)} held-out tasks, with 95 % intervals",
@@ -117,18 +116,18 @@ def heldout_table(exams: Iterable[Exam]) -> Table:
 
 
 def interval(exam: Exam) -> str:
-    """`0.790 [0.735, 0.845]`"""
+    """The mean with its interval: `0.790 [0.735, 0.845]`."""
     low, high = mean_interval(exam)
     return f"{exam.mean:.3f} [{low:.3f}, {high:.3f}]"
 
 
 def mean_interval(exam: Exam) -> tuple[float, float]:
-    """95 %, over the tasks whose rollouts did not fail."""
+    """95 % interval of the mean over tasks, without failed rollouts."""
     return bootstrap_mean(exam.rewards[~np.isnan(exam.rewards)])
 
 
 async def then_and_now(summary: Summary, store: Store, *, decode: Decode, seed: int) -> Panel | None:
-    """One held-out task, drawn by `seed` from those that failed neither time. None if there is none."""
+    """One random held-out task, before and after. None if every task has a failed rollout."""
     before, after = summary.before["greedy"], summary.after["greedy"]
     done = np.flatnonzero(~np.isnan(before.rewards) & ~np.isnan(after.rewards))
     if not len(done):
@@ -141,32 +140,32 @@ async def then_and_now(summary: Summary, store: Store, *, decode: Decode, seed: 
         answers = await _answers(store, exam.rollouts[index], decode=decode)
         parts += [Text(""), Text(f"{label}: reward {exam.rewards[index]:.3g}", style="bold")]
         parts += [Text(f"{number}. " + answer.replace("\n", "\n   ")) for number, answer in enumerate(answers, start=1)]
-    title = Text(f"one of {len(done)} held-out tasks, drawn at random (greedy)")
+    title = Text(f"one of {len(done)} held-out tasks, chosen at random (greedy)")
     return Panel(Group(*parts), title=title, title_align="left", padding=(1, 2))
 
 
 async def _answers(store: Store, rollout: Rollout, *, decode: Decode) -> list[str]:
-    """What the model said, call by call, in whichever dialect it was asked."""
+    """The text of each completion."""
     calls = await store.calls([rollout.accepted_attempt_id] if rollout.accepted_attempt_id else [])
     return [decode(call.completion_ids.tolist()).strip() for call in calls]
 
 
 def next_steps(console: Console, config: Config, *, run_dir: Path) -> None:
-    """What to type next."""
+    """Print the next commands."""
     say(console, ("\nNext", "bold"))
     rows = {
-        "look at the curve": str(run_dir / "curve.png"),
-        "serve or share the model": f"commands for vLLM, Ollama and the hub are in the README.md in {run_dir / 'model'}",
-        "reproduce the figures": f"lightningrl eval {run_dir / 'config.toml'} --checkpoint {run_dir}",
+        "see the curve": str(run_dir / "curve.png"),
+        "serve or share the model": f"see {run_dir / 'model' / 'README.md'} for vLLM, Ollama and the Hugging Face Hub",
+        "reproduce the result": f"lightningrl eval {run_dir / 'config.toml'} --checkpoint {run_dir}",
     }
     agent = config.root / f"{(config.agent.entry or '').partition(':')[0]}.py"
     if agent.is_file():
         rows["read the agent, unchanged"] = near(agent)
-    for what, how in rows.items():
-        say(console, f"  {what}:")
-        say(console, f"    {how}")
+    for aim, command in rows.items():
+        say(console, f"  {aim}:")
+        say(console, f"    {command}")
 
 
 def near(path: Path) -> str:
-    """As it is typed from here."""
+    """The path relative to the current folder, if it is inside it."""
     return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else str(path)

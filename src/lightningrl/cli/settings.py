@@ -1,4 +1,4 @@
-"""`lightningrl settings`: every setting of a recipe, with its default and what it means, as the page docs/settings.md."""
+"""`lightningrl settings`: all settings with defaults and meanings, as the page docs/settings.md."""
 
 from collections.abc import Iterator
 from typing import get_args
@@ -10,9 +10,11 @@ from lightningrl.config import Config
 
 HEAD = """# Settings
 
-Every key that a `recipe.toml` may have. An override on the command line lays over it: `lightningrl train recipe.toml trainer.learning_rate=1e-4`.
-`model`, `algorithm`, `loss` and `trainer` may stand in a `[policies.NAME]` as well, and then hold for that policy.
-What the algorithms are, and which goes with which: [algorithms.md](algorithms.md). This page is generated: `lightningrl settings > docs/settings.md`.
+All keys of a `recipe.toml`. Override them on the command line:
+`lightningrl train recipe.toml trainer.learning_rate=1e-4`.
+The sections `model`, `algorithm`, `loss` and `trainer` may also be in `[policies.NAME]`, for that policy alone.
+[algorithms.md](algorithms.md) explains the algorithms, and how to combine them.
+This page is generated: `lightningrl settings > docs/settings.md`.
 """
 
 
@@ -22,11 +24,12 @@ def settings_page() -> str:
 
 
 def _tables(section: type[BaseModel], *, prefix: str) -> Iterator[str]:
-    """One table for a section, then those of its sections."""
+    """A table for this section, then tables for the sections inside it."""
     leaves = {name: field for name, field in section.model_fields.items() if _section(field) is None}
     yield f"\n## {prefix.rstrip('.') or 'At the top'}\n\n| key | default | meaning |\n|---|---|---|\n"
     for name, field in leaves.items():
-        yield f"| `{prefix}{name}` | {_default(field)} | {' '.join((field.description or '').replace('|', '¦').split())} |\n"
+        meaning = " ".join((field.description or "").replace("|", "¦").split())
+        yield f"| `{prefix}{name}` | {_default(field)} | {meaning} |\n"
     for name, field in section.model_fields.items():
         inner = _section(field)
         if inner is not None:

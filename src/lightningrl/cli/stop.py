@@ -1,8 +1,6 @@
-"""What do Ctrl-C, SIGTERM and SIGHUP do? The first signal ends a command in order, a second one ends the process at
-once.
+"""Ctrl-C, SIGTERM and SIGHUP: the first signal ends a command in order, and a second one ends the process at once.
 
-`main` listens as long as a command runs. `run` is for its event loop: what runs there is cancelled, so that it can
-close what it has opened.
+`main` listens while a command runs. `run` runs a coroutine and cancels it on a signal, so that it can close its files.
 """
 
 import asyncio
@@ -18,15 +16,13 @@ import uvloop
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REPEAT_S = 1.0
-"""A signal that follows this soon is the same one: programs that started this one (make, uv) hand on what the terminal
-has sent to all.
-"""
+"""A signal that follows sooner counts as the same one: make and uv forward a signal that the terminal sends to all."""
 
 T = TypeVar("T")
 
 
 class Interrupted(BaseException):
-    """A signal has come. Not an `Exception`: nothing on the way up is to take it for a failure of its own."""
+    """A signal has arrived. Not an `Exception`, so that no `except Exception` catches it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -38,7 +34,7 @@ class Interrupted(BaseException):
 
 
 class _Listener:
-    """The signals of this process."""
+    """The signal handler of this process."""
 
     def __init__(self) -> None:
         self.first: int | None = None
@@ -60,8 +56,9 @@ _listener = _Listener()
 
 @contextmanager
 def listening() -> Iterator[None]:
-    """Listen to the signals, but for those that whoever started this process has it ignore (`nohup`). After a signal it
-    goes on to the very end.
+    """Handle signals while the block runs, except those that are ignored, as by `nohup`.
+
+    After a signal, the handlers stay until the process ends.
     """
     heard = {number: signal.getsignal(number) for number in SIGNALS}
     heard = {number: handler for number, handler in heard.items() if handler is not signal.SIG_IGN}
@@ -76,9 +73,7 @@ def listening() -> Iterator[None]:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in an event loop. Raises `Interrupted` if a signal has come, when all that was open in it is
-    closed.
-    """
+    """Run a coroutine in an event loop. A signal cancels it; when it has ended, `Interrupted` is raised."""
 
     async def cancellable() -> T:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -91,16 +86,14 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
     try:
         return uvloop.run(cancellable())
-    except (asyncio.CancelledError, OSError):  # a live display cannot write to a terminal that is gone
+    except (asyncio.CancelledError, OSError):  # OSError: the terminal of a live display is closed
         if _listener.first is None:
             raise
         raise Interrupted(_listener.first) from None
 
 
 def _leave(number: int) -> NoReturn:
-    """Without a word to anything: workers notice by themselves. Only a cursor that a live display has hidden is shown
-    again.
-    """
+    """Exit without cleaning up, but show the cursor that a live display has hidden. Workers end by themselves."""
     with suppress(OSError):
         os.write(2, (b"\x1b[?25h" if os.isatty(2) else b"") + b"\nstopped at once\n")
     os._exit(128 + number)

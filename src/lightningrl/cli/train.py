@@ -1,4 +1,4 @@
-"""`lightningrl train recipe.toml`: one run from a recipe to a trained model."""
+"""`lightningrl train recipe.toml`: a run, from a recipe to a trained model."""
 
 import json
 import time
@@ -41,16 +41,14 @@ class Watchers:
 
 
 def train(config: Config, folder: RunFolder, *, console: Console) -> Result:
-    """Run it, show it, write everything into the run's folder."""
+    """Train, show the progress, and write all results to the run's folder."""
     try:
         check_servers(config)
         check_tasks(config, ("heldout", "train"), console=console)
         return run(_train(config, folder, console=console))
     except Interrupted as stop:
-        said = (
-            f"stopped by {stop.signal.name}; every step that was finished is kept, and so are the rollouts of this one"
-        )
-        raise Stopped(said, hint=f"go on with: {folder.resume_command}", exit_code=stop.exit_code) from None
+        said = f"stopped by {stop.signal.name}; finished steps and the rollouts of this step are kept"
+        raise Stopped(said, hint=f"continue with: {folder.resume_command}", exit_code=stop.exit_code) from None
 
 
 async def _train(config: Config, folder: RunFolder, *, console: Console) -> Result:
@@ -61,7 +59,7 @@ async def _train(config: Config, folder: RunFolder, *, console: Console) -> Resu
     steps = config.loop.steps
     with progress, CurveWatcher(folder, title=config.name, steps=steps) as curve:
         progress.starting("loading torch")
-        from lightningrl.serve import lightning  # slow to load: a person is told first
+        from lightningrl.serve import lightning  # slow to import, so the progress is shown first
 
         async with lightning(config, folder.path, starting=progress.starting) as server:
             version = await server.version()

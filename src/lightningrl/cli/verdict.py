@@ -88,10 +88,15 @@ def show(verdict: Verdict, summary: Summary, console: Console) -> None:
         console,
         (f"\n{said}: ", style),
         f"held-out reward was {before.mean:.3f} before training and is {after.mean:.3f} now, "
-        f"a change of {change.mean:+.3f} [{change.low:+.3f}, {change.high:+.3f}] per task{noise}",
+        f"a change of {signed(change)} per task{noise}",
     )
     if verdict.reason:
         advise(console, "likeliest reason", "bold", verdict.reason)
+
+
+def signed(change: Difference) -> str:
+    """A change with its interval: `+0.120 [+0.035, +0.205]`."""
+    return f"{change.mean:+.3f} [{change.low:+.3f}, {change.high:+.3f}]"
 
 
 # reasons that make learning impossible
@@ -170,8 +175,8 @@ def _greedy_alone(evidence: Evidence) -> str | None:
     if not greedy.low > 0:
         return None
     return (
-        f"it has begun to learn: greedy answers gained {greedy.mean:+.3f} [{greedy.low:+.3f}, {greedy.high:+.3f}], "
-        "and sampled ones follow later; hint: raise `loop.steps`"
+        f"it has begun to learn: greedy answers gained {signed(greedy)}, and sampled ones follow later; "
+        "hint: raise `loop.steps`"
     )
 
 

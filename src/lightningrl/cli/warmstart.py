@@ -1,6 +1,4 @@
-"""`lightningrl warmstart recipe.toml`: the model that `model.path` names, made from demonstrations until learning from
-reward can start.
-"""
+"""`lightningrl warmstart recipe.toml`: trains the model in `model.path` from demonstrations, as a start for reward."""
 
 import math
 import time
@@ -10,7 +8,7 @@ from types import TracebackType
 
 from rich.console import Console
 
-from lightningrl.cli.console import say
+from lightningrl.cli.console import advise, say
 from lightningrl.cli.folder import RUNS, RunFolder, new_folder
 from lightningrl.cli.ready import check_tasks
 from lightningrl.cli.report import near
@@ -25,42 +23,42 @@ from lightningrl.warmstart.making import Made, Pace, is_replaceable, make
 from lightningrl.warmstart.steering import HIGH, LOW, PASSES, Look
 from lightningrl.warmstart.tryout import Trial, play, split_tasks
 
-WITHOUT = """write down who shows it, for example
+WITHOUT = """set a teacher in the recipe, for example
   [warmstart]
-  teacher = "teacher:teacher"     # a function that plays the model: docs/tutorial.md"""
+  teacher = "teacher:teacher"     # a function that answers in place of the model: docs/tutorial.md"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The figures of a warm start, as `--json` prints them."""
+    """The result of a warm start, as `--json` prints it."""
 
     model: str
-    """The folder."""
+    """Path of the model folder."""
     success: float
-    """Mean on training tasks at temperature 1: 0 is the lowest reward of `agent.reward_range`, 1 the highest."""
+    """Mean reward on training tasks at temperature 1, scaled from `agent.reward_range` to [0, 1]."""
     success_interval: tuple[float, float]
     """95 %, bootstrap over tasks."""
     reached: bool
-    """Whether it is between 0.2 and 0.5."""
+    """Whether success is between 0.2 and 0.5."""
     reason: str
-    """The likeliest reason why success is too low; "" if it is not."""
+    """Likeliest reason why success is too low; "" if it is not."""
     tasks: int
     failed: int
-    """Rollouts without a reward; they count as 0."""
+    """Number of rollouts without a reward; they count as 0."""
     demonstrations: int
     steps: int
     loss: float | None
-    """In nats a token, at the end; None if no step was taken."""
+    """Final loss in nats a token; None if no step was taken."""
     parameters: int
     tokens: int
     """Size of the vocabulary."""
     seconds: float
     run_dir: str
-    """Has the records of the trials, and of the teacher."""
+    """Folder with the records of the trials and of the teacher."""
 
 
 class Narrator:
-    """Says on the screen how far it is."""
+    """Shows the progress on the screen."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -84,18 +82,18 @@ class Narrator:
     def fact(self, name: str, text: str) -> None:
         say(self._console, (f"{name:<16}", "dim"), text)
 
-    # what a loop tells
+    # events of a loop
 
     def doing(self, what: str, done: int = 0, total: int = 0) -> None:
         self.now(f"running the agent: {done} of {total} rollouts" if total else what)
 
     def stepped(self, step: int, metrics: dict[str, float]) -> None:
-        """Nothing learns from reward here."""
+        """Never called: nothing learns from reward here."""
 
     def examined(self, exam: Exam) -> None:
-        """`looked` says more."""
+        """Nothing to show: `looked` has more details."""
 
-    # what `make` tells
+    # events of `make`
 
     def started(self, *, parameters: int, tokens: int) -> None:
         self.fact("model", f"{parameters:,} parameters, {tokens:,} tokens")
@@ -105,16 +103,15 @@ class Narrator:
         self.fact(f"reading {step}", f"loss {loss:.3f}")
 
     def looked(self, look: Look) -> None:
-        self.fact(
-            f"step {look.step}", f"loss {look.loss:.3f}" + (f"   success {_figure(look.trial)}" if look.trial else "")
-        )
+        success = f"   success {_figure(look.trial)}" if look.trial else ""
+        self.fact(f"step {look.step}", f"loss {look.loss:.3f}{success}")
         self.now("learning from the demonstrations")
 
 
 def warmstart(
     config: Config, *, source: Path | None, out: Path | None, pace: Pace, run_dir: Path | None, console: Console
 ) -> Result:
-    """Make it, say how it goes and what it can do. `source`: a run or a file in place of what the recipe says."""
+    """Make the model and show the progress. `source`: a run or a file, in place of the recipe's demonstrations."""
     began = time.monotonic()
     keep_freed_memory()
     if source is not None:
@@ -142,26 +139,23 @@ def warmstart(
 
 
 def _shown(config: Config, folder: RunFolder, narrator: Narrator) -> tuple[Demonstrations, list[Task]]:
-    """(demonstrations, the training tasks that the agent will be tried on)"""
+    """(demonstrations, training tasks for trials)"""
     taught, tried = split_tasks(config, teach=config.warmstart.count)
     if not config.warmstart.teacher:
         return load_demonstrations(config), tried
-    narrator.now(f"`{config.warmstart.teacher}` does training tasks")
+    narrator.now(f"`{config.warmstart.teacher}` solves training tasks")
     run(play(config, folder.path / "teacher", taught, narrator))
     return read_run(folder.path / "teacher", reward=config.warmstart.reward), tried
 
 
 def _target(config: Config, out: Path | None) -> Path:
-    """The folder to write: `out`, or the one that `model.path` names. Only a folder that this command has made is ever
-    replaced.
-    """
+    """The folder to write: `out` or `model.path`. Raises `UserError` for a folder that this command has not made."""
     folder = _own_folder(config) if out is None else out.resolve()
     if config.warmstart.base and (config.root / config.warmstart.base).resolve() == folder:
-        raise UserError(
-            f"`warmstart.base` is `{folder}` as well", hint="give `--out FOLDER`, so that the base stays as it is"
-        )
+        hint = "give `--out FOLDER`, so that the base is not replaced"
+        raise UserError(f"`warmstart.base` is `{folder}`, the folder to write", hint=hint)
     if folder.exists() and not is_replaceable(folder):
-        hint = "move it away, or give another folder as `--out`"
+        hint = "move it away, or give another folder with `--out`"
         raise UserError(f"`{folder}` was not made by `lightningrl warmstart`: it will not be replaced", hint=hint)
     return folder
 
@@ -175,17 +169,13 @@ def _own_folder(config: Config) -> Path:
         or folder == config.root
         or _on_the_hub(path, folder)
     ):
-        hint = 'give `--out FOLDER`, or let `model.path` name a folder of the recipe, such as "warmstart"'
-        raise UserError(
-            f"`model.path` is `{path}`, which is no folder of the recipe's own: it will not be replaced", hint=hint
-        )
+        hint = 'give `--out FOLDER`, or set `model.path` to a folder inside the recipe, such as "warmstart"'
+        raise UserError(f"`model.path` is `{path}`, which is outside the recipe: it will not be replaced", hint=hint)
     return folder
 
 
 def _on_the_hub(path: str, folder: Path) -> bool:
-    """`Qwen/Qwen3-0.6B` is a model of the hub unless there is such a folder; a folder that is to be made is written
-    `./models/mine`.
-    """
+    """Whether `path` is a hub id like `Qwen/Qwen3-0.6B`. A new folder of this form is written `./models/mine`."""
     return path.count("/") == 1 and not path.startswith((".", "~")) and not folder.exists()
 
 
@@ -210,33 +200,25 @@ def _result(made: Made, out: Path, shown: Demonstrations, *, seconds: float, run
 
 
 def _conclude(result: Result, made: Made, config: Config, console: Console) -> None:
-    """What it can do, whether that is enough, and what to type next."""
+    """Print the success, whether it is enough, and the next commands."""
     said = f"success {_figure(made.arrival.trial)} on {result.tasks} training tasks, sampled at T = 1"
     say(console, "\n", (said, "bold"))
     if result.success < LOW:
-        steps = f" in {PASSES} times `warmstart.steps`" if config.warmstart.steer else ""
-        _warn(
-            console,
-            f"reward teaches from a success of {LOW} on, which was not reached{steps}: {made.reason}",
-            hint=made.hint,
-        )
+        passes = f" in {PASSES} times `warmstart.steps`" if config.warmstart.steer else ""
+        reason = f"learning from reward needs a success of {LOW}, which was not reached{passes}: {made.reason}"
+        advise(console, "warning", "bold yellow", f"{reason}; hint: {made.hint}")
     elif result.success > HIGH:
-        _warn(console, "there is little left to learn from reward", hint="harder tasks, or a lower `warmstart.steps`")
+        hint = "use harder tasks, or a lower `warmstart.steps`"
+        advise(console, "warning", "bold yellow", f"there is little left to learn from reward; hint: {hint}")
     else:
-        say(console, "good enough to begin: some attempts succeed and some fail, so reward has something to compare")
-    say(
-        console, f"\nwritten to {result.model} after {result.steps} steps, {result.seconds:.0f} s\n\n", ("Next", "bold")
-    )
+        say(console, "good enough to learn from reward: some attempts succeed and some fail")
+    written = f"written to {result.model} after {result.steps} steps, {result.seconds:.0f} s"
+    say(console, f"\n{written}\n\n", ("Next", "bold"))
     say(console, f"  learn from reward       lightningrl train {near(config.root / 'recipe.toml')}")
-    say(console, f"  look at the attempts    lightningrl rollouts {result.run_dir}")
-
-
-def _warn(console: Console, text: str, *, hint: str) -> None:
-    say(console, ("warning: ", "bold yellow"), text)
-    say(console, ("hint: ", "yellow"), hint)
+    say(console, f"  see the attempts        lightningrl rollouts {result.run_dir}")
 
 
 def _figure(trial: Trial) -> str:
-    """`0.31 [0.22, 0.40]`"""
+    """Success with its interval: `0.31 [0.22, 0.40]`."""
     low, high = trial.interval
     return f"{trial.mean:.2f} [{low:.2f}, {high:.2f}]" + (f", {trial.failed} failed" if trial.failed else "")
