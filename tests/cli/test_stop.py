@@ -80,7 +80,7 @@ def test_a_run_that_is_stopped_says_how_to_go_on_and_leaves_no_process_behind(
     workers = children(running)
     said = stopped(running, number)
     assert f"stopped by {number.name}" in said
-    assert "hint: go on with: lightningrl train run/config.toml --run-dir run --resume" in said
+    assert "hint: continue with: lightningrl train run/config.toml --run-dir run --resume" in said
     assert workers and not any(Path(f"/proc/{pid}").exists() for pid in workers)
 
 
@@ -114,7 +114,7 @@ def test_an_evaluation_that_is_stopped_says_so(small_recipe: SmallRecipe) -> Non
     )
     running = start(small_recipe, "eval", str(small_recipe.path), "tasks.heldout=5000")
     wait_until(running, (small_recipe.folder / "asked").exists)
-    assert "stopped by SIGTERM; nothing of an evaluation is kept" in stopped(running, signal.SIGTERM)
+    assert "stopped by SIGTERM; an evaluation keeps no partial results" in stopped(running, signal.SIGTERM)
 
 
 def test_a_command_is_handed_the_signal_and_what_was_captured_is_shown(small_recipe: SmallRecipe) -> None:
