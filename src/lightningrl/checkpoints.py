@@ -1,12 +1,11 @@
-"""Which versions of a run are on disk, and are they undamaged? `save`: write, seal, tell the store. `restore`: load the
-newest good one.
+"""The checkpoints of a run. `save` writes and seals one; `restore` loads the newest that is undamaged.
 
     checkpoints/step-00004/      one version; with several policies, a folder for each of them in here
-        config.json, …           a model that anything loads
-        trainer/                 what only the trainer needs
+        config.json, …           the model, as a Hugging Face folder
+        trainer/                 state that only the trainer needs
         manifest.json            size and SHA-256 of every file above; written last
 
-Nothing here blocks the event loop: while files are written and read, the gateway answers and leases are renewed.
+Files are read and written in threads, so that the gateway keeps answering and leases are renewed.
 """
 
 import asyncio
@@ -25,7 +24,7 @@ from lightningrl.models.folder import flush
 from lightningrl.store import Store
 
 KEPT = 2
-"""Versions that stay on disk: if the newest is damaged, the run goes on from the one before."""
+"""Number of versions on disk: if the newest is damaged, the run continues from the one before."""
 MANIFEST = "manifest.json"
 
 log = logging.getLogger(__name__)
@@ -37,16 +36,16 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint consists of."""
+    """The files of a checkpoint."""
 
     policy: str
     version: int
     files: dict[str, File]
-    """By their paths in the folder."""
+    """Path relative to the folder → file."""
 
 
 class Checkpoints:
-    """The checkpoints of a run, in `folder`. All learners are saved together and go back together."""
+    """The checkpoints in the folder of a run. All learners are saved and restored together."""
 
     def __init__(self, folder: Path, *, store: Store, learners: Sequence[Learner]) -> None:
         self._folder = folder
@@ -54,13 +53,12 @@ class Checkpoints:
         self._learners = learners
         self._newest: int | None = None
         self.published = -1
-        """The newest version that the store knew when the run began; later than the newest undamaged one if that had to
-        go back.
-        """
+        """The newest version in the store at the start. It is later than `newest` if checkpoints are damaged."""
 
     async def newest(self) -> int:
-        """The newest version that all policies have published and whose files are undamaged; -1 for a new run. Checked
-        once, at the start.
+        """The newest version that all policies have published and that is undamaged; -1 for a new run.
+
+        Files are checked once, at the start.
         """
         if self._newest is None:
             latest = [await self._store.weights(learner.name) for learner in self._learners]
@@ -69,7 +67,7 @@ class Checkpoints:
         return self._newest
 
     async def restore(self) -> int:
-        """Have every trainer go back to the newest version. Returns it; -1 for a new run, which has nothing to load."""
+        """Load the newest version into every trainer. Returns the version; -1 for a new run."""
         version = await self.newest()
         if version >= 0:
             for learner in self._learners:
@@ -77,7 +75,7 @@ class Checkpoints:
         return version
 
     async def save(self, version: int) -> None:
-        """Write a version, then tell the store: a crash in between repeats work and loses none."""
+        """Write a version, then publish it in the store: a crash in between repeats work, but loses none."""
         for learner in self._learners:
             weights = learner.weights(version)
             await learner.save(weights)
@@ -91,8 +89,9 @@ class Checkpoints:
         found = self._versions()
         if found and found[0] > published + 1:
             raise UserError(
-                f"`{self._folder}` has checkpoints up to version {found[0]}, but its store knows of none after version {max(published, 0)}",
-                hint="put the run's `store.sqlite` back, or begin a new run with another `--run-dir`",
+                f"`{self._folder}` has checkpoints up to version {found[0]}, "
+                f"but its store has none after version {max(published, 0)}",
+                hint="restore the run's `store.sqlite`, or start a new run with another `--run-dir`",
             )
         if published < 0:
             return -1
@@ -104,20 +103,18 @@ class Checkpoints:
             ]
             if not any(damages):
                 for text in damaged:
-                    log.warning(
-                        "%s; going on from version %d, and learning again from the records after it", text, version
-                    )
+                    log.warning("%s; continuing from version %d, and training again on later records", text, version)
                 return version
             damaged += [f"checkpoint {version} is damaged: {text}" for text in damages if text]
         if found and not any(path.is_file() for path in (self._folder / "checkpoints").rglob(MANIFEST)):
-            damaged = ["they have no manifest, as those of an older version of LightningRL"]
+            damaged = ["they have no manifest, so they are from an older version of LightningRL"]
         raise UserError(
-            f"no checkpoint to go on from: {'; '.join(damaged) or f'there is none in `{self._folder}`'}",
-            hint="put the run's `checkpoints` back from a copy, or begin a new run with another `--run-dir`",
+            f"no checkpoint to continue from: {'; '.join(damaged) or f'there is none in `{self._folder}`'}",
+            hint="restore the run's `checkpoints` from a copy, or start a new run with another `--run-dir`",
         )
 
     def _versions(self) -> list[int]:
-        """Those that are on disk, newest first."""
+        """Versions on disk, newest first."""
         names = [path.name.removeprefix("step-") for path in (self._folder / "checkpoints").glob("step-*")]
         return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
 
@@ -139,7 +136,7 @@ def seal(folder: Path, *, policy: str, version: int) -> None:
 
 
 def damage(folder: Path, *, policy: str, version: int) -> str | None:
-    """What is wrong with a checkpoint, in words; None if every byte is as it was written."""
+    """What is wrong with a checkpoint; None if every byte is as it was written."""
     path = folder / MANIFEST
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)

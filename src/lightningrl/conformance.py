@@ -1,14 +1,15 @@
-"""Does an agent learn from exactly what was served to it? Invariants 1 to 3, held against one real batch of any recipe.
+"""Checks invariants 1 to 3 on one real batch of any recipe: an agent is trained on exactly what was served to it.
 
-batch = await collected(Path("recipe.toml"), folder, overrides=["loop.tasks_per_step=4"])
-check(batch)
+    batch = await collected(Path("recipe.toml"), folder, overrides=["loop.tasks_per_step=4"])
+    check(batch)
 
-agent ⇄ its own SDK ⇄ gateway ⇄ tap ⇄ engine       1  what the engine read and sampled is what the store holds, and what
-the forest spells
-                         ↓                          2  engine, trainer and Hugging Face's own code give every token the
-                         same logprob
-                       store → forest → trainer     3  every sampled token is a target once, or counted with the reason
-                       why not
+    agent ⇄ its own SDK ⇄ gateway ⇄ tap ⇄ engine
+                             ↓
+                           store → forest → trainer
+
+1. The store and the forest hold the token ids that the engine read and sampled.
+2. Engine, trainer and Hugging Face's own code give every token the same log-probability.
+3. Every sampled token is a target once, or counted with the reason why not.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ from lightningrl.serve import lightning
 from lightningrl.types import Call, Doubles, Floats, Ints, Rollout, Sampling, Weights
 
 GAP = 1e-4
-"""Nats by which logprobs in float32 may differ."""
+"""Largest difference of log-probabilities in float32, in nats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,43 +45,43 @@ class Heard:
 
     policy: str
     version: int
-    """-1 if it ended before its first token."""
+    """Version of the weights; -1 if the generation ended before its first token."""
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """One per token (nats)."""
+    """One per token, in nats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """One forest, and what the trainer made of it."""
+    """One forest, with the trainer's log-probabilities."""
 
     policy: str
     forest: Forest
     logprobs: Doubles
-    """[M] in the forest's order."""
+    """[M] in the order of the forest, in nats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """All that is known of one batch, from the engine to the trainer."""
+    """The records of one batch, from the engine to the trainer."""
 
     heard: tuple[Heard, ...]
-    """Every generation while the batch was collected."""
+    """All generations while the batch was collected."""
     calls: tuple[Call, ...]
-    """What the store holds of the same time: of all attempts, also of those that failed."""
+    """Calls in the store from the same time, of all attempts, failed ones included."""
     rollouts: tuple[Rollout, ...]
-    """Those that are learnt from."""
+    """Rollouts to train on."""
     trained: tuple[Trained, ...]
-    """All that has a weight, whatever its advantage."""
+    """All forests of tokens with a weight, whatever their advantage."""
     left_out: Mapping[str, Mapping[str, int]]
-    """Policy → reason → sampled tokens: what the run reports."""
+    """Policy → reason → number of sampled tokens that are not trained, as the run reports it."""
     plain: Mapping[str, Doubles]
-    """Call id → [C] logprobs by Hugging Face's own code, for every call in a forest."""
+    """Call id → [C] log-probabilities by Hugging Face's own code, for every call in a forest."""
 
     @property
     def accepted(self) -> tuple[Call, ...]:
-        """The calls of the attempts that are learnt from."""
+        """The calls of the accepted attempts."""
         ids = {rollout.accepted_attempt_id for rollout in self.rollouts}
         return tuple(call for call in self.calls if call.attempt_id in ids)
 
@@ -91,7 +92,7 @@ TAPE: ContextVar[list[Heard]] = ContextVar("tape")
 
 
 class Tap:
-    """The embedded engine, and a tape of all that goes in and out."""
+    """The embedded engine with a record of all its requests and answers."""
 
     def __init__(self, setup: EngineSetup) -> None:
         self._engine = embedded(setup)
@@ -131,7 +132,7 @@ class Tap:
 
 
 class Nobody:
-    """A `Watcher` that says nothing."""
+    """A `Watcher` that ignores all events."""
 
     def doing(self, what: str, done: int = 0, total: int = 0) -> None: ...
 
@@ -141,9 +142,9 @@ class Nobody:
 
 
 async def collected(recipe: Path, folder: Path, *, overrides: Sequence[str] = (), steps: int = 0) -> Batch:
-    """Run the agent of a recipe on one batch of its tasks, after so many steps of learning. `folder` is the run's.
+    """Run the agent of a recipe on one batch of tasks, after `steps` training steps. `folder` is the run's folder.
 
-    The recipe's engine is the embedded one, whatever it says.
+    The embedded engine is used, whatever the recipe sets.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tape = list[Heard]()
@@ -177,7 +178,7 @@ async def collected(recipe: Path, folder: Path, *, overrides: Sequence[str] = ()
 async def _learnt(
     loop: Loop, step: int, rollouts: Sequence[Rollout]
 ) -> tuple[list[Trained], dict[str, dict[str, int]]]:
-    """What a step would be made from; and policy → reason → tokens that it would leave out."""
+    """(forests of a step, policy → reason → number of tokens left out)"""
     lessons, metrics = await loop.credit(step, rollouts)
     trained: list[Trained] = []
     left_out: dict[str, dict[str, int]] = {}
@@ -197,7 +198,7 @@ async def _learnt(
 def _plainly(
     learner: Learner, folder: Path, version: int, calls: Sequence[Call], trained: Sequence[Trained]
 ) -> dict[str, Doubles]:
-    """What the folder that was published says of the calls that its policy learns from."""
+    """Call id → log-probabilities by the published model folder, for the calls that the policy trains on."""
     learnt = {call_id for made in trained if made.policy == learner.name for call_id in made.forest.call_ids}
     kept = [call for call in calls if call.id in learnt]
     asked = ((call.prompt_ids, call.completion_ids, call.sampling.temperature) for call in kept)
@@ -206,11 +207,11 @@ def _plainly(
     )
 
 
-# what must hold
+# the checks
 
 
 def the_store_holds_what_the_engine_read_and_sampled(batch: Batch) -> None:
-    """Invariant 1, and the beginning of 3: nothing is changed, nothing gets lost, whatever becomes of the attempt."""
+    """Invariants 1 and 3: no generation is changed or lost, even if its attempt fails."""
     did = Counter(
         _exact(heard.policy, heard.version, heard.prompt_ids, heard.token_ids, heard.logprobs)
         for heard in batch.heard
@@ -222,44 +223,42 @@ def the_store_holds_what_the_engine_read_and_sampled(batch: Batch) -> None:
     }
     stored = Counter(keys[call.id] for call in batch.calls if len(call.completion_ids))
     odd = [call_id for call_id, key in keys.items() if key in stored - did]
-    assert not odd, f"the engine did not read and sample what {odd[:3]} say"
-    assert not did - stored, f"{(did - stored).total()} generations of the engine were not recorded as they were"
+    assert not odd, f"calls {odd[:3]} differ from what the engine read and sampled"
+    assert not did - stored, f"{(did - stored).total()} generations of the engine are not in the store as they were"
 
 
 def a_history_is_what_was_read_and_sampled(batch: Batch) -> None:
-    """Invariant 1: a prompt that continues a call begins with its very ids."""
+    """Invariant 1: a prompt that continues a call begins with the ids of that call."""
     calls = {call.id: call for call in batch.calls}
     for call in batch.calls:
         if call.capture in ("bridged", "partly"):
             parent = calls[call.parent_call_id or ""]
             history = np.concatenate((parent.prompt_ids, parent.completion_ids))
             assert np.array_equal(call.prompt_ids[: len(history)], history), (
-                f"`{call.id}` does not go on from what `{parent.id}` read and sampled"
+                f"the prompt of `{call.id}` does not begin with the ids of `{parent.id}`"
             )
 
 
 def the_trainer_reads_what_the_engine_read(batch: Batch) -> None:
-    """Invariant 1: from its root to a call's last token, the forest spells what was read and sampled, and each token is
-    predicted from there.
-    """
+    """Invariant 1: a path of the forest has the ids of a call, and each token is predicted from its own prefix."""
     calls = {call.id: call for call in batch.calls}
     for call_id, made, terms in _terms(batch):
         call, forest = calls[call_id], made.forest
         path = _path(forest, int(forest.sources[terms[-1]]))
         read = np.concatenate((call.prompt_ids, call.completion_ids[:-1]))
         assert np.array_equal(forest.token_ids[path], read), (
-            f"the trainer reads something else than the engine did for `{call_id}`"
+            f"the trainer reads other ids than the engine for `{call_id}`"
         )
         assert np.array_equal(forest.positions[path], np.arange(len(read))), (
-            f"tokens of `{call_id}` are not where the engine had them"
+            f"tokens of `{call_id}` have other positions than in the engine"
         )
         assert np.array_equal(forest.sources[terms], path[-len(terms) :]), (
-            f"tokens of `{call_id}` are predicted from other places"
+            f"tokens of `{call_id}` are predicted from another prefix"
         )
 
 
 def every_sampled_token_is_learnt_from_once_or_counted(batch: Batch) -> None:
-    """Invariant 3, for all tokens of accepted attempts."""
+    """Invariant 3: every token of an accepted attempt is a target once, or counted."""
     accepted = {call.id: call for call in batch.accepted}
     targets: dict[str, list[int]] = {}
     by_policy: Counter[str] = Counter()
@@ -267,7 +266,7 @@ def every_sampled_token_is_learnt_from_once_or_counted(batch: Batch) -> None:
         targets.setdefault(call_id, []).extend(made.forest.targets[terms].tolist())
         by_policy[made.policy] += len(terms)
     assert targets.keys() <= accepted.keys(), (
-        f"{sorted(targets.keys() - accepted.keys())[:3]} are of no accepted attempt"
+        f"{sorted(targets.keys() - accepted.keys())[:3]} belong to no accepted attempt"
     )
     for call_id, found in targets.items():
         assert found == accepted[call_id].completion_ids.tolist(), (
@@ -277,12 +276,13 @@ def every_sampled_token_is_learnt_from_once_or_counted(batch: Batch) -> None:
     for policy, reasons in batch.left_out.items():
         counted = by_policy[policy] + sum(reasons.values())
         assert counted == sampled, (
-            f"`{sampled}` tokens were sampled, `{policy}` accounts for `{counted}`: {by_policy[policy]} learnt from, {reasons}"
+            f"`{sampled}` tokens were sampled, but `{policy}` accounts for `{counted}`: "
+            f"{by_policy[policy]} trained, {reasons}"
         )
 
 
 def all_give_every_token_the_same_logprob(batch: Batch) -> None:
-    """Invariant 2: the engine (as the store has it), the trainer, and Hugging Face's own code."""
+    """Invariant 2, for engine, trainer and Hugging Face's own code; the engine's values are those in the store."""
     calls = {call.id: call for call in batch.calls}
     for call_id, made, terms in _terms(batch):
         engine, trainer, plain = calls[call_id].logprobs, made.logprobs[terms], batch.plain[call_id]
@@ -301,13 +301,13 @@ CHECKS: tuple[Callable[[Batch], None], ...] = (
 
 
 def check(batch: Batch) -> None:
-    """Raises `AssertionError`, which says what is wrong."""
+    """Run all checks. Raises `AssertionError` with the first that fails."""
     for holds in CHECKS:
         holds(batch)
 
 
 def _exact(policy: str, version: int, *arrays: Sequence[float] | Ints | Floats) -> tuple[object, ...]:
-    """What is the same only if it is the same bit for bit."""
+    """A key that is equal only for bit-identical generations."""
     prompt, completion, logprobs = arrays
     return (
         policy,
@@ -319,14 +319,14 @@ def _exact(policy: str, version: int, *arrays: Sequence[float] | Ints | Floats) 
 
 
 def _terms(batch: Batch) -> Iterator[tuple[str, Trained, Ints]]:
-    """Every call of every forest, with its terms in there."""
+    """(call id, forest, indices of its terms) for every call of every forest."""
     for made in batch.trained:
         for k, call_id in enumerate(made.forest.call_ids):
             yield call_id, made, np.flatnonzero(made.forest.calls == k).astype(np.int32)
 
 
 def _path(forest: Forest, last: int) -> Ints:
-    """Where in the forest its tokens are, from the root to `last`."""
+    """Indices in the forest of the tokens from the root to `last`."""
     pieces: list[Ints] = []
     segment = int(np.searchsorted(forest.starts, last, side="right")) - 1
     while segment >= 0:

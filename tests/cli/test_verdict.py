@@ -66,7 +66,7 @@ def test_what_may_be_chance_has_not_been_learnt() -> None:
     ("rows", "before", "reason", "hint"),
     [
         ([], 0.3, "no step was taken", "loop.steps"),
-        ([LEVEL | {"optim/skipped": 1.0}] * 3, 0.3, "no update was made", "`skipped/`"),
+        ([LEVEL | {"optim/skipped": 1.0}] * 3, 0.3, "every update was skipped", "`skipped/`"),
         ([ALL_ALIKE] * 3, 0.0, "every rollout earned `0`", "succeeds now and then"),
         ([LEVEL] * 40, 0.95, "nearly solved before training", "harder tasks"),
         ([LEVEL | {"groups/silent": 20.0, "reward/mean": 0.05}] * 3, 0.05, "in `83%` of the groups", "loop.group_size"),

@@ -132,7 +132,7 @@ async def test_a_damaged_checkpoint_costs_a_step_and_changes_nothing(
     (said,) = [record.getMessage() for record in caplog.records if "checkpoint" in record.getMessage()]
     assert (
         "checkpoint 2 is damaged: `" in said
-        and "moments.safetensors` has changed since it was written; going on from version 1" in said
+        and "moments.safetensors` has changed since it was written; continuing from version 1" in said
     )
     assert {policy: digest(run / "model" / policy) for policy in ("asker", "picker")} == learnt
 
@@ -199,7 +199,7 @@ async def test_two_versions_are_kept(finished: SmallRecipe) -> None:
 )
 async def test_a_run_without_a_good_checkpoint_says_so(finished: SmallRecipe, harm: Callable[[Path], object]) -> None:
     harm(finished.folder / "run" / "checkpoints")
-    with pytest.raises(UserError, match=r"(?s)no checkpoint to go on from: .*\nhint: put the run's `checkpoints` back"):
+    with pytest.raises(UserError, match=r"(?s)no checkpoint to continue from: .*\nhint: restore the run's `checkpoints`"):
         await version(finished)
 
 
@@ -209,7 +209,7 @@ async def test_checkpoints_without_their_store_are_not_written_over(finished: Sm
     for _ in range(2):
         with pytest.raises(
             UserError,
-            match=r"(?s)has checkpoints up to version 2, but its store knows of none.*\nhint: put the run's `store.sqlite` back",
+            match=r"(?s)has checkpoints up to version 2, but its store has none.*\nhint: restore the run's `store.sqlite`",
         ):
             await learn(finished, "run")
     assert digest(finished.folder / "run/checkpoints/step-00002") == before
