@@ -199,7 +199,9 @@ async def test_two_versions_are_kept(finished: SmallRecipe) -> None:
 )
 async def test_a_run_without_a_good_checkpoint_says_so(finished: SmallRecipe, harm: Callable[[Path], object]) -> None:
     harm(finished.folder / "run" / "checkpoints")
-    with pytest.raises(UserError, match=r"(?s)no checkpoint to continue from: .*\nhint: restore the run's `checkpoints`"):
+    with pytest.raises(
+        UserError, match=r"(?s)no checkpoint to continue from: .*\nhint: restore the run's `checkpoints`"
+    ):
         await version(finished)
 
 
