@@ -1,4 +1,4 @@
-"""Runs the command line in a process of its own, forked from one that has imported torch and transformers already.
+"""Runs the command line in a new process, forked from one that has already imported torch and transformers.
 
 A run without a step takes 8 seconds of CPU in a fresh interpreter and 1.8 in a forked one, and sixty tests run a
 command. Tests about signals, terminals and imports start fresh interpreters.
@@ -33,7 +33,7 @@ forks.set_forkserver_preload(IMPORTED)
 def run_command(
     *arguments: str, cwd: Path, timeout_s: float = 100.0, env: Mapping[str, str] | None = None
 ) -> CompletedProcess[str]:
-    """`lightningrl ARGUMENTS` in the folder `cwd`. `env`: the whole environment; None: ours. stdin is empty."""
+    """Run `lightningrl ARGUMENTS` in the folder `cwd`. `env` is the whole environment; None: that of this process."""
     with TemporaryDirectory() as folder:
         said, complained = Path(folder) / "stdout", Path(folder) / "stderr"
         process = forks.Process(target=_command, args=(arguments, cwd, dict(env or os.environ), said, complained))
@@ -47,7 +47,7 @@ def run_command(
 
 
 def _command(arguments: tuple[str, ...], cwd: Path, env: dict[str, str], said: Path, complained: Path) -> None:
-    """In the new process."""
+    """Run the command in the new process."""
     from lightningrl.cli import main
 
     for path, descriptor in ((said, 1), (complained, 2)):

@@ -1,6 +1,4 @@
-"""The checker of invariants 1 to 3: a real batch with attempts that failed passes, and each kind of damage to its
-records is seen.
-"""
+"""The checks of invariants 1 to 3 pass on a real batch with failed attempts, and fail for each kind of damage."""
 
 import asyncio
 import dataclasses
@@ -25,7 +23,7 @@ OVERRIDES = ["agent.max_attempts=2", "agent.concurrency=1", "loop.group_size=2"]
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Path:
-    """Of an agent whose first three attempts fail in the middle: one rollout fails, the next one is tried twice."""
+    """A batch whose first three attempts fail midway: one rollout fails, and the next one needs two attempts."""
     folder = tmp_path_factory.mktemp("recipe")
     ask, go_on = "client = None\n", '        messages += [{"role": "assistant"'
     (folder / "agent.py").write_text(
@@ -50,7 +48,7 @@ def test_a_real_batch_passes_with_all_that_its_attempts_left_behind(batch: Batch
 
 
 def with_calls(batch: Batch, change: Callable[[Call], Call], *, bridged: bool = True) -> Batch:
-    """The first of the calls that are (or are not) bridged is another one."""
+    """Change the first call that is (or is not) bridged."""
     place = next(i for i, call in enumerate(batch.calls) if (call.capture == "bridged") == bridged)
     return dataclasses.replace(
         batch, calls=(*batch.calls[:place], change(batch.calls[place]), *batch.calls[place + 1 :])
@@ -66,14 +64,14 @@ def with_forest(batch: Batch, change: Callable[[Forest], dict[str, object]]) -> 
 
 
 def plus(array: np.ndarray, number: float) -> np.ndarray:
-    """Another number in the middle."""
+    """The array with another number in the middle."""
     changed = array.copy()
     changed[len(array) // 2] += number
     return changed
 
 
 def call_is_lost(batch: Batch) -> Batch:
-    """Of an attempt that failed."""
+    """A forest with the calls of a failed attempt."""
     accepted = {call.id for call in batch.accepted}
     lost = next(call for call in batch.calls if call.id not in accepted)
     return dataclasses.replace(batch, calls=tuple(call for call in batch.calls if call is not lost))
@@ -109,7 +107,7 @@ def version_is_another(batch: Batch) -> Batch:
 
 
 def history_is_rendered_again(batch: Batch) -> Batch:
-    """The engine did read it so, but it is not what it had said."""
+    """The engine read this prompt, but it does not begin with the earlier answer."""
     calls = {call.id: call for call in batch.calls}
     child = next(call for call in batch.calls if call.capture == "bridged")
     parent = calls[child.parent_call_id or ""]

@@ -187,7 +187,7 @@ def test_rules_that_nobody_learns_from_are_named() -> None:
 
 
 def test_the_trend_is_a_z_score() -> None:
-    """Of noise: mean 0, deviation 1. Rising for 10 steps: 45 pairs, less the continuity correction."""
+    """Noise has mean 0 and deviation 1. Ten rising steps are 45 pairs, minus the continuity correction."""
     rng = np.random.default_rng(0)
     z = [trend(rng.normal(size=20)) for _ in range(2000)]
     assert abs(np.mean(z)) < 0.1 and abs(np.std(z) - 1) < 0.1

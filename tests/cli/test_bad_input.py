@@ -1,4 +1,4 @@
-"""Whatever is wrong with what a person gives: a message that says so, a hint, exit code 2, and nothing lost."""
+"""Invalid input ends with a message, a hint and exit code 2, and nothing is lost."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The card of an exported model is one that the hub reads, has the figures of the run, and holds nothing private."""
+"""The model card is readable by the Hugging Face Hub, has the results of the run, and has nothing private."""
 
 from pathlib import Path
 

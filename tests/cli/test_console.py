@@ -1,4 +1,4 @@
-"""What a person is told stands there as it was meant."""
+"""Text is printed as it is: no markup, no broken paths, no control characters."""
 
 import io
 

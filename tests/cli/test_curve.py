@@ -1,4 +1,4 @@
-"""`curve.png` is there while a run goes on, and is never half written."""
+"""`curve.png` is drawn during a run, and is never half written."""
 
 import threading
 import time
@@ -21,7 +21,7 @@ def exam(version: int) -> Exam:
 
 
 def drawn(folder: RunFolder, *, after: int = 0, meanwhile: Callable[[], None] = lambda: None) -> int:
-    """When the curve was drawn, later than `after`; waits for it."""
+    """Wait for a drawing after the time `after`, and return its time."""
     end = time.monotonic() + 30
     while not folder.curve.exists() or folder.curve.stat().st_mtime_ns <= after:
         assert time.monotonic() < end, "no curve"

@@ -1,4 +1,4 @@
-"""`lightningrl demo`: the whole thing, made small."""
+"""`lightningrl demo`, as a whole, with small settings."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""`lightningrl eval`: a model, another model and a foreign server on the same held-out tasks."""
+"""`lightningrl eval`: two models and a server on the same held-out tasks."""
 
 import json
 import threading
@@ -14,7 +14,7 @@ from tests.conftest import SmallRecipe
 
 @dataclass
 class Foreign:
-    """A server that always says the same."""
+    """A server with a constant answer."""
 
     url: str
     said: str = "red!"

@@ -1,4 +1,4 @@
-"""What is not installed is named at once, with the command that brings it."""
+"""Missing packages are named together, with the command that installs them."""
 
 import json
 import os
@@ -18,7 +18,7 @@ RECIPES = {"langgraph", "langchain-openai"}
 
 @pytest.fixture
 def without(tmp_path: Path):
-    """Runs `lightningrl` where these packages are not installed: links to all others stand for an environment."""
+    """Run `lightningrl` without some packages: the environment consists of links to all others."""
 
     def run(missing: set[str], *arguments: str) -> subprocess.CompletedProcess[str]:
         packages_folder = tmp_path / "site-packages"

@@ -1,4 +1,4 @@
-"""`lightningrl health`: what a run has learnt from, at its beginning and at its end, and what is wrong with it."""
+"""`lightningrl health`: metrics at the beginning and at the end of a run, and warnings."""
 
 import io
 import json
@@ -19,7 +19,7 @@ POLICIES = '[policies.solver]\n[policies.critic]\n[[routes]]\npolicy = "solver"\
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """The folder of a run whose updates were not finite in the end."""
+    """The folder of a run whose last updates were skipped."""
     (tmp_path / "recipe.toml").write_text(RECIPE)
     (tmp_path / "config.toml").write_text(dump_config(load_config(tmp_path / "recipe.toml")))
     rows = [{"kind": "exam", "step": 0, "mode": "sampled", "reward/mean": 0.3, "tasks": 4}]
@@ -105,7 +105,7 @@ def test_a_watcher_warns_when_it_happens_and_not_again_after_a_restart(run: Path
 
 
 def test_a_run_warns_while_it_goes_on_and_shows_its_health_in_the_end(small_recipe: SmallRecipe) -> None:
-    """Its agent asks for six tokens, which cuts off nearly every answer of a model that has learnt nothing."""
+    """The agent limits answers to six tokens, which cuts off nearly every answer of an untrained model."""
     done = small_recipe.cli(
         "train", str(small_recipe.path), "--run-dir", "run", "loop.steps=6", "tasks.heldout=1", "algorithm.audit=exact"
     )

@@ -46,7 +46,7 @@ def watched(*, terminal: bool, width: int = 100, steps: int | None = 3) -> str:
 
 
 def frames(shown: str) -> list[str]:
-    """What was drawn one after the other, without colours."""
+    """All frames in order, without colours."""
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
     return re.findall(r"╭.*?╯[^╭]*", plain, re.DOTALL)
 
@@ -74,7 +74,7 @@ def test_the_panel_is_as_wide_as_the_terminal(width: int) -> None:
 
 
 def test_what_a_terminal_echoes_lands_below_the_panel() -> None:
-    """`^C` behind the last line of the panel would push it up by a line, out of reach of what wipes it away."""
+    """A `^C` after the last line of the panel would move the panel up a line, so that it is not erased."""
     for frame in frames(watched(terminal=True)):
         assert re.fullmatch(r"\n[\r\n]*", frame.rpartition("╯")[2]), (
             "the cursor waits at the beginning of an empty line"

@@ -1,4 +1,4 @@
-"""`lightningrl new`: a folder that can be trained at once, and says what to change."""
+"""`lightningrl new`: makes a folder that can be trained at once, and names the files to change."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What cannot start is told so before anything is loaded; of a task file with broken lines the rest is not lost."""
+"""A recipe that cannot run is refused before anything is loaded; broken lines of a task file are skipped."""
 
 import io
 import json
@@ -55,11 +55,9 @@ def test_why_no_task_is_left_is_said_before_that(small_recipe: SmallRecipe) -> N
 
 
 def test_a_function_of_the_recipe_warns_in_the_same_way(small_recipe: SmallRecipe) -> None:
+    warn = 'warnings.warn(f"row 7 of {split} is left out\\nhint: mend it", stacklevel=1)'
     small_recipe.rewrite_agent(
-        lambda text: text.replace(
-            "    return [{",
-            '    import warnings; warnings.warn(f"row 7 of {split} is left out\\nhint: mend it", stacklevel=1)\n    return [{',
-        )
+        lambda text: text.replace("    return [{", f"    import warnings; {warn}\n    return [{{")
     )
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nothing gets past
@@ -113,7 +111,7 @@ POLICIES = '[policies.solver]\nalgorithm = { advantage = "rloo" }\n[policies.cri
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
-    """With several policies; its agent is never run."""
+    """A recipe with several policies; its agent is never run."""
     path = tmp_path / "recipe.toml"
     path.write_text(RECIPE + POLICIES)
     return path

@@ -1,4 +1,4 @@
-"""What `lightningrl rollouts` says of a store whose records are known one by one."""
+"""`lightningrl rollouts` on a store with known records."""
 
 import asyncio
 import json
@@ -51,7 +51,7 @@ def call(
 
 @asynccontextmanager
 async def records(folder: Path) -> AsyncIterator[SQLiteStore]:
-    """Three rollouts: one went well after a bad start, one failed, one is running; a fourth is queued."""
+    """Four rollouts: one succeeded at its second attempt, one failed, one is running, and one is queued."""
     store = await SQLiteStore.open(folder / "store.sqlite")
     task = Task(id="t7", input={"question": "?"}, split="train")
     await store.enqueue(

@@ -1,4 +1,4 @@
-"""Several who answer in one training run: the policy, a frozen version of it, and a server elsewhere."""
+"""Routes in one training run: to the policy, to frozen weights, and to another server."""
 
 import asyncio
 from pathlib import Path
@@ -35,7 +35,8 @@ def test_another_runs_checkpoint_answers_and_does_not_change(small_recipe: Small
     with_a_checker(small_recipe)
     plain = ("loop.steps=2", "loop.group_size=2", "tasks.heldout=1")
     small_recipe.train("--run-dir", "first", *plain)
-    routes = 'routes=[{model="checker", policy="frozen", weights="first/checkpoints/step-00001", agent="judge"}, {model="*"}]'
+    frozen = 'policy="frozen", weights="first/checkpoints/step-00001"'
+    routes = f'routes=[{{model="checker", {frozen}, agent="judge"}}, {{model="*"}}]'
     small_recipe.train("--run-dir", "second", *plain, routes)
     calls = calls_of(small_recipe.folder / "second" / "store.sqlite")
     judged = [call for call in calls if call.agent == "judge"]

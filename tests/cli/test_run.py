@@ -1,6 +1,4 @@
-"""A whole run from the command line, on real parts: what it leaves behind, and that it is the same twice and after a
-kill.
-"""
+"""A whole run from the command line: its files, and the same weights for the same seed, also after a kill."""
 
 import json
 import signal

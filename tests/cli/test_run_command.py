@@ -1,4 +1,4 @@
-"""`lightningrl run`: real commands, real signals, a real terminal; a script stands in for the model."""
+"""`lightningrl run`: real commands, signals and a terminal, with a script in place of the model."""
 
 import json
 import os
@@ -33,7 +33,8 @@ def broken(prompt, messages, tools):
 AGENT = """
 import openai
 client = openai.OpenAI()
-tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}]
+parameters = {"type": "object", "properties": {"city": {"type": "string"}}}
+tools = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
 messages = [{"role": "user", "content": "How warm is it in Oslo?"}]
 answer = client.chat.completions.create(model="gpt-5", messages=messages, tools=tools).choices[0].message
 (call,) = answer.tool_calls
@@ -56,7 +57,8 @@ def ask(url, body, **headers):
 def chat(*texts, model="m", **headers):
     roles = ["user", "assistant"]
     messages = [{"role": roles[place % 2], "content": text} for place, text in enumerate(texts)]
-    answer = ask(os.environ["OPENAI_BASE_URL"] + "/chat/completions", {"model": model, "max_tokens": 20, "messages": messages}, **headers)
+    body = {"model": model, "max_tokens": 20, "messages": messages}
+    answer = ask(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, **headers)
     return answer if isinstance(answer, int) else answer["choices"][0]["message"]["content"]
 
 key = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
@@ -89,7 +91,7 @@ class Place:
         return json.loads(done.stdout.splitlines()[-1])
 
     def ask(self, code: str, **options: Any) -> dict[str, Any]:
-        """Of a program that asks in plain HTTP."""
+        """The result of a program that sends plain HTTP requests."""
         return self.captured(sys.executable, "-c", ASK + code, **options)
 
 
@@ -149,11 +151,12 @@ def test_an_agent_is_captured_token_by_token(place: Place) -> None:
 def test_every_dialect_finds_its_way(place: Place) -> None:
     found = place.ask("""
 assert chat("hi", **key) == "hello"
-said = ask(os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages", {"model": "claude", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]},
-           **{"x-api-key": os.environ["ANTHROPIC_API_KEY"]})
+body = {"model": "claude", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+said = ask(os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages", body, **{"x-api-key": os.environ["ANTHROPIC_API_KEY"]})
 assert said["content"][0]["text"] == "hello", said
-said = ask(os.environ["GOOGLE_GEMINI_BASE_URL"] + "/v1beta/models/gemini:generateContent", {"contents": [{"parts": [{"text": "hi"}]}]},
-           **{"x-goog-api-key": os.environ["GEMINI_API_KEY"]})
+url = os.environ["GOOGLE_GEMINI_BASE_URL"] + "/v1beta/models/gemini:generateContent"
+body = {"contents": [{"parts": [{"text": "hi"}]}]}
+said = ask(url, body, **{"x-goog-api-key": os.environ["GEMINI_API_KEY"]})
 assert said["candidates"][0]["content"]["parts"][0]["text"] == "hello", said
 said = ask(os.environ["OPENAI_BASE_URL"] + "/responses", {"model": "m", "input": "hi"}, **key)
 assert said["output"][0]["content"][0]["text"] == "hello", said
@@ -279,7 +282,8 @@ def test_a_signal_reaches_the_command_and_its_exit_code_is_ours(place: Place) ->
 
 
 def test_what_a_command_leaves_behind_is_ended_with_it(place: Place) -> None:
-    stubborn = f"{sys.executable} -c 'import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(300)'"
+    ignores = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(300)"
+    stubborn = f"{sys.executable} -c '{ignores}'"
     done = place.run(
         "--engine",
         "scripts:script",

@@ -1,4 +1,4 @@
-"""What `lightningrl show` says of a rollout: of a short real training, and of records that are known one by one."""
+"""`lightningrl show` on a short real training, and on known records."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ def printed(view: RolloutView, *, tokens: Tokens = "none", width: int = 80, full
 
 
 def noted(learner: Learner, used: list[Lesson]) -> None:
-    """Keep what the learner is updated from."""
+    """Keep the lessons that the learner is updated with."""
     update = learner.update
 
     async def noting(lessons: Sequence[Lesson], **options: Any) -> dict[str, float]:
@@ -124,7 +124,7 @@ def test_a_real_run_is_shown_from_its_folder(small_recipe: SmallRecipe) -> None:
 
 
 async def written(folder: Path) -> None:
-    """A group of two: one rollout was right; the other asked for a tool that failed, and then rewrote its history."""
+    """A group of two: one rollout succeeded; the other called a tool that failed, and rewrote its history."""
     store = await SQLiteStore.open(folder / "store.sqlite")
     task = Task(id="t7", input={"question": "who?"}, split="train")
     await store.enqueue([Rollout(id=f"train-00000-000-0{n}", group_id="g", task=task) for n in range(2)])
@@ -190,7 +190,8 @@ async def test_a_rollout_that_failed_is_shown_with_its_error(tmp_path: Path) -> 
     await written(tmp_path)
     async with opened(tmp_path) as run:
         page = printed(await look_at(run, "bro"))
-    for text in ("failed, no reward", "did not call the model", "AgentError: ValueError: [red]no[/]", "Traceback of it"):
+    error = "AgentError: ValueError: [red]no[/]"
+    for text in ("failed, no reward", "did not call the model", error, "Traceback of it"):
         assert text in page, text
 
 

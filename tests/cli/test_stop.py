@@ -1,6 +1,4 @@
-"""Real signals to a real process: it ends in order, says how to go on, leaves nothing behind, and its exit code says
-which signal it was.
-"""
+"""Signals to a real process: it ends in order, says how to continue, leaves nothing behind, and sets its exit code."""
 
 import signal
 import subprocess
@@ -60,7 +58,7 @@ def children(running: subprocess.Popen[str]) -> list[str]:
 
 
 def stopped(running: subprocess.Popen[str], number: signal.Signals) -> str:
-    """What it says last."""
+    """The output until its end."""
     running.send_signal(number)
     _, said = running.communicate(timeout=60)
     assert running.returncode == 128 + number, said
@@ -91,7 +89,7 @@ def test_a_run_can_be_stopped_while_it_still_loads(small_recipe: SmallRecipe) ->
 
 
 def test_a_second_signal_ends_a_run_at_once(small_recipe: SmallRecipe) -> None:
-    """The first one waits for what cannot be cancelled: here an update that takes ten minutes."""
+    """The first signal waits for work that cannot be cancelled: here an update that takes ten minutes."""
     (small_recipe.folder / "endless.py").write_text(ENDLESS)
     overrides = ("trainer.name=endless:Endless", "tasks.heldout=1")
     running = start(small_recipe, "train", str(small_recipe.path), "--run-dir", "run", *overrides)
@@ -127,12 +125,16 @@ def test_a_command_is_handed_the_signal_and_what_was_captured_is_shown(small_rec
 
 
 def test_signals_that_are_to_be_ignored_are_ignored(small_recipe: SmallRecipe) -> None:
-    """As after `nohup`."""
-    script = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    """Ignored signals are inherited, as after `nohup`."""
+    script = (
+        "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); "
+        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
     code = (
         "import os, signal\n"
         "from lightningrl.cli import main\n"
-        "main(lambda: (os.kill(os.getpid(), signal.SIGHUP), print('lives on', flush=True), os.kill(os.getpid(), signal.SIGTERM)))"
+        "kill = lambda number: os.kill(os.getpid(), number)\n"
+        "main(lambda: (kill(signal.SIGHUP), print('lives on', flush=True), kill(signal.SIGTERM)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, "-c", code],

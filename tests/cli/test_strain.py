@@ -1,6 +1,4 @@
-"""`lightningrl run` under strain: one caller asks for more than its share, and the others, and the machine, do not
-notice.
-"""
+"""`lightningrl run` under load: a caller that asks for too much harms neither other callers nor the machine."""
 
 import json
 import signal
@@ -57,7 +55,8 @@ STRANGERS = """
 import socket
 ask(connect(), "hi")
 before, most = memory(), 0
-head = "POST /v1/chat/completions HTTP/1.1\\r\\nhost: %s\\r\\nauthorization: Bearer nobody\\r\\n%scontent-length: 40000000\\r\\n\\r\\n"
+head = "POST /v1/chat/completions HTTP/1.1\\r\\nhost: %s\\r\\nauthorization: Bearer nobody\\r\\n%s"
+head += "content-length: 40000000\\r\\n\\r\\n"
 ways = [head % ("10.0.0.1", ""), head % ("localhost", "origin: https://evil.example\\r\\n")]
 answers = []
 

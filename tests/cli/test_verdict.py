@@ -1,4 +1,4 @@
-"""A run that has learnt says by how much; one that has not says so, with the likeliest reason."""
+"""The verdict of a run: how much it has learnt, or the likeliest reason why it has not."""
 
 import io
 
@@ -18,7 +18,7 @@ ALL_ALIKE = LEVEL | {"reward/mean": 0.0, "reward/std_in_group": 0.0, "groups/sil
 
 
 def exam(share: float, *, mode: Mode, version: int) -> Exam:
-    """As many right as `share` says."""
+    """An exam in which a `share` of the tasks succeeds."""
     return Exam(version=version, mode=mode, rollouts=(), rewards=(np.arange(TASKS) < share * TASKS).astype(float))
 
 

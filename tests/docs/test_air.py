@@ -1,4 +1,4 @@
-"""What docs/air.md shows works, and its table has every rule."""
+"""The code of docs/air.md works, and its table has every rule."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""Every algorithm has a page, with what a reader needs, and its settings load."""
+"""Every algorithm has a complete page, and its settings load."""
 
 import re
 import tomllib

@@ -1,6 +1,4 @@
-"""The tutorial's own agent, tasks and teacher work, and the settings it shows are those of the recipe that `lightningrl
-new` lays out.
-"""
+"""The tutorial's agent, tasks and teacher work, and its settings are those of `lightningrl new`."""
 
 import json
 import re

@@ -211,7 +211,7 @@ async def test_checkpoints_without_their_store_are_not_written_over(finished: Sm
     for _ in range(2):
         with pytest.raises(
             UserError,
-            match=r"(?s)has checkpoints up to version 2, but its store has none.*\nhint: restore the run's `store.sqlite`",
+            match=r"(?s)up to version 2, but its store has none.*\nhint: restore the run's `store.sqlite`",
         ):
             await learn(finished, "run")
     assert digest(finished.folder / "run/checkpoints/step-00002") == before

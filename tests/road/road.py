@@ -1,8 +1,7 @@
-"""The newcomer's road: the wheel in a fresh venv, then every command of docs/tutorial.md as it stands, with what must
-come of it. `make road`.
+"""Runs docs/tutorial.md from the wheel in a fresh venv, and checks the results: `make road`.
 
-What the tutorial writes as `bash` is run, what it writes as `python` with a file's name is that file, and its last
-`python` is run on the model.
+Blocks of `bash` are run. Blocks of `python` with a file name are written to that file. The last block of `python` runs
+on the trained model.
 """
 
 import json
@@ -24,7 +23,7 @@ def blocks(language: str) -> list[str]:
 
 
 def walk(folder: Path, env: Mapping[str, str]) -> None:
-    """All of the tutorial's commands, in their order."""
+    """Run all commands of the tutorial, in order."""
     place = folder
     for line in (line for block in blocks("bash") for line in block.splitlines()):
         words = shlex.split(line, comments=True)

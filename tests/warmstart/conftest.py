@@ -1,4 +1,4 @@
-"""A recipe that a tiny model learns in seconds: say back the colour that stands in the question."""
+"""A recipe that a tiny model learns in seconds: repeat the colour in the question."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def tasks(split, *, seed, count):
 
 
 def teacher(prompt, messages, tools):
-    """Wrong about every fourth thing."""
+    """Gives a wrong answer to every fourth question."""
     words = messages[-1]["content"].split()
     return "grey" if int(words[2]) % 4 == 3 else words[-1]
 
@@ -47,7 +47,7 @@ def asked(question):
 
 
 def strangers(*, seed, count):
-    """With another system prompt than the agent's."""
+    """Without the agent's system prompt."""
     return [{"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "red"}]}] * count
 '''
 RECIPE = """

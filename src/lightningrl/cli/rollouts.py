@@ -177,7 +177,8 @@ def _shares_table(census: Census) -> Table:
     table.add_row("sampled", f"{census.sampled_tokens:,} tokens")
     table.add_row("read", f"{census.prompt_tokens:,} tokens · {census.new_tokens:,} new, {reused}")
     for title, counts in (("agents", census.agents), ("dialects", census.dialects), ("policies", census.policies)):
-        table.add_row(title, tally(counts, most=12))
+        if counts:
+            table.add_row(title, tally(counts, most=12))
     return table
 
 
