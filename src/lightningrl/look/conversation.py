@@ -60,7 +60,7 @@ def _messages(request: ChatRequest | None) -> tuple[Message, ...]:
 def _repeated(before: Sequence[Message], messages: Sequence[Message]) -> int:
     """Number of leading messages with the same meaning; a dropped reasoning makes no difference."""
     pairs = zip(before, messages, strict=False)
-    return sum(1 for _ in takewhile(lambda pair: step(pair[0]) == step(pair[1]), pairs))
+    return sum(1 for _ in takewhile(lambda pair: step(pair[:1]) == step(pair[1:]), pairs))
 
 
 def _plain(message: Message) -> dict[str, Any]:
