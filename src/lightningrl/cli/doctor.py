@@ -86,7 +86,7 @@ def _loopback() -> Check:
 def _gpu() -> Check:
     """GPUs that torch sees. They are optional: the embedded engine and the trainer run on the CPU, too."""
     if version_of("torch") is None:
-        return Check(name="gpu", ok=None, found="unknown, as torch is missing")
+        return Check(name="gpu", ok=None, found="unknown without torch")
     try:
         from lightningrl.models.devices import built_for, devices  # loads torch
     except (ImportError, OSError) as error:  # OSError: a CUDA library is missing
