@@ -1,4 +1,4 @@
-"""Which weights does each policy train, and with what? Models and learners are made here, where a run is put together."""
+"""Which weights does each policy train, and with which trainer? Models and learners are made here."""
 
 from collections.abc import Mapping
 from concurrent.futures import Executor

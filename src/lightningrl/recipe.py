@@ -1,4 +1,4 @@
-"""Read a recipe: TOML, then overrides such as `trainer.learning_rate=1e-4`. A mistake is explained with what was meant."""
+"""Read a recipe: TOML, then overrides such as `trainer.learning_rate=1e-4`. Mistakes are explained."""
 
 import tomllib
 from collections.abc import Sequence
