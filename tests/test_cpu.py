@@ -1,4 +1,4 @@
-"""Seconds of CPU go to the part that spent them."""
+"""CPU seconds are counted to the part that used them."""
 
 import subprocess
 import sys
@@ -78,7 +78,7 @@ def test_an_engine_that_has_ended_takes_nothing_from_what_was_counted() -> None:
 
 
 def test_a_program_counts_with_what_it_has_started_alive_or_ended() -> None:
-    """A worker that has waited for one program while another, as a server of MCP does, goes on."""
+    """A worker that has waited for one program while another, e.g. an MCP server, still runs."""
     server = f"{BURN}print(flush=True)\ntime.sleep(60)"
     worker = f"""
 import subprocess, sys

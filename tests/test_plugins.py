@@ -47,8 +47,7 @@ def test_a_missing_attribute_or_module_is_named() -> None:
 
 
 def test_importing_lightningrl_loads_no_torch() -> None:
-    code = "import sys, lightningrl, lightningrl.config, lightningrl.store, lightningrl.engine, lightningrl.data; print('torch' in sys.modules)"
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-        == "False"
-    )
+    modules = "lightningrl, lightningrl.config, lightningrl.store, lightningrl.engine, lightningrl.data"
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

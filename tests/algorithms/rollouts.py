@@ -1,4 +1,4 @@
-"""Small trajectories to learn from."""
+"""Builds small trajectories."""
 
 from collections.abc import Sequence
 

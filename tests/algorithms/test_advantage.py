@@ -1,4 +1,4 @@
-"""How good calls were beside others: by hand, and whatever the values are."""
+"""Advantages: examples by hand, and properties of all values."""
 
 from collections.abc import Sequence
 

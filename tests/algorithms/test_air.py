@@ -1,4 +1,4 @@
-"""AIR: rules, their caps, and the proof that potential-based rewards leave the best policy the best."""
+"""AIR: rules, caps, and the proof that potential-based rewards keep the best policy."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -137,7 +137,7 @@ def test_an_unknown_rule_lists_those_that_are_known() -> None:
 
 
 def trajectory(*calls: tuple[str, float, float, float], reward: float = 0.0) -> Trajectory:
-    """From (id, rewarded, started_at, ended_at)."""
+    """A trajectory from (id, reward, started_at, ended_at)."""
     nothing = np.array([], np.int32)
     made = tuple(
         Transition(
@@ -158,7 +158,7 @@ def trajectory(*calls: tuple[str, float, float, float], reward: float = 0.0) -> 
 
 
 def chain(*rewards: float, reward: float = 0.0) -> tuple[Trajectory, dict[str, float]]:
-    """An attempt of calls one after the other, unrewarded; and what AIR would give them."""
+    """A chain of calls without rewards, and the AIR rewards of each."""
     calls = [(f"c{t}", 0.0, float(2 * t), float(2 * t + 1)) for t in range(len(rewards))]
     return trajectory(*calls, reward=reward), {f"c{t}": r for t, r in enumerate(rewards)}
 
@@ -170,7 +170,7 @@ def given(made: Trajectory) -> Doubles:
 def test_on_a_chain_shaping_is_the_difference_of_potentials() -> None:
     made, air = chain(1.0, 0.0, -2.0, 5.0)
     assert given(shaped(made, air)).tolist() == pytest.approx([1.0, 0.0, -2.0, 1.0])
-    phi = np.array([0.0, 1.0, 1.0, -1.0, 0.0])  # before each call; nothing when all is over
+    phi = np.array([0.0, 1.0, 1.0, -1.0, 0.0])  # before each call; 0 at the end
     assert given(shaped(made, air, discount=0.5)) == pytest.approx(0.5 * phi[1:] - phi[:-1])
 
 
@@ -208,7 +208,7 @@ TOOL = {"ok": 1.0, "failed": -0.2}
 
 
 def attempts(policy: Policy) -> Iterator[tuple[float, Trajectory, dict[str, float]]]:
-    """Every attempt that can come about, with its probability."""
+    """All possible attempts with their probabilities."""
     todo: list[tuple[float, History]] = [(1.0, ())]
     while todo:
         chance, history = todo.pop()

@@ -1,4 +1,4 @@
-"""What may be a consequence of what."""
+"""Which call can be a consequence of which."""
 
 import numpy as np
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What a call was worth: by hand, and whatever the rollouts look like."""
+"""Credits: examples by hand, and properties of all rollouts."""
 
 import dataclasses
 
@@ -80,7 +80,7 @@ def test_generalised_advantages_in_branches_expect_what_they_expect_on_average()
 
 
 def test_baselines_lean_on_the_nearest_state_and_not_on_the_root() -> None:
-    """Two go the same way for three calls, a third for two."""
+    """Two rollouts share three calls, a third shares two."""
     deep = [call("c1", prompt=(0,)), call("c2", prompt=(0, 1)), call("c3", prompt=(0, 1, 2))]
     group = [
         rollout("r1", 1.0, *deep),
@@ -128,7 +128,7 @@ def test_an_anchor_may_be_what_a_recipe_says(tmp_path) -> None:
 
 
 def tree(*returns: float) -> list[Trajectory]:
-    """The first two rollouts part from the third in their first call."""
+    """The first two rollouts differ from the third in their first call."""
     prompts = [(0, 1, 2, 7), (0, 1, 2, 7), (0, 1, 2, 8)]
     return [
         rollout(f"r{i}", R, call("c1"), call("c2", prompt=p))
@@ -168,7 +168,7 @@ def test_bad_options_are_refused(value: float) -> None:
 
 @st.composite
 def groups_of_rollouts(draw: st.DrawFn) -> list[Trajectory]:
-    """Rollouts through a small tree of prompts, with rewards on the way; some never call."""
+    """Rollouts through a small tree of prompts, with rewards of calls; some make no call."""
     made: list[Trajectory] = []
     for i in range(draw(st.integers(2, 5))):
         prompt: tuple[int, ...] = (0,)

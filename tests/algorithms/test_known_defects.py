@@ -1,4 +1,4 @@
-"""What others got wrong, as the behaviour that is right. From records to lessons and forests, as a run goes."""
+"""Defects of other libraries, as tests of the correct behaviour, from records to lessons and forests."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ ADVANTAGES = ["grpo", "rloo", "dr_grpo", "opo", "reinforce++", "reinforce++-base
 
 
 def rollout(name: str, *, group: str = "g", failed: bool = False) -> Rollout:
-    """Its only attempt has its name."""
+    """A rollout whose only attempt has the same id."""
     task = Task(id=group, input={}, split="train")
     return Rollout(
         id=name,
@@ -150,7 +150,7 @@ def test_a_rollout_that_failed_is_no_reward_of_zero_and_changes_nothing(advantag
 
 @pytest.mark.parametrize("says", [[(7,), (8,), (9,)], [(7,), (7,), (7,)]])
 def test_several_samples_of_one_prompt_are_all_kept(says: Sequence[Sequence[int]]) -> None:
-    """`n = 2`, or the best of three: one prompt, read once, and every sample of it learnt from, equal ones too."""
+    """`n = 2`, or the best of three: the prompt is computed once, and every sample is trained, equal ones too."""
     rollouts, _, rewards = two()
     calls = [call(name, i, says=said) for name in "ab" for i, said in enumerate(says)]
     made = learn(rollouts, calls, rewards)
@@ -161,7 +161,7 @@ def test_several_samples_of_one_prompt_are_all_kept(says: Sequence[Sequence[int]
 
 
 def interleaved() -> list[Call]:
-    """Two sub-agents that take turns, each going on with its own conversation: A1 B1 A2 B2."""
+    """Two sub-agents in alternation, each with its own conversation: A1 B1 A2 B2."""
     a1 = call("a", 0, agent="A", prompt=(1, 2), says=(10, 11), at=(0, 2))
     b1 = call("a", 1, agent="B", prompt=(5, 6), says=(12, 13), at=(1, 3))
     a2 = call("a", 2, agent="A", prompt=(1, 2, 10, 11, 3), says=(14,), parent="a/0", at=(2.5, 5))

@@ -1,4 +1,4 @@
-"""From trajectories to lessons; above all invariant 6: a group is compared before anything is filtered."""
+"""Trajectories → lessons; above all invariant 6: groups are compared before anything is filtered."""
 
 import dataclasses
 from typing import Literal

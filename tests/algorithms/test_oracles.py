@@ -1,4 +1,4 @@
-"""Some cells of the oracles, and the page that shows them all."""
+"""A few cells of the oracles, and the page that shows all of them."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The forest holds every path it was made from, once, and every sampled token as a term of its own."""
+"""A forest contains every path once, and every sampled token as its own term."""
 
 import dataclasses
 import random
@@ -16,7 +16,7 @@ RNG = np.random.default_rng(0)
 
 
 def path(forest: Forest, token: int) -> list[int]:
-    """Ids from the root to a token, found by following parents."""
+    """Token ids from the root to a token, by following parents."""
     s = int(np.searchsorted(forest.starts, token, side="right")) - 1
     own = forest.token_ids[forest.starts[s] : token + 1].tolist()
     return own if forest.parents[s] < 0 else path(forest, int(forest.starts[forest.parents[s] + 1]) - 1) + own
@@ -103,7 +103,7 @@ def test_weight_of_zero_leaves_out_a_token_or_a_call() -> None:
 
 
 def test_whole_forest_also_holds_what_has_no_weight() -> None:
-    """To be evaluated: what a critic expects of a call is asked before it is known what the call teaches."""
+    """For evaluation: the critic's value is needed before advantages are known."""
     made_from = [dataclasses.replace(le, weights=0 * le.weights) for le in lessons(3)]
     assert len(build_forest(made_from).targets) == 0
     forest = build_forest(made_from, whole=True)

@@ -1,4 +1,4 @@
-"""What is computed together: rollouts are never parted, and nothing that teaches is left out, whatever the loss."""
+"""Packing: rollouts stay together, and no lesson with a gradient is left out, whatever the loss."""
 
 import dataclasses
 from typing import Any
@@ -13,12 +13,12 @@ from lightningrl.trainer.conformance import lessons
 
 
 def silenced(made: list[Lesson], *rollouts: str) -> list[Lesson]:
-    """With an advantage of 0 in these rollouts."""
+    """Lessons with an advantage of 0 in these rollouts."""
     return [dataclasses.replace(le, advantages=0 * le.advantages) if le.rollout_id in rollouts else le for le in made]
 
 
 def interleaved(made: list[Lesson]) -> list[Lesson]:
-    """As if the calls of all rollouts came in at random."""
+    """Lessons in random order, as if the calls of all rollouts arrived at random."""
     return [made[i] for i in np.random.default_rng(0).permutation(len(made))]
 
 
@@ -34,7 +34,7 @@ def test_rollout_is_never_split_over_forests(max_tokens: int) -> None:
 
 
 def test_rollout_is_never_split_over_optimizer_steps() -> None:
-    """A defect of the field: rows are shuffled over minibatches, so that a rollout meets several versions of the
+    """A defect of other libraries: rows of a rollout are shuffled over minibatches and meet several versions of the
     weights.
     """
     for count in (2, 3, 7):
@@ -71,7 +71,7 @@ def test_what_teaches_depends_on_the_loss() -> None:
 
 def test_calls_without_advantage_are_kept_where_they_have_a_gradient() -> None:
     made = lessons(2)
-    made[1] = dataclasses.replace(made[1], advantages=0 * made[1].advantages)  # in a rollout that teaches
+    made[1] = dataclasses.replace(made[1], advantages=0 * made[1].advantages)  # in a rollout with a gradient
     made = silenced(made, "g1/0")
     made[2] = dataclasses.replace(made[2], weights=0 * made[2].weights)
 

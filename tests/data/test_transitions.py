@@ -1,4 +1,4 @@
-"""Invariant 3: every sampled token of an accepted attempt is trained once, or counted in a report that says why not."""
+"""Invariant 3: every sampled token of an accepted attempt is trained once, or counted in a report with the reason."""
 
 import dataclasses
 from typing import Any
@@ -90,7 +90,7 @@ def test_every_sampled_token_of_an_accepted_attempt_is_counted_once() -> None:
             **{"policy_version": 3, **(REASONS[rng.choice(list(REASONS))] if rng.random() < 0.5 else {})},
         )
         for i in range(40)
-        for attempt in (1, 2)  # of two attempts the first is accepted
+        for attempt in (1, 2)  # the first of two attempts is accepted
         for index in range(rng.integers(0, 4))
     ]
     rewards = [final(f"r{i}") for i in range(40)]

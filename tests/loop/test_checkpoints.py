@@ -1,4 +1,4 @@
-"""Checkpoints: damage is noticed, a run goes on from the version before it, and saving blocks nothing."""
+"""Checkpoints: damage is detected, a run continues from the version before, and saving does not block."""
 
 import asyncio
 import logging
@@ -48,7 +48,7 @@ def flip_a_bit(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def checkpoint(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`step-00001` and `step-00002` of a trainer."""
+    """Checkpoints `step-00001` and `step-00002` of one trainer."""
     tokenizer, folder = load_tokenizer(str(model_folder)), tmp_path_factory.mktemp("checkpoints")
     trainer = LocalTrainer(
         load_model(str(model_folder)),
@@ -70,7 +70,7 @@ Files = dict[Path, bytes]
 
 
 def damaged(files: Files, older: Files, *, kind: str, rng: random.Random) -> dict[Path, bytes | None]:
-    """What to write where; None: to remove."""
+    """Path → new content; None: delete the file."""
     path = rng.choice(sorted(files))
     content = bytearray(files[path])
     match kind:
@@ -123,7 +123,7 @@ def test_a_checkpoint_of_another_policy_or_version_is_noticed(checkpoint: Path) 
 async def test_a_damaged_checkpoint_costs_a_step_and_changes_nothing(
     two_policies: SmallRecipe, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Both policies go back to the version before, and learn from the same records again."""
+    """Both policies return to the version before and train on the same records again."""
     run = await learn(two_policies, "run")
     learnt = {policy: digest(run / "model" / policy) for policy in ("asker", "picker")}
     flip_a_bit(run / "checkpoints/step-00002/picker/trainer/moments.safetensors")
@@ -138,7 +138,7 @@ async def test_a_damaged_checkpoint_costs_a_step_and_changes_nothing(
 
 
 async def test_what_was_queued_waits_for_the_weights_that_it_is_to_run_with(finished: SmallRecipe) -> None:
-    """A rollout of the step after a damaged checkpoint is in the queue already when that checkpoint is learnt again."""
+    """A rollout of the next step is already queued when a damaged checkpoint is computed again."""
     run = finished.folder / "run"
     flip_a_bit(run / "checkpoints/step-00002/model.safetensors")
     finished.rewrite_agent(
@@ -160,7 +160,7 @@ async def test_what_was_queued_waits_for_the_weights_that_it_is_to_run_with(fini
 
 @pytest.fixture(scope="module")
 def learnt(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> SmallRecipe:
-    """A run of two steps in `run`."""
+    """Run two steps in the folder `run`."""
     folder = tmp_path_factory.mktemp("learnt")
     (folder / "agent.py").write_text(AGENT)
     (folder / "recipe.toml").write_text(RECIPE)
@@ -209,11 +209,9 @@ async def test_checkpoints_without_their_store_are_not_written_over(finished: Sm
     (finished.folder / "run" / "store.sqlite").unlink()
     before = digest(finished.folder / "run/checkpoints/step-00002")
     for _ in range(2):
-        with pytest.raises(
-            UserError,
-            match=r"(?s)up to version 2, but its store has none.*\nhint: restore the run's `store.sqlite`",
-        ):
+        with pytest.raises(UserError, match="up to version 2") as error:
             await learn(finished, "run")
+        assert "`store.sqlite`" in (error.value.hint or "")
     assert digest(finished.folder / "run/checkpoints/step-00002") == before
 
 

@@ -1,4 +1,4 @@
-"""What a learner makes of records that are not quite its own weights' any more."""
+"""A learner with records of older weights."""
 
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
-"""What was served is what is learnt from, token for token: a batch of each recipe, through its own SDK and real
-sockets, against invariants 1 to 3.
-
-Recipes in venvs of their own, and those that need Node, are in `tests_recipes`.
+"""Invariants 1 to 3 for each recipe: a batch through the recipe's own SDK and real sockets is trained token for token
+as it was served. `tests_recipes` has the recipes that need other environments or Node.
 """
 
 from collections import Counter
@@ -23,7 +21,7 @@ SMALL = ["loop.tasks_per_step=3", "loop.group_size=4", "trainer.threads=1"]
         ("errands/recipe.toml", 0),
         ("from_scratch/recipe.toml", 0),
         ("multi_agent/recipe.toml", 0),
-        ("multi_agent/lora.toml", 1),  # an adapter begins as nothing at all
+        ("multi_agent/lora.toml", 1),  # a new adapter changes nothing
     ],
 )
 async def test_every_token_that_was_served_is_learnt_from_as_it_was(recipe: str, steps: int, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Several policies learn in the same rollouts, each from its own calls alone."""
+"""Several policies are trained in the same rollouts, each from its own calls."""
 
 import hashlib
 from collections.abc import Callable
@@ -35,14 +35,14 @@ policy = "picker"
 
 @pytest.fixture
 def recipe(small_recipe: SmallRecipe) -> SmallRecipe:
-    """The first turn asks `asker`, the second `picker`."""
+    """The first turn requests `asker`, the second `picker`."""
     small_recipe.rewrite_agent(lambda text: text.replace('model="policy"', 'model="asker" if follow_up else "picker"'))
     small_recipe.path.write_text(small_recipe.path.read_text() + POLICIES)
     return small_recipe
 
 
 async def learn(config: Config, folder: Path) -> list[Call]:
-    """The calls that training has learnt from."""
+    """Ids of the calls that were trained."""
     folder.mkdir(exist_ok=True)
     async with lightning(config, folder) as server:
         await server.loop(Nobody()).run()
@@ -52,7 +52,7 @@ async def learn(config: Config, folder: Path) -> list[Call]:
 
 
 def digest(folder: Path) -> str:
-    """Of the weights in a model folder."""
+    """SHA-256 of the weights in a model folder."""
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
@@ -83,7 +83,7 @@ async def test_a_policy_whose_calls_do_not_teach_stays_bit_for_bit_what_it_was(r
 
 
 async def test_what_one_policy_learns_does_not_depend_on_how_another_is_trained(recipe: SmallRecipe) -> None:
-    """After one step both have learnt from the same rollouts."""
+    """Both policies after one step on the same rollouts."""
     for name, rate in (("fast", 1e-2), ("slow", 1e-5)):
         await learn(
             load_config(recipe.path, ["loop.steps=1", f"policies.picker.trainer.learning_rate={rate}"]),
@@ -103,7 +103,7 @@ async def test_a_run_that_ended_between_two_publications_goes_on_bit_for_bit(rec
     async with lightning(config, halted) as server:
         asker = server.learners[0]
         await asker.load(asker.weights(1))
-        await asker.save(asker.weights(2))  # killed before the other one had published its second version
+        await asker.save(asker.weights(2))  # as if killed before the other policy published its second version
         await server.store.publish(asker.weights(2))
     async with lightning(config, halted) as server:
         assert await server.version() == 1
@@ -129,7 +129,7 @@ def test_what_is_wrong_with_a_policy_is_said(recipe: SmallRecipe, change: Callab
 
 
 async def test_groups_that_cannot_teach_are_replaced_by_other_tasks(recipe: SmallRecipe) -> None:
-    """One of the two questions always earns the same."""
+    """Tasks of which one always has the same reward."""
     reward = "    return len(answer) % 5 / 4"
     recipe.rewrite_agent(
         lambda text: text.replace(reward, f'    if task["question"] == "say a word":\n        return 0.5\n{reward}')
@@ -165,7 +165,7 @@ async def test_an_update_that_is_not_finite_is_not_made_and_its_batch_is_kept(re
 
 
 class Poisoned:
-    """What is recorded is refused when it is not finite; so here it goes wrong on the way into the trainer."""
+    """Non-finite records are refused, so this test damages the numbers on their way to the trainer."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -208,7 +208,7 @@ def brief(span):
 
 @pytest.mark.parametrize("shaping", ["additive", "potential"])
 async def test_intermediate_rewards_teach_where_the_final_one_says_nothing(recipe: SmallRecipe, shaping: str) -> None:
-    """Every rollout gets the same in the end; a rule of the recipe's own tells its calls apart."""
+    """All final rewards are equal; a rule of the recipe distinguishes calls."""
     recipe.rewrite_agent(lambda text: text.replace("return len(answer) % 5 / 4", "return 1.0"))
     (recipe.folder / "brevity.py").write_text(RULE)
     (recipe.folder / "run").mkdir()
@@ -237,7 +237,7 @@ async def test_intermediate_rewards_teach_where_the_final_one_says_nothing(recip
             for lesson in lessons["picker"]
             if lesson.transition.agent == "asker"
         }
-        # The last call gets its own reward on top, or else what its potential still owes for the call before it.
+        # The last call gets its own reward, or the negative potential of the call before it.
         values = [
             earned[le.transition.call_id] if shaping == "additive" else -earned[first[le.rollout_id]] for le in second
         ]

@@ -1,6 +1,4 @@
-"""After every publication the engine must speak for the weights that were published; an engine that does not is found
-out.
-"""
+"""After every publication the engine serves the published weights; an engine that does not is detected."""
 
 from pathlib import Path
 
@@ -90,7 +88,7 @@ async def test_an_engine_whose_logprobs_are_not_those_of_its_policy_is_found_out
 
 
 async def test_one_small_step_is_seen(recipe: SmallRecipe) -> None:
-    """The check is worth something at a rate that large models are trained with."""
+    """The check detects an update at a learning rate that is usual for large models."""
     with pytest.raises(EngineError, match="serves other weights"):
         await learn(recipe, "Stale", "trainer.learning_rate=1e-4", "trainer.minibatches=1")
     assert not (recipe.folder / "run" / "checkpoints" / "step-00002" / Path("config.json")).exists(), (

@@ -1,8 +1,6 @@
-"""Do our algorithms and losses say what TRL's and verl's say? Vectors are theirs, made by benchmarks/parity;
-docs/parity.md shows these tables.
-
-`AGREES` holds what is the same as it stands, `DIFFERS` what is the same after exactly one named difference has been
-made up for. Both numbers and gradients are compared.
+"""Do our algorithms and losses give the numbers of TRL and verl? `benchmarks/parity` computes their vectors;
+docs/parity.md shows these tables. `AGREES` lists what is equal, `DIFFERS` what is equal after one named difference is
+corrected. Values and gradients are compared.
 """
 
 from collections.abc import Callable, Iterator
@@ -98,54 +96,54 @@ class Difference:
 
 
 def scaled(by: Any) -> Callable[[Answer], Answer]:
-    """Every number times `by`; one for each token where it is an array, which only a gradient has."""
+    """Every number times `by`; an array `by` has one factor per token and is used for gradients."""
     return lambda answer: {name: value * by for name, value in answer.items()}
 
 
 def deviation_in_groups(*, rollouts: int) -> np.ndarray:
-    """[M] unbiased."""
+    """[M] unbiased standard deviation."""
     groups, rewards = np.array(BATCH["groups"][:rollouts]), np.array(BATCH["rewards"][:rollouts])
     return of_tokens([float(rewards[groups == group].std(ddof=1)) for group in groups])
 
 
 def distances(*, rollouts: int) -> np.ndarray:
-    """[M] rewards less the mean of their group."""
+    """[M] rewards minus the mean of their group."""
     groups, rewards = np.array(BATCH["groups"][:rollouts]), np.array(BATCH["rewards"][:rollouts])
     return of_tokens(rewards - np.array([rewards[groups == group].mean() for group in groups]))
 
 
 def whitened(values: np.ndarray, *, inside: float = 0.0, outside: float = 0.0) -> np.ndarray:
-    """(x - mean) / (√(s² + inside) + outside), unbiased."""
+    """(x - mean) / (√(s² + inside) + outside), with the unbiased s."""
     return (values - values.mean()) / (np.sqrt(values.var(ddof=1) + inside) + outside)
 
 
 def raw_for_singles(divided_by: float = 1.0) -> Callable[[Answer], Answer]:
-    """verl takes 0 for the mean and 1 for the deviation of a group of one."""
+    """For a group of one, verl uses mean 0 and deviation 1."""
     single = of_tokens([group == "d" for group in BATCH["groups"]])
     return lambda answer: {"values": answer["values"] + single * of_tokens(BATCH["rewards"]) / divided_by}
 
 
 def with_epsilon_inside(values: np.ndarray) -> Callable[[Answer], Answer]:
-    """From (s + EPS) to √(s² + 1e-8)."""
+    """Changes (s + EPS) to √(s² + 1e-8)."""
     s = values.std(ddof=1)
     return lambda answer: answer | {"values": answer["values"] * (s + EPS) / np.sqrt(s**2 + 1e-8)}
 
 
 def equal_groups_whitened(*, rollouts: int) -> Callable[[Answer], Answer]:
-    """What whitening makes of distances of 0."""
+    """The result of whitening distances of 0."""
     d = distances(rollouts=rollouts)
     return lambda answer: {"values": np.where(d == 0, whitened(d, inside=1e-8), answer["values"])}
 
 
 def single_unwhitened_and_back(answer: Answer) -> Answer:
-    """Undoes the whitening, takes the reward of the group of one for its distance, and whitens again."""
+    """Undoes the whitening, uses the reward of the group of one as its distance, and whitens again."""
     d = distances(rollouts=13)
     before = answer["values"] * np.sqrt(d.var(ddof=1) + 1e-8) + d.mean()
     return {"values": whitened(raw_for_singles()({"values": before})["values"], inside=1e-8)}
 
 
 def rejected(level: str) -> Difference:
-    """Where verl rejects a token, it also divides by one less."""
+    """Where verl rejects a token, its divisor is smaller by one."""
     kept = np.array(GOLDEN["verl"]["correction"][f"rejection, {level}"]["kept"])
     ours = {"token": "token-mask", "sequence": "rollout-mask"}[level]
     return Difference(
@@ -156,7 +154,7 @@ def rejected(level: str) -> Difference:
 
 
 def ratio_of_each_token(answer: Answer) -> Answer:
-    """verl's gradient of a sequence's ratio goes through one token: the one whose advantage it has (GSPO-token, arXiv
+    """verl's gradient of a sequence's ratio flows only through the token whose advantage it has (GSPO-token, arXiv
     2507.18071, section 4.3).
     """
     n = lengths()
@@ -168,9 +166,7 @@ def ratio_of_each_token(answer: Answer) -> Answer:
 
 
 def unclipped_values(answer: Answer) -> Answer:
-    """verl takes the larger of two errors; the other one is of a value held near the old one, and has no gradient
-    there.
-    """
+    """verl uses the larger of two errors. The other one is of a clipped value, which has no gradient there."""
     V, V_old, R = (
         np.array(BATCH["values"]),
         np.array(BATCH["old_values"]),
@@ -192,7 +188,7 @@ def kl_with_ratio(answer: Answer) -> Answer:
 
 
 def entropy_over_rollouts(answer: Answer) -> Answer:
-    """Takes our bonus off, which is weighted like the loss, and gives TRL's, which is always a mean over tokens."""
+    """Replaces our entropy bonus, which has the weights of the loss, by TRL's, which is always a mean over tokens."""
     n = lengths(rollouts=OF_TRL)
     H = np.array(BATCH["entropies"][: int(n.sum())])
     like_the_loss = (H / of_tokens(n)).sum() / OF_TRL
@@ -200,8 +196,8 @@ def entropy_over_rollouts(answer: Answer) -> Answer:
 
 
 def products_clipped(answer: Answer) -> Answer:
-    """TRL's RLOO: the ratio is one of the whole completion, its loss a sum over it, and clipped. Ours weighs with the
-    same ratio, unclipped.
+    """TRL's RLOO: the ratio is over the whole completion, the loss sums over it, and it is clipped. Ours uses the same
+    ratio as an unclipped weight.
     """
     n = lengths(rollouts=OF_TRL)
     M = int(n.sum())
@@ -360,7 +356,7 @@ def test_both_say_the_same_but_for_the_difference_that_is_named(path: str) -> No
 
 
 def test_a_token_that_teaches_is_in_every_loss() -> None:
-    """No vector agrees because it is empty."""
+    """No vector is empty."""
     for path in [*AGREES, *DIFFERS]:
         assert all(np.any(value != 0) for value in theirs(path).values())
 
@@ -379,7 +375,7 @@ def test_every_difference_is_documented() -> None:
 
 
 def by_token(path: str) -> Answer:
-    """TRL has one advantage for each rollout."""
+    """TRL has one advantage per rollout."""
     answer = theirs(path)
     return {"values": of_tokens(answer["values"])} if path.startswith("trl/advantages") else answer
 

@@ -1,6 +1,5 @@
-"""The golden vectors, and what our own functions say to the same questions.
-
-Legend: M sampled tokens, rollout by rollout.
+"""The golden vectors, and the results of our functions on the same inputs. Legend: M sampled tokens, rollout by
+rollout.
 """
 
 import json
@@ -30,7 +29,7 @@ Answer: TypeAlias = dict[str, Doubles]
 
 
 def theirs(path: str) -> Answer:
-    """`trl/losses/grpo` → what TRL said."""
+    """`trl/losses/grpo` → TRL's results."""
     found: Any = GOLDEN
     for name in path.split("/"):
         found = found[name]
@@ -38,24 +37,24 @@ def theirs(path: str) -> Answer:
 
 
 def gap(ours: Answer, theirs: Answer) -> float:
-    """The largest difference between any two numbers of the same name; ours may have less to say."""
+    """Largest difference between numbers of the same name. Ours may lack some names."""
     return max(float(np.max(np.abs(value - theirs[name]))) for name, value in ours.items())
 
 
 def lengths(*, rollouts: int | None = None) -> Doubles:
-    """[R] sampled tokens."""
+    """[R] number of sampled tokens."""
     return np.array([sum(calls) for calls in BATCH["calls"][:rollouts]], np.float64)
 
 
 def of_tokens(per_rollout: Sequence[float] | Doubles) -> Doubles:
-    """[R] → [M]"""
+    """[R] → [M]: repeats a rollout's value for each of its tokens."""
     return np.repeat(np.asarray(per_rollout, np.float64), lengths(rollouts=len(per_rollout)).astype(int))
 
 
 def trajectories(
     *, rollouts: int | None = None, recorded: str = "old", one_call_per_token: bool = False
 ) -> list[Trajectory]:
-    """The batch. `recorded`: which logprobs are those of the weights that sampled."""
+    """The batch. `recorded`: which log-probabilities are those of the weights that sampled."""
     made, at = [], 0
     for r, sizes in enumerate(BATCH["calls"][:rollouts]):
         calls = []
@@ -83,13 +82,13 @@ def trajectories(
 
 
 def advantages(name: str, *, rollouts: int | None = None) -> Answer:
-    """[M] from the rewards of the batch."""
+    """[M] advantages from the rewards of the batch."""
     lessons, _ = lessons_of(trajectories(rollouts=rollouts), AlgorithmConfig(advantage=name))
     return {"values": np.concatenate([lesson.advantages for lesson in lessons]).astype(np.float64)}
 
 
 def gae() -> Answer:
-    """[M] where every token is a call. Advantages are those before any scale; `returns` is what the critic is to learn."""
+    """[M] advantages before scaling, where every token is a call. `returns`: targets of the critic."""
     asked = GOLDEN["verl"]["gae"]
     credit = plugins.load("gae_calls", kind="credit")
     credits = credit(trajectories(one_call_per_token=True), discount=asked["gamma"], trace_decay=asked["lam"])
@@ -102,7 +101,7 @@ def gae() -> Answer:
 def loss(
     aggregation: Any, *, rollouts: int | None = None, recorded: str = "old", of_calls: bool = False, **settings: Any
 ) -> Answer:
-    """The loss of the batch's own advantages, and its gradient [M] by each logprob."""
+    """The loss with the batch's own advantages, and its gradient [M] by each log-probability."""
     config = LossConfig(**settings)
     forest = _forest(aggregation, rollouts=rollouts, recorded=recorded, of_calls=of_calls)
     M = len(forest.targets)
@@ -116,7 +115,7 @@ def loss(
 
 
 def correction(target: str, **settings: Any) -> Answer:
-    """[M] importance weights from the weights that sampled to `target`."""
+    """[M] importance weights from the sampling weights to `target`."""
     forest = _forest("token-mean", rollouts=None, recorded="behaviour")
     to = torch.tensor(BATCH[target], dtype=torch.float64)
     config = LossConfig(proximal=True, **settings)
@@ -150,7 +149,7 @@ def critic(value_coef: float) -> Answer:
 
 
 def _forest(aggregation: Any, *, rollouts: int | None, recorded: str, of_calls: bool = False) -> Forest:
-    """With the batch's own advantages; `old` are the weights that it is first learnt by."""
+    """With the batch's own advantages; `old` are the weights before the first update."""
     lessons, _ = lessons_of(
         trajectories(rollouts=rollouts, recorded=recorded), AlgorithmConfig(aggregation=aggregation)
     )
