@@ -1,14 +1,13 @@
-"""What does a recorded call cost: disk, CPU, memory? Beside plain JSON rows (one row a call, everything in it) in the
-same run.
+"""What does a recorded call cost in disk, CPU and memory? Compared with plain JSON rows, one a call, in the same run.
 
-Agents with tools: each request repeats the whole history; system prompt and tools are the same in all attempts, eight
-attempts share a task. Text is English (the standard library's own help) at 4 characters a token; token ids are uniform
-in a vocabulary of 151,643, logprobs random float32, so that nothing but text and repetition can be compressed. Disk is
-the closed file by the tokens: `sampled` by the policy, and `recorded`, those and what else was new in the prompts. CPU
-is that of the whole process, both threads, while 64 attempts write at once.
+The load are agents with tools. Each request repeats the whole history. System prompt and tools are the same in all
+attempts, and eight attempts share a task. Text is English (the help of the standard library) at 4 characters a token.
+Token ids are uniform in a vocabulary of 151,643, and logprobs are random float32, so only text and repeats compress.
+Disk is the size of the closed file, per `sampled` token and per `recorded` token (also those that are new in prompts).
+CPU is that of the whole process, both threads, while 64 attempts write at once.
 
-Reads are measured on a store of `--reads` rollouts with four calls each, each next to the same answer made from all
-rollouts: the list of the latest 40, the number of rollouts, and one look whether any of the latest 10,000 has ended.
+Reads are measured on a store of `--reads` rollouts with four calls each: the list of the latest 40, the number of
+rollouts, and one check whether any of the latest 10,000 has ended. Each is compared with a read of all rollouts.
 
     python benchmarks/store.py [--rounds 3] [--reads 25000] [--json benchmarks/results/store.json]
 """
@@ -37,7 +36,7 @@ from lightningrl.types import Attempt, Call, Reward, Rollout, Sampling, Task
 VOCAB, GROUP, AT_ONCE, CHARACTERS = 151_643, 8, 64, 4
 TEXT = " ".join(" ".join(pydoc_data.topics.topics.values()).split())
 SYSTEM, QUESTION, RESULT = 600, 50, 30
-"""Tokens of the system prompt, the task, and what a tool answers."""
+"""Tokens of the system prompt, the task, and the result of a tool."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ LOADS += [Load(dialect, 50, 8, 64 * 12) for dialect in ("openai.responses", "ant
 
 
 class Writer:
-    """Makes up text and tokens."""
+    """Makes random text and tokens."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -100,7 +99,7 @@ TOOLS = [
 
 
 def said(dialect: str, role: str, text: str) -> dict[str, Any]:
-    """A message as the dialect's clients write it."""
+    """A message as clients of the dialect write it."""
     if dialect == "google.gemini":
         return {"parts": [{"text": text}], "role": "model" if role == "assistant" else role}
     if dialect == "anthropic.messages" and role == "assistant":
@@ -199,7 +198,7 @@ def response(dialect: str, call_id: str, text: str, *, read: int, tokens: int) -
 
 
 def calls_of(load: Load, attempt: Attempt, seed: int, *, task: int) -> Iterator[Call]:
-    """One attempt's calls, in order."""
+    """The calls of one attempt, in order."""
     shared, mine, own = Writer(0), Writer(1000 + task), Writer(10**6 + seed)
     system, prompt = shared.text(SYSTEM), shared.ids(SYSTEM + len(json.dumps(TOOLS)) // CHARACTERS)
     history = [said(load.dialect, "user", mine.text(QUESTION))]
@@ -234,7 +233,7 @@ def calls_of(load: Load, attempt: Attempt, seed: int, *, task: int) -> Iterator[
 
 
 def recorded(load: Load) -> int:
-    """Tokens that are new: what was sampled, a prompt once for each task, and what the tools said."""
+    """New tokens: the sampled ones, one prompt for each task, and the results of tools."""
     first = SYSTEM + len(json.dumps(TOOLS)) // CHARACTERS + QUESTION * load.attempts // GROUP
     return load.sampled + first + (RESULT + 8) * (load.turns - 1) * load.attempts
 
@@ -274,7 +273,7 @@ async def measure_store(path: Path, load: Load) -> dict[str, float]:
 
 
 def measure_plain(path: Path, load: Load) -> dict[str, float]:
-    """The yardstick: one row a call, its whole record as JSON; commits are shared as well as the store shares them."""
+    """The baseline: one row a call, the whole record as JSON, with the same group commits as the store."""
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
@@ -302,9 +301,7 @@ def rss() -> int:
 
 
 async def measure_memory(path: Path, *, calls: int) -> dict[str, float]:
-    """Growth of the process in the second half of `calls` calls, all of attempts that end: in the first half, caches
-    fill up to their limits.
-    """
+    """Growth of the process during the second half of the calls. In the first half, caches fill up to their limits."""
     load = Load("openai.chat", 50, 8, calls // 8)
     store = await SQLiteStore.open(path)
     attempts, start = await begin(store, load), 0
@@ -320,7 +317,7 @@ async def measure_memory(path: Path, *, calls: int) -> dict[str, float]:
 
 
 async def write_run(path: Path, *, rollouts: int) -> None:
-    """Rollouts that have ended, but for the last one."""
+    """Rollouts that have ended, except the last one."""
     store = await SQLiteStore.open(path)
     load = Load("openai.chat", 50, 4, rollouts)
     attempts = await begin(store, load)
@@ -339,7 +336,7 @@ async def write_run(path: Path, *, rollouts: int) -> None:
 
 
 async def measure_reads(path: Path, *, rounds: int) -> dict[str, float]:
-    """Milliseconds of wall-clock, the least of some rounds; `all_…` makes the same answer from all rollouts."""
+    """Milliseconds of wall-clock, the lowest of all rounds. `all_…` reads all rollouts for the same result."""
     records = await SQLiteStore.read(path)
     ids = [rollout.id for rollout in await records.rollouts(limit=10_000)]
     cursor = (await records.changes()).cursor
@@ -371,7 +368,7 @@ async def _seconds(read: Callable[[], Awaitable[object]]) -> float:
 
 
 def measure(load: Load, folder: Path, *, rounds: int) -> dict[str, float]:
-    """The least CPU of some rounds: whatever else runs on the machine only adds."""
+    """The lowest CPU of all rounds, since other programs on the machine only add to it."""
     ours, plain = [], []
     for number in range(rounds):
         ours.append(asyncio.run(measure_store(folder / f"{load.name}-{number}.db", load)))
@@ -417,17 +414,15 @@ def main() -> None:
             for name in ("list", "count", "look"):
                 made = f"{reads[f'{name}_ms']:8.1f} ms, from all rollouts {reads[f'all_{name}_ms']:8.1f} ms"
                 print(f"{name:6} {made}: {reads[f'{name}_ratio']:.0f} times")
-        print(
-            f"{'':38} {'B/sampled':>9} {'B/recorded':>10} {'plain':>8} {'ratio':>6} {'us/call':>8} {'plain':>8} {'ratio':>6}"
-        )
+        disk = f"{'B/sampled':>9} {'B/recorded':>10} {'plain':>8} {'ratio':>6}"
+        print(f"{'':38} {disk} {'us/call':>8} {'plain':>8} {'ratio':>6}")
         for load in LOADS:
             if arguments.only in load.name:
                 row = results[load.name] = measure(load, Path(folder), rounds=arguments.rounds)
                 sizes = f"{row['bytes_per_sampled_token']:9.2f} {row['bytes_per_recorded_token']:10.2f}"
                 plain = f"{row['plain_bytes_per_sampled_token']:8.1f} {row['disk_ratio']:6.1f}"
-                print(
-                    f"{load.name:38} {sizes} {plain} {row['cpu_us_per_call']:8.1f} {row['plain_cpu_us_per_call']:8.1f} {row['cpu_ratio']:6.2f}"
-                )
+                cpu = f"{row['cpu_us_per_call']:8.1f} {row['plain_cpu_us_per_call']:8.1f} {row['cpu_ratio']:6.2f}"
+                print(f"{load.name:38} {sizes} {plain} {cpu}")
     if arguments.json:
         about = {"machine": platform.machine(), "load_average": os.getloadavg()[0], "rounds": arguments.rounds}
         arguments.json.write_text(json.dumps(results | about, indent=2) + "\n")

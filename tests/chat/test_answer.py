@@ -1,4 +1,4 @@
-"""Is an answer cut, parsed and streamed the same way however its tokens arrive?"""
+"""Is an answer parsed and streamed the same way, however its tokens are split?"""
 
 import random
 from pathlib import Path
@@ -98,11 +98,11 @@ def test_a_stream_says_what_the_whole_says(template: ChatTemplate, said: str, to
     end = whole.finish()
     assert first.content + end.rest.content == end.message.content
     assert "STOP" not in end.message.content
-    chance = random.Random(0)
+    rng = random.Random(0)
     for _ in range(20):
         stream, pieces, place = AnswerStream(template, stop=["STOP", "zzz"], tools=tools, seed=b"s"), "", 0
         while place < len(ids):
-            step = chance.randint(1, 3)
+            step = rng.randint(1, 3)
             pieces += stream.feed(ids[place : place + step]).content
             place += step
         last = stream.finish()

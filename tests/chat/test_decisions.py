@@ -1,6 +1,4 @@
-"""Does the tree splice or fork exactly as the tables in docs/token-exact.md say, for every template of the zoo and
-everything a client may do?
-"""
+"""Does the tree splice or fork as docs/token-exact.md says? For every template, and every change by a client."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -28,13 +26,13 @@ TOOLS: tuple[dict[str, Any], ...] = tuple(
 
 @dataclass(frozen=True, kw_only=True)
 class Talk:
-    """What a client has seen so far: two answers, the second of which it may send back in any way."""
+    """A conversation with two answers. The client may change the second one when it sends it back."""
 
     before: list[Message]
-    """System, question, first answer and what came after it."""
+    """System message, question, first answer, and the next message."""
     answer: Message
     after: list[Message]
-    """What is sent after the second answer."""
+    """The messages after the second answer."""
     tools: tuple[dict[str, Any], ...] = ()
     raw: str = ""
     """All the text of the second answer."""
@@ -48,7 +46,7 @@ Request = tuple[list[Message], tuple[dict[str, Any], ...]]
 
 
 def sent(talk: Talk, **changes: Any) -> Request:
-    """The request that goes on, with the answer changed in this way."""
+    """The next request, with these changes to the answer."""
     return [*talk.before, replace(talk.answer, **changes), *talk.after], talk.tools
 
 
@@ -143,7 +141,7 @@ TEXT: dict[str, tuple[Callable[[Talk], Request], str]] = {
     ),
     "asks something else": (lambda t: ([SYSTEM, replace(USER, content="what is this")], t.tools), RENDERED),
 }
-"""What a client may do to a conversation of texts."""
+"""Changes that a client may make to a conversation of texts."""
 
 CALLS: dict[str, tuple[Callable[[Talk], Request], str]] = {
     "writes arguments with other spaces": (
@@ -181,7 +179,7 @@ CALLS: dict[str, tuple[Callable[[Talk], Request], str]] = {
     "drops the tools": (lambda t: ([*t.before, t.answer, *t.after], ()), reasons.TOOLS_CHANGED),
     "changes the tools": (lambda t: ([*t.before, t.answer, *t.after], t.tools[:1]), reasons.TOOLS_CHANGED),
 }
-"""What a client may do to tool calls."""
+"""Changes that a client may make to tool calls."""
 
 STOPPED: dict[str, tuple[Callable[[Talk], Request], str]] = {
     "leaves the stop string out, as it came": (sent, SPLICED),
@@ -196,7 +194,7 @@ STOPPED: dict[str, tuple[Callable[[Talk], Request], str]] = {
         partly(reasons.ANSWER_REWRITTEN),
     ),
 }
-"""What a client may do to an answer that a stop string has ended."""
+"""Changes that a client may make to an answer that a stop string has ended."""
 
 TEMPLATES: dict[str, tuple[str, str]] = {
     "chatml": (SPLICED, SPLICED),
@@ -213,7 +211,7 @@ TEMPLATES: dict[str, tuple[str, str]] = {
     "remark": (reasons.TEXT_BEFORE_END, reasons.TEMPLATE_POLICY),
     "echo": (reasons.SUFFIX_DEPENDS, SPLICED),
 }
-"""An answer that comes back as it was, tokenised as the tokenizer would: under `exact`, and under `template`."""
+"""The decisions for an unchanged answer in the tokenizer's own spelling: under `exact`, and under `template`."""
 
 
 def decided(attempt: Attempt, request: Request) -> str:
@@ -228,7 +226,7 @@ def decided(attempt: Attempt, request: Request) -> str:
 
 
 def thought(attempt: Attempt) -> str:
-    """What a model of this kind begins its answers with."""
+    """The reasoning that a model with this template begins its answers with."""
     return {"none": "", "may": "<think>\nhm\n</think>\n\n", "begun": "hm\n</think>\n\n"}[attempt.template.thinking]
 
 
@@ -268,7 +266,7 @@ def test_texts(name: str, does: str) -> None:
     stage = attempt(name)
     request = act(talked(stage))
     if "thoughts" in does and stage.template.thinking == "none":
-        expected = SPLICED  # there were none
+        expected = SPLICED  # there is no reasoning to edit
     if expected.startswith(SPLICED) and TEMPLATES[name][0] != SPLICED:
         expected = TEMPLATES[name][0]
     if name == "glm" and does == "puts a system message after the answer":
@@ -293,9 +291,9 @@ def test_tool_calls(name: str, does: str) -> None:
     if not talk.answer.content and "text beside" in does:
         pytest.skip("this template has no text beside tool calls")
     if expected == reasons.TOOLS_CHANGED and not stage.template.traits.shows_tools:
-        expected = SPLICED  # the prompt is the same whatever tools there are
+        expected = SPLICED  # the prompt does not depend on the tools
     if name == "glm" and expected == SPLICED:
-        expected = reasons.FOREIGN_END  # the script ends with `<|user|>`, a model would have sampled `<|observation|>`
+        expected = reasons.FOREIGN_END  # the script samples `<|user|>` where a model samples `<|observation|>`
     assert decided(stage, act(talk)) == expected
 
 
@@ -307,13 +305,13 @@ def test_templates(name: str, history: str) -> None:
     _, answer, call_id = stage.says(before, f"{thought(stage)}blue")
     prompt = stage.prompt([*before, answer, MORE])
     assert decided(stage, ([*before, answer, MORE], ())) == TEMPLATES[name][history == "template"]
-    assert prompt.parent_call_id == call_id  # linked in any case
+    assert prompt.parent_call_id == call_id  # the parent is linked in any case
     if history == "template":
         assert prompt.ids.tolist() == stage.template.render([*before, answer, MORE])
 
 
 def rows(heading: str) -> list[list[str]]:
-    """The table under a heading of the page."""
+    """The rows of the table under a heading of the page."""
     part = DOCS.read_text(encoding="utf-8").partition(f"## {heading}\n")[2].partition("\n## ")[0]
     lines = [line for line in part.splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines[1:]]
@@ -329,5 +327,5 @@ def test_every_reason_is_reached() -> None:
     shown: Sequence[str] = [said.removeprefix(f"{EARLIER}: ") for _, said in (TEXT | STOPPED | CALLS).values()] + [
         said for pair in TEMPLATES.values() for said in pair
     ]
-    elsewhere = {reasons.END_JOINED, reasons.RAW_END_LEFT_OUT}  # `test_tree`, `test_raw`
+    elsewhere = {reasons.END_JOINED, reasons.RAW_END_LEFT_OUT}  # see `test_tree` and `test_raw`
     assert set(reasons.ALL) - set(shown) == elsewhere

@@ -1,6 +1,4 @@
-"""Whatever an engine may sample under a grammar is an answer that keeps what the request asked for, in the model's own
-spelling.
-"""
+"""Does constrained decoding hold? All answers that a grammar allows meet the request, in the spelling of the model."""
 
 import json
 import random
@@ -23,7 +21,8 @@ THINK = ("<think>", "</think>")
 TEXTS = ["add 1 and 22, then look at Oslo", '<tool_call> {"name": "add", "arguments": {"a": 1}} </tool_call>']
 LLAMA = (
     "{%- for m in messages -%}<|im_start|>{{ m.role }}\n"
-    "{%- if m.tool_calls -%}{%- if m.tool_calls | length != 1 -%}{{ raise_exception('one call at a time') }}{%- endif -%}"
+    "{%- if m.tool_calls -%}"
+    "{%- if m.tool_calls | length != 1 -%}{{ raise_exception('one call at a time') }}{%- endif -%}"
     "{%- set f = m.tool_calls[0].function -%}"
     """{{ '{"name": "' + f.name + '", "parameters": ' }}{{ f.arguments | tojson }}{{ "}" }}"""
     "{%- else -%}{{ m.content }}{%- endif -%}<|im_end|>{%- endfor -%}"
@@ -50,7 +49,7 @@ TOOLS = (ADD, ADD_ALL, LOOK)
 
 
 class Speaker:
-    """A model that says anything that a grammar allows, each token as likely as any other."""
+    """A model that samples uniformly among the tokens that a grammar allows."""
 
     def __init__(self, chat_template: str, *, tags: Sequence[str] = MARKUP, control: Sequence[str] = ()) -> None:
         trained = build_tokenizer(TEXTS, vocab_size=330).backend_tokenizer
@@ -85,7 +84,7 @@ class Speaker:
         return matcher
 
     def says(self, grammar: str, *, count: int, limit: int = 300) -> Iterator[list[int]]:
-        """`count` complete answers, of those that end within `limit` tokens."""
+        """`count` complete answers. Answers of more than `limit` tokens are skipped."""
         rng = random.Random(grammar)
         compiled = self.matcher(grammar)
         complete = (ids for _ in range(50 * count) if (ids := self._walk(compiled.deep_copy(), rng, limit)) is not None)
@@ -106,7 +105,7 @@ class Speaker:
         return None
 
     def may_say(self, grammar: str, text: str) -> bool:
-        """As the tokenizer would spell it."""
+        """Does the grammar allow this text, in the tokenizer's spelling?"""
         matcher = self.matcher(grammar)
         ids = self.template.encode(text)
         return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
@@ -136,7 +135,7 @@ PARALLEL = [name for name in SPEAKERS if name != "llama"]
 
 
 def thinking(opening: str) -> str:
-    """ChatML whose generation prompt is `opening`; it knows what thoughts are."""
+    """ChatML with reasoning, whose generation prompt is `opening`."""
     changed = CHAT_TEMPLATE.replace("{{- '<|im_start|>assistant\\n' -}}", opening)
     assert changed != CHAT_TEMPLATE or opening in CHAT_TEMPLATE
     return "{#- thoughts: <think>…</think> -#}" + changed
@@ -148,7 +147,7 @@ def speakers() -> dict[str, Speaker]:
 
 
 def keeps(name: str, arguments: str) -> bool:
-    """Are these arguments what the tool's schema says?"""
+    """Do these arguments follow the schema of the tool?"""
     value = json.loads(arguments)
     if name == "add":
         return (
@@ -269,7 +268,7 @@ def test_thoughts_are_free_and_what_follows_them_is_not(speakers: dict[str, Spea
     assert not speaker.may_say(grammar, f"{opening}Let me see.\n</think>\n\nNo call.")
     assert not speaker.may_say(grammar, f"{opening}Let me see.")
     assert speaker.may_say(grammar, call) == (name != "hermes that must think")
-    if "letters" not in name:  # letters picked at random never make a closing tag
+    if "letters" not in name:  # random letters never make a closing tag
         assert any(speaker.read(ids).reasoning for ids in speaker.says(grammar, count=20, limit=200))
 
 

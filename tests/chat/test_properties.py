@@ -1,5 +1,5 @@
-"""Whatever is sampled, and however it is sent back: does a bridged prompt begin with what was read and sampled, and is
-nothing else bridged?
+"""Does every bridged prompt begin with the ids that were read and sampled, and is no changed answer bridged? For random
+answers, and all changes that clients make.
 """
 
 import json
@@ -40,9 +40,7 @@ def user(content: str) -> Message:
 
 
 def follows(talk: Attempt, messages: list[Message], ids: list[int]) -> str:
-    """What the template renders after the answer, if `prompt` says so: its own rendering of everything has to end with
-    that.
-    """
+    """The suffix of the bridged prompt for these messages. The template's rendering of all messages ends with it."""
     prompt = talk.prompt(messages, tools=[TOOL] if any(m.tool_calls for m in messages) else [])
     assert (prompt.capture, prompt.parent_call_id) == ("bridged", f"c{len(talk.calls)}")
     suffix = talk.suffix(prompt)
@@ -73,9 +71,7 @@ def test_what_was_sampled_stays_in_every_later_prompt(
 @pytest.mark.parametrize("name", NAMES)
 @given(sampled=SAMPLED, ended=ENDED, edit=WORDS.filter(str.strip))
 def test_an_edited_answer_is_never_bridged(name: str, sampled: list[int], ended: bool, edit: str) -> None:
-    """Except where its text goes on, behind all that was sampled, in a turn that had not ended: then just the edit is
-    new.
-    """
+    """Except if the edit is text behind all sampled text, in a turn that has not ended: then only the edit is new."""
     talk = attempt(name)
     asked = [user("say a word")]
     ids = [*sampled, talk.template.stop_token_ids[0]] if ended else sampled
@@ -98,7 +94,7 @@ def test_an_edited_answer_is_never_bridged(name: str, sampled: list[int], ended:
 def test_what_was_sampled_before_and_with_a_stop_string_stays_and_what_is_put_behind_it_is_new(
     name: str, draw: st.DataObject, turns: list[tuple[list[int], list[int], str, str]]
 ) -> None:
-    """However it is tokenised, whatever is sampled beyond the stop string, and whatever is put behind it."""
+    """For every spelling of the stop string, any tokens sampled beyond it, and any text put behind it."""
     talk, stop = attempt(name), "STOP"
     spelled = [token for letter in stop for token in talk.template.encode(letter)]
     messages = [user("say a word")]
@@ -108,7 +104,7 @@ def test_what_was_sampled_before_and_with_a_stop_string_stays_and_what_is_put_be
         whole = talk.template.decode(ids)
         if (
             not answer.content.strip() or "think>" in whole + behind
-        ):  # nothing to go on with, or thoughts, which have a test of their own
+        ):  # no answer to continue, or reasoning, which has a test of its own
             return
         messages += [replace(answer, content=whole + behind), user(question)]
         prompt = talk.prompt(messages)
@@ -118,7 +114,7 @@ def test_what_was_sampled_before_and_with_a_stop_string_stays_and_what_is_put_be
 
 
 def test_what_is_sampled_here_is_seldom_what_a_tokenizer_would_choose() -> None:
-    """Or else the tests above would show nothing."""
+    """Otherwise the tests above would prove nothing."""
     template, canonical = chat_template("chatml"), []
 
     @settings(max_examples=100, database=None, derandomize=True)
@@ -189,7 +185,10 @@ def test_arguments_come_out_byte_for_byte_and_may_be_written_anew(
     said = Message(role="assistant", content="", tool_calls=(ToolCall(id="", name="look", arguments=text),))
     ids = talk.template.answer_ids(said, messages=asked, tools=[TOOL])
     if name == "glm":
-        ids = [*ids[:-1], *talk.template.encode("<|observation|>")]  # what a model of this kind samples before a result
+        ids = [
+            *ids[:-1],
+            *talk.template.encode("<|observation|>"),
+        ]  # the token that models with this template sample before a result
     _, answer, _ = talk.answer(asked, ids, tools=[TOOL])
     [call] = answer.tool_calls
     assert call.arguments == text

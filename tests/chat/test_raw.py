@@ -1,4 +1,4 @@
-"""Do raw prompts (completions) keep the ids that were read and sampled before?"""
+"""Do raw prompts (completions) keep the exact ids of earlier prompts and completions?"""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ TEMPLATE = chat_template("chatml")
 
 
 def ids_of(text: str) -> np.ndarray:
-    """Letter by letter, as no tokenizer would."""
+    """Ids letter by letter, which no tokenizer would choose."""
     return np.array([token for letter in text for token in TEMPLATE.encode(letter)], np.int32)
 
 
@@ -53,7 +53,7 @@ def test_another_prompt_is_a_fresh_root(tree: ConversationTree, text: str) -> No
 
 
 def test_a_token_that_ended_the_answer_must_come_back(tree: ConversationTree) -> None:
-    """Clients that write the control tokens themselves send it; others leave it out."""
+    """Clients that write control tokens themselves send it. Others leave it out."""
     prompt = tree.prompt_raw("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
     end = np.array([TEMPLATE.turn_end_id], np.int32)
     tree.add_raw("c2", prompt_ids=prompt.ids, completion_ids=np.concatenate((ids_of("blue"), end)))

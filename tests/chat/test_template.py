@@ -1,4 +1,4 @@
-"""Is a conversation rendered as `transformers` renders it, and does every id come back as text?"""
+"""Are conversations rendered as `transformers` renders them, and ids decoded completely?"""
 
 import contextlib
 import json
@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from lightningrl.chat import ChatTemplate
-from lightningrl.chat.turns import for_template
 from lightningrl.chat.template import BadConversation
+from lightningrl.chat.turns import for_template
 from lightningrl.errors import UserError
 from lightningrl.messages import Message, ToolCall
 from tests.chat.zookeeper import NAMES, chat_template, tokenizer
@@ -131,7 +131,7 @@ def test_what_a_template_refuses_is_said_in_a_way_that_it_takes() -> None:
 
 @pytest.mark.parametrize("greedy", [False, True])
 def test_the_beginning_of_a_prompt_is_remembered_only_where_that_changes_nothing(greedy: bool) -> None:
-    """An end of turn that takes the white space before it cannot be cut off."""
+    """If the end of a turn takes the white space before it, the text before it cannot be tokenised apart."""
     state = json.loads(tokenizer().to_str())
     state["added_tokens"] = [
         {**token, "lstrip": greedy and token["content"] == "<|im_end|>"} for token in state["added_tokens"]
@@ -144,10 +144,21 @@ def test_the_beginning_of_a_prompt_is_remembered_only_where_that_changes_nothing
 
 
 def test_content_comes_in_parts_where_a_template_wants_parts() -> None:
-    source = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for part in m.content %}{{ part.text }}{% endfor %}<|im_end|>\n{% endfor %}"
+    parts = "{% for part in m.content %}{{ part.text }}{% endfor %}"
+    source = "{% for m in messages %}<|im_start|>{{ m.role }}\n" + parts + "<|im_end|>\n{% endfor %}"
     template = ChatTemplate(tokenizer(), source, special={})
     assert template.text([TALK[1]]) == "<|im_start|>user\n1 + 1 ?<|im_end|>\n"
     assert template.turn_end == "<|im_end|>"
+
+
+def test_arguments_are_text_where_a_template_joins_strings() -> None:
+    """As DeepSeek's templates do."""
+    source = (
+        "{% for m in messages %}{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ 'call ' + c.function.arguments + '!' }}{% endfor %}<|im_end|>{% endfor %}"
+    )
+    template = ChatTemplate(tokenizer(), source, special={})
+    assert template.text([TALK[1], CALLED]) == '1 + 1 ?<|im_end|>waitcall {"x": [1, null, "ä"]}!<|im_end|>'
 
 
 def test_the_turn_end_is_found(template: ChatTemplate, model_folder: Path, tmp_path: Path) -> None:
@@ -175,9 +186,7 @@ def test_a_folder_that_cannot_chat_is_refused_with_a_hint(model_folder: Path, tm
 
 
 def _sentencepiece_like() -> Tokenizer:
-    """A tokenizer whose decoder drops the first space and spells unknown characters as bytes, as Llama 2 and Mistral
-    do.
-    """
+    """A tokenizer as in Llama 2 and Mistral: the decoder drops the first space, and unknown characters are bytes."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])  # type: ignore[assignment]
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
@@ -193,17 +202,17 @@ def _sentencepiece_like() -> Tokenizer:
 
 def test_pieces_of_a_stream_join_to_the_whole_and_hold_no_half_character(template: ChatTemplate) -> None:
     turns = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
-    chance = random.Random(0)
+    rng = random.Random(0)
     for kind, lowest in (
         (template, 0),
         (ChatTemplate(_sentencepiece_like(), turns, special={}), 258),
     ):  # 2–257 are single bytes
         for _ in range(300):
-            text = kind.encode("the 🦊 fox — naïve €") if chance.random() < 0.5 else []
-            ids = [*text, *(chance.randrange(lowest, 290) for _ in range(chance.randrange(12)))]
+            text = kind.encode("the 🦊 fox — naïve €") if rng.random() < 0.5 else []
+            ids = [*text, *(rng.randrange(lowest, 290) for _ in range(rng.randrange(12)))]
             stream, pieces, place = kind.detokenizer(), [], 0
             while place < len(ids):
-                step = chance.randint(1, 3)
+                step = rng.randint(1, 3)
                 pieces.append(stream.feed(ids[place : place + step]))
                 place += step
                 assert not pieces[-1].endswith("\ufffd")

@@ -1,4 +1,4 @@
-"""Which call does a request continue, and with which ids? The cases that agents bring up, one by one."""
+"""Which call does a request continue, and with which ids? The cases that real agents bring up, one by one."""
 
 import tracemalloc
 from dataclasses import replace
@@ -40,9 +40,8 @@ def test_the_longest_conversation_is_continued(talk: Attempt) -> None:
     _, two, _ = talk.says([USER, one, MORE], "blue")
     assert talk.prompt([USER, one, MORE, two, MORE]).parent_call_id == "c2"
     assert talk.prompt([USER, one, USER]).parent_call_id == "c1"
-    assert (
-        talk.prompt([USER, one, MORE, assistant("green"), MORE]).parent_call_id == "c1"
-    )  # what follows is rendered as it came
+    other = [USER, one, MORE, assistant("green"), MORE]  # the messages after c1 are rendered as they came
+    assert talk.prompt(other).parent_call_id == "c1"
 
 
 def test_a_conversation_of_its_own_is_a_fresh_root(talk: Attempt) -> None:
@@ -56,7 +55,7 @@ def test_sub_agents_that_take_turns_keep_their_histories_apart(talk: Attempt) ->
     parents: list[list[str | None]] = [[], []]
     for turn in range(3):
         for place, history in enumerate(histories):
-            prompt, answer, _ = talk.says(history, f"word {turn}")  # both say the same
+            prompt, answer, _ = talk.says(history, f"word {turn}")  # both answers are the same
             parents[place].append(prompt.parent_call_id)
             history += [answer, MORE]
     assert parents == [[None, "c1", "c3"], [None, "c2", "c4"]]
@@ -108,7 +107,10 @@ def test_results_of_parallel_calls_may_come_in_any_order(name: str) -> None:
     )
     ids = talk.template.answer_ids(message, messages=[USER], tools=[TOOL])
     if name == "glm":
-        ids = [*ids[:-1], *talk.template.encode("<|observation|>")]  # what a model of this kind samples before results
+        ids = [
+            *ids[:-1],
+            *talk.template.encode("<|observation|>"),
+        ]  # the token that models with this template sample before results
     _, asked, _ = talk.answer([USER], ids, tools=[TOOL])
     results = [
         Message(role="tool", content=f"result {call.arguments}", tool_call_id=call.id) for call in asked.tool_calls
@@ -125,7 +127,7 @@ def test_results_of_parallel_calls_may_come_in_any_order(name: str) -> None:
 
 
 def test_a_fork_is_gone_on_with_like_any_other_call(talk: Attempt) -> None:
-    """Also where it shares less with its parent than that does with its own."""
+    """Even if it shares less with its parent than the parent shares with its own parent."""
     system = Message(role="system", content="be brief")
     messages = [system, USER]
     for turn in range(3):
@@ -143,7 +145,7 @@ def test_tools_that_stand_in_the_last_question_stand_in_the_suffix() -> None:
     talk = attempt("mistral")
     _, answer, _ = talk.says([USER], "red", tools=[TOOL])
     other = {**TOOL, "function": {**TOOL["function"], "name": "other"}}
-    for tools in ([TOOL], [TOOL]):  # looked at in full, then remembered
+    for tools in ([TOOL], [TOOL]):  # tried out first, then remembered
         assert "[AVAILABLE_TOOLS]" in talk.suffix(talk.prompt([USER, answer, MORE], tools=tools))
     stage = Attempt(talk.template, ConversationTree(talk.template))
     _, answer, _ = stage.says([USER], "red", tools=[other])
@@ -158,7 +160,7 @@ def test_tools_may_be_written_in_another_order_of_keys(talk: Attempt) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_missing_end_of_turn_is_put_into_the_prompt(name: str) -> None:
-    """Cut off by `max_tokens`, in the middle of a character, or before the first token."""
+    """For answers cut off between tokens, in the middle of a character, and before the first token."""
     talk = attempt(name)
     think = "hm</think>" if talk.template.traits.opens_thought else ""
     for ids in (talk.template.encode("wor"), talk.template.encode("🦊")[:2], []):
@@ -200,7 +202,7 @@ def test_an_answer_that_has_ended_is_followed_by_a_new_turn(talk: Attempt) -> No
 
 
 def test_a_client_may_go_on_with_an_answer_where_a_stop_string_has_ended_it(talk: Attempt) -> None:
-    """As agents do that write the results of tools into the answer itself."""
+    """Some agents write the results of tools into the answer."""
     _, answer, _ = talk.answer([USER], letters(talk.template, "Action: look\nObservation:"), stop=["\nObservation:"])
     assert answer.content == "Action: look"
     prompt, _, _ = talk.says([USER, assistant("Action: look\nObservation: it is blue\n")], "Answer: blue")
@@ -211,7 +213,7 @@ def test_a_client_may_go_on_with_an_answer_where_a_stop_string_has_ended_it(talk
 
 
 def test_one_answer_may_be_gone_on_with_many_times_and_what_was_sampled_stays(talk: Attempt) -> None:
-    """As agents do that keep thoughts, actions and results in one growing message."""
+    """Some agents keep thoughts, actions and results in one growing message."""
     said = ""
     for turn in range(4):
         messages = [USER, assistant(said)] if said else [USER]
@@ -222,13 +224,13 @@ def test_one_answer_may_be_gone_on_with_many_times_and_what_was_sampled_stays(ta
         said += f"{answer.content}\nObservation: word {turn}\n"
     assert talk.prompt([USER, assistant(said), MORE]).parent_call_id == "c4"
     begun = assistant(said[: said.index("Action: 1")])
-    assert talk.prompt([USER, begun, assistant(said), MORE]).parent_call_id == "c1"  # the beginning stands there twice
+    assert talk.prompt([USER, begun, assistant(said), MORE]).parent_call_id == "c1"  # the beginning is in there twice
 
 
 def test_an_answer_with_the_stop_string_and_more_behind_it_stays_as_it_was_sampled_when_others_follow(
     talk: Attempt,
 ) -> None:
-    """As code agents and text-ReAct agents do."""
+    """Code agents and text-ReAct agents do so."""
     messages, turns = [USER], 4
     for turn in range(turns):
         prompt, answer, _ = talk.answer(
@@ -238,10 +240,8 @@ def test_an_answer_with_the_stop_string_and_more_behind_it_stays_as_it_was_sampl
         result = replace(MORE, content=f"Observation: {turn}")
         messages += [assistant(f"{answer.content}</code>\nCalling tools:\n[{turn}]"), result]
     suffix = talk.suffix(talk.prompt(messages))
-    assert (
-        suffix
-        == f"\nCalling tools:\n[3]<|im_end|>\n<|im_start|>user\nObservation: {turns - 1}<|im_end|>\n<|im_start|>assistant\n"
-    )
+    asks = f"<|im_start|>user\nObservation: {turns - 1}<|im_end|>\n<|im_start|>assistant\n"
+    assert suffix == f"\nCalling tools:\n[3]<|im_end|>\n{asks}"
     cleared = [*messages[:2], replace(MORE, content="[cleared]"), *messages[3:]]
     prompt = talk.prompt(cleared)
     assert (prompt.capture, prompt.parent_call_id, prompt.reason) == ("partly", "c1", reasons.HISTORY_REWRITTEN)
@@ -283,7 +283,7 @@ def test_tool_results_that_are_cleared_leave_what_came_before_them_spliced_and_s
     prompt, answer, _ = talk.says(cleared, "done", tools=[TOOL])
     assert (prompt.capture, prompt.parent_call_id, prompt.reason) == ("partly", "c1", reasons.HISTORY_REWRITTEN)
     after = talk.prompt([*cleared, answer, MORE], tools=[TOOL])
-    assert (after.capture, after.parent_call_id) == ("bridged", "c4")  # it goes on with the history that was cleared
+    assert (after.capture, after.parent_call_id) == ("bridged", "c4")  # it continues the cleared history
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -301,7 +301,7 @@ def test_a_turn_that_the_client_has_begun_is_left_open(name: str) -> None:
 
 
 def test_what_another_agent_has_said_is_not_gone_on_with(talk: Attempt) -> None:
-    """As when one agent hands its conversation over to another, who answers in a turn of its own."""
+    """One agent may hand its conversation over to another agent, which answers in a new turn."""
     _, answer, _ = talk.says([Message(role="system", content="you are A"), USER], "the word is blue")
     named = replace(assistant("the word is red"), name="someone")
     for last in (answer, named):
@@ -319,10 +319,11 @@ def test_a_turn_begun_after_an_answer_of_ours_is_spliced(talk: Attempt) -> None:
 
 
 def test_an_end_that_the_tokenizer_joins_with_its_surroundings_is_not_spliced() -> None:
-    """Where the end of a turn is no token of its own, it cannot be known which ids it would have had."""
-    source = "{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    """If the end of a turn is no token of its own, its ids cannot be known."""
+    opening = "{% if add_generation_prompt %}assistant: {% endif %}"
+    source = "{% for m in messages %}{{ m.role }}: {{ m.content }}x{% endfor %}" + opening
     found = tokenizer()
-    template = ChatTemplate(found, source.replace("</s>", "x"), special={}, eos_ids=found.encode("x").ids)
+    template = ChatTemplate(found, source, special={}, eos_ids=found.encode("x").ids)
     talk = Attempt(template, ConversationTree(template))
     _, answer, _ = talk.says([USER], "red")
     assert talk.prompt([USER, answer, MORE]).reason == reasons.END_JOINED
@@ -341,7 +342,7 @@ def test_a_token_of_text_that_closes_a_tool_call_is_not_taken_for_the_end_of_its
 
 
 def test_the_history_of_a_request_that_goes_on_is_not_rendered() -> None:
-    """This template refuses long conversations, and never notices."""
+    """Otherwise this template would refuse the long conversation."""
     source = (
         chat_template("chatml")._source
     ) + "{% if messages | length > 20 %}{{ raise_exception('too long') }}{% endif %}"
@@ -371,9 +372,9 @@ def test_memory_grows_with_what_is_said_not_with_what_is_read(talk: Attempt) -> 
         tracemalloc.stop()
         return size
 
-    held(8)  # what is kept for ever
+    held(8)  # allocates all that is kept for the process
     few, many = held(60), held(240)
-    assert many < 5 * few  # 16 times as much if every call kept all its ids
+    assert many < 5 * few  # it would be 16 times as much if every call kept all its ids
     assert many < 240 * 6000
 
 

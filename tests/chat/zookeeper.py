@@ -1,6 +1,4 @@
-"""The chat templates in `zoo/`, each with a tokenizer that has all their control tokens, and an attempt to talk to
-them.
-"""
+"""The chat templates in `zoo/`, a tokenizer with all their control tokens, and an `Attempt` to talk to them."""
 
 import re
 from collections.abc import Sequence
@@ -31,14 +29,15 @@ ENDS = {
     "counter": ["<|im_end|>"],
     "echo": ["<|im_end|>"],
 }
-"""What the model of a template ends its answers with."""
+"""The tokens that end an answer, by template."""
 NAMES = sorted(ENDS)
 
 CONTROL = re.findall(
     r"\S+",
-    """<|im_start|> <|im_end|> <|endoftext|> <|begin_of_text|> <|eot_id|> <|start_header_id|> <|end_header_id|> <s> </s> [INST] [/INST]
-    [TOOL_CALLS] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] <bos> <start_of_turn> <end_of_turn> <|return|> <|end|>
-    <|start|> <|message|> <|user|> <|assistant|> <|observation|> <|system|> [gMASK]""",
+    """<|im_start|> <|im_end|> <|endoftext|> <|begin_of_text|> <|eot_id|> <|start_header_id|> <|end_header_id|> <s> </s>
+    [INST] [/INST] [TOOL_CALLS] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] <bos>
+    <start_of_turn> <end_of_turn> <|return|> <|end|> <|start|> <|message|> <|user|> <|assistant|> <|observation|>
+    <|system|> [gMASK]""",
 )
 MARKUP = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 TEXTS = [
@@ -51,7 +50,7 @@ TEXTS = [
 
 @cache
 def tokenizer() -> Tokenizer:
-    """Byte-level BPE with merges, so that most texts can be spelled in many ways."""
+    """Byte-level BPE with merges, so that most texts have many spellings in ids."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
     made.decoder = decoders.ByteLevel()  # type: ignore[assignment]
@@ -69,29 +68,25 @@ def chat_template(name: str) -> ChatTemplate:
     found = tokenizer()
     vocabulary = found.get_vocab()
     ends = [vocabulary[text] for text in ENDS[name]]
-    special = {
-        "bos_token": "<s>" if name == "mistral" else "<bos>" if name == "gemma" else "<|begin_of_text|>",
-        "eos_token": ENDS[name][0],
-    }
-    if name == "phi":
-        special["eos_token"] = "<|endoftext|>"
+    bos = {"mistral": "<s>", "gemma": "<bos>"}.get(name, "<|begin_of_text|>")
+    special = {"bos_token": bos, "eos_token": "<|endoftext|>" if name == "phi" else ENDS[name][0]}
     return ChatTemplate(found, (ZOO / f"{name}.jinja").read_text(), special=special, eos_ids=ends)
 
 
 PLAIN = [token_id for text, token_id in tokenizer().get_vocab().items() if text not in CONTROL]
-"""Ids that a model may sample in the middle of an answer."""
+"""Ids that a model may sample within an answer."""
 
 
 @dataclass
 class Attempt:
-    """Asks a tree for prompts, and answers them with given ids."""
+    """Gets prompts from a tree, and answers them with given ids."""
 
     template: ChatTemplate
     tree: ConversationTree
     calls: dict[str, tuple[Prompt, list[int], Message]] = field(default_factory=dict)
 
     def prompt(self, messages: Sequence[Message], *, tools: Sequence[dict[str, Any]] = ()) -> Prompt:
-        """The prompt, held against what every prompt must be."""
+        """The prompt, after checks that every prompt must pass."""
         prompt = self.tree.prompt(messages, tools=tools)
         if prompt.capture in ("bridged", "partly"):
             parent, sampled, _ = self.calls[str(prompt.parent_call_id)]
@@ -106,7 +101,7 @@ class Attempt:
         return prompt
 
     def suffix(self, prompt: Prompt) -> str:
-        """What a bridged prompt has after its parent, control tokens included."""
+        """The text of a bridged prompt after its parent's ids, control tokens included."""
         return self.template.decode(prompt.ids[prompt.shared :].tolist(), control=True)
 
     def answer(
@@ -132,7 +127,7 @@ class Attempt:
     def says(
         self, messages: Sequence[Message], text: str, *, tools: Sequence[dict[str, Any]] = ()
     ) -> tuple[Prompt, Message, str]:
-        """An answer tokenised as a tokenizer would, its turn ended."""
+        """An answer in the tokenizer's own spelling, with its end of turn."""
         return self.answer(messages, [*self.template.encode(text), self.template.stop_token_ids[0]], tools=tools)
 
 

@@ -1,4 +1,4 @@
-"""Does a call come back as it was, whatever it is written as a difference to, and is what repeats left out?"""
+"""Does a call come back exactly, whatever its base is, and are repeats left out?"""
 
 import math
 import random
@@ -73,9 +73,7 @@ def test_every_bit_of_a_logprob_is_kept() -> None:
 
 
 def _turns() -> tuple[Said, Said, str]:
-    """A call and the next one: tools after the messages, and the client's echo of the answer in its own words around
-    it.
-    """
+    """A call and the next one. Tools come after the messages, and the client puts its own keys around the answer."""
     text = random.Random(0)
 
     def words(count: int) -> str:
@@ -98,8 +96,8 @@ def _turns() -> tuple[Said, Said, str]:
 
 
 def test_a_turn_costs_what_is_new_in_it() -> None:
-    """Not history, nor tools that are longer than deflate can look back, nor the echo of 3,000 characters, nor the
-    prompt but for ten ids.
+    """It stores no history, no tools (longer than deflate's window), no echo of the answer (3,000 characters), and only
+    ten ids of the prompt.
     """
     first, second, _ = _turns()
     turn = write(second, logprobs(20), first, prompt_length=910)
@@ -117,7 +115,7 @@ def test_what_follows_the_messages_is_not_even_looked_at() -> None:
 
 
 def test_changes_far_apart_cost_little_more_than_one() -> None:
-    """Far apart for deflate: 60 kB, on both sides of the new messages."""
+    """Too far apart for deflate: 60 kB, on both sides of the new messages."""
     first, second, _ = _turns()
     request = msgspec.json.decode(second.request)
     request["messages"][1]["content"] += " (cached)"
@@ -132,7 +130,7 @@ def test_changes_far_apart_cost_little_more_than_one() -> None:
 
 @given(st.binary(max_size=60), st.data())
 def test_any_blocks_come_back(alphabet: bytes, data: st.DataObject) -> None:
-    """Requests of long pieces in any order: some of them shared, some twice, some cut."""
+    """Requests of long pieces in random order: some shared, some twice, some cut."""
     pieces = [alphabet.hex() * 400 + "-" * 3000, "x" * 9000, "".join(map(str, range(4000))), "yz" * 5000, ""]
 
     def request() -> Said:

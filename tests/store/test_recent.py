@@ -1,4 +1,4 @@
-"""Is what the writer remembers bounded, and never needed?"""
+"""Is the writer's memory of earlier calls bounded, and can all of it be read again?"""
 
 import random
 import sqlite3
@@ -22,7 +22,7 @@ async def claimed(store: SQLiteStore, count: int) -> list[Attempt]:
 
 
 def conversation(attempt: Attempt, turns: int, *, system: str = "be brief", task: int = 0) -> list[Call]:
-    """Turns of an agent, each with the whole history."""
+    """The turns of an agent, each with the whole history."""
     prompt, parent = [*range(60 + len(system) // 4), task], None
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": system},
@@ -60,7 +60,7 @@ async def test_memory_is_given_back_when_attempts_end(tmp_path: Path) -> None:
     full = store._recent.size
     for attempt in attempts:
         await store.finish(attempt.id, "succeeded")
-    assert store._recent.size < full / 2  # what is left are first calls for others to build upon
+    assert store._recent.size < full / 2  # the rest are first calls, which may become bases of other attempts
     assert store._recent._said.size == 0
     assert store._recent._known == 0
     assert store._recent._roots.size <= recent.ROOTS_LIMIT
@@ -112,7 +112,7 @@ async def test_what_all_attempts_begin_with_is_kept_once(tmp_path: Path) -> None
 async def test_reading_an_attempt_reads_at_most_two_calls_of_others(tmp_path: Path) -> None:
     store = await SQLiteStore.open(tmp_path / "s.db")
     for n, attempt in enumerate(await claimed(store, 40)):
-        alike = list(range(40 * 4 ** (n // 10)))  # the more attempts there were, the more there is to share
+        alike = list(range(40 * 4 ** (n // 10)))  # with more attempts there is more to share
         first = call(attempt, 0, [*alike, n, n + 1], [1])
         await store.append(first, call(attempt, 1, [*alike, n, n + 1, 1], [2], parent=first.id))
     await store.close()
@@ -129,38 +129,36 @@ async def test_reading_an_attempt_reads_at_most_two_calls_of_others(tmp_path: Pa
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_whatever_agents_do_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """Branches, rewritten histories and lost parents, written by two processes in turn, which remember little and start
-    afresh now and then.
-    """
+    """Branches, rewritten histories, lost parents. Two processes write in turn. They remember little, and restart."""
     monkeypatch.setattr(recent, "SAID_LIMIT", 20_000)
     monkeypatch.setattr(recent, "ROOTS_LIMIT", 10_000)
-    chance, path = random.Random(seed), tmp_path / "s.db"
+    rng, path = random.Random(seed), tmp_path / "s.db"
     stores = [await SQLiteStore.open(path), await SQLiteStore.open(path)]
     conversations: list[list[Call]] = [[] for _ in range(4)]
     attempts = await claimed(stores[0], 4)
     for _ in range(120):
-        which = chance.randrange(4)
-        calls, other = conversations[which], chance.choice(conversations)
-        parent = chance.choice(calls) if calls and chance.random() < 0.8 else None
-        source = parent if parent is not None else chance.choice(other) if other else None
+        which = rng.randrange(4)
+        calls, other = conversations[which], rng.choice(conversations)
+        parent = rng.choice(calls) if calls and rng.random() < 0.8 else None
+        source = parent if parent is not None else rng.choice(other) if other else None
         messages = [] if source is None else [*source.request["messages"], source.response]
-        if messages and chance.random() < 0.2:
-            messages[chance.randrange(len(messages))] = {"role": "user", "content": "rewritten"}
-        prompt = [] if source is None else [*source.prompt_ids, *source.completion_ids][: chance.randrange(400)]
+        if messages and rng.random() < 0.2:
+            messages[rng.randrange(len(messages))] = {"role": "user", "content": "rewritten"}
+        prompt = [] if source is None else [*source.prompt_ids, *source.completion_ids][: rng.randrange(400)]
         bare = call(
             attempts[which],
             len(calls),
-            [*prompt, chance.randrange(2**20)],
-            [chance.randrange(2**17)] * chance.randrange(9),
+            [*prompt, rng.randrange(2**20)],
+            [rng.randrange(2**17)] * rng.randrange(9),
         )
-        answer = {"role": "assistant", "content": "".join(chance.choices("abc é", k=chance.randrange(300)))}
+        answer = {"role": "assistant", "content": "".join(rng.choices("abc é", k=rng.randrange(300)))}
         body = {
-            "messages": [*messages, {"role": "user", "content": "?" * chance.randrange(9)}],
-            "seed": chance.randrange(3),
+            "messages": [*messages, {"role": "user", "content": "?" * rng.randrange(9)}],
+            "seed": rng.randrange(3),
         }
         calls.append(replace(bare, request=body, response=answer, parent_call_id=None if parent is None else parent.id))
-        writer = chance.randrange(2)
-        if chance.random() < 0.05:
+        writer = rng.randrange(2)
+        if rng.random() < 0.05:
             await stores[writer].close()
             stores[writer] = await SQLiteStore.open(path)
         await stores[writer].append(calls[-1])
@@ -197,7 +195,7 @@ async def test_a_grammar_is_kept_once(tmp_path: Path) -> None:
     await store.close()
     assert (
         tmp_path / "s.db"
-    ).stat().st_size < 4 * 20_000 + 180_000  # each twice: in its row and in the index that finds it
+    ).stat().st_size < 4 * 20_000 + 180_000  # each is stored twice: in its row and in the index
 
 
 async def test_ids_that_follow_from_attempt_and_index_cost_nothing_and_others_are_kept_as_they_are(

@@ -1,4 +1,4 @@
-"""Is whose key it is answered from memory, and never wrongly?"""
+"""Is the attempt of a token found in memory, and is the answer never out of date?"""
 
 import asyncio
 import threading
@@ -50,7 +50,7 @@ async def test_an_attempt_that_was_ended_is_never_called_running_while_many_come
         while going:
             for attempt in attempts:
                 was_ended = attempt.id in ended
-                store._running.drop(attempt.token_hash)  # so that each question goes to the file, where the race is
+                store._running.drop(attempt.token_hash)  # so each lookup reads the file, where the race is
                 if await status(store, attempt.token) == "running" and was_ended:
                     wrong.append(attempt.id)
                 await asyncio.sleep(0)
@@ -78,7 +78,7 @@ async def test_what_is_read_while_the_attempt_ends_is_read_again() -> None:
         rollout_, attempt = found("r")
         answer = next(answers)
         if answer == "running":
-            running.drop(attempt.token_hash)  # committed and acknowledged before the reader's answer arrives
+            running.drop(attempt.token_hash)  # committed and acknowledged before the read returns
         return rollout_, replace(attempt, status=answer)
 
     last = await running.read("hash of r", read)

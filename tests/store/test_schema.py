@@ -1,4 +1,4 @@
-"""Does a file that an older LightningRL wrote open, and go on?"""
+"""Can a store of an older LightningRL be opened and used?"""
 
 import sqlite3
 from pathlib import Path
@@ -13,11 +13,12 @@ from lightningrl.store.sqlite import SQLiteStore
 from lightningrl.types import Attempt, Call, Reward, Rollout, Sampling, Task, hash_token
 
 TOKEN = "lrl-abcdefghijklmnopqrstuvwxyz012345"
-"""As the first schema's tokens were: 24 bytes."""
+"""A token as in the first schema: 24 bytes."""
 
 OLD = f"""
     INSERT INTO inputs VALUES (1, x'00', '{{"question":"wie groß?"}}');
-    INSERT INTO rollouts VALUES (1, 'a/0', 'a', 't', 1, 'train', 'succeeded', 1, 30.0, '{{"temperature":0.5}}', 'a/0.2'),
+    INSERT INTO rollouts
+        VALUES (1, 'a/0', 'a', 't', 1, 'train', 'succeeded', 1, 30.0, '{{"temperature":0.5}}', 'a/0.2'),
         (2, 'a/1', 'a', 't', 1, 'train', 'running', 1, 30.0, '{{}}', NULL);
     INSERT INTO attempts VALUES (1, 'a/0.1', 'a/0', 1, 'other', 'failed', 'w', 5.0, 'no', 'null', 1.0, 2.0),
         (2, 'a/0.2', 'a/0', 2, 'third', 'succeeded', 'w', 5.0, NULL, '{{"sql":"SELECT 1"}}', 2.0, 3.0),
@@ -26,8 +27,9 @@ OLD = f"""
 """
 
 CALLS = (
-    "id, attempt_id, idx, parent_call_id, agent, policy, policy_version, dialect, request, response, base_call_id, shared, prompt_delta,"
-    " completion_ids, logprobs, sampling, finish_reason, capture, capture_reason, started_at, ended_at"
+    "id, attempt_id, idx, parent_call_id, agent, policy, policy_version, dialect, request, response, base_call_id,"
+    " shared, prompt_delta, completion_ids, logprobs, sampling, finish_reason, capture, capture_reason, started_at,"
+    " ended_at"
 )
 
 
@@ -41,7 +43,9 @@ def old_call(
     shared: int,
     delta: list[int],
 ) -> None:
-    sampling = f'{{"temperature":0.5,"top_p":1.0,"top_k":0,"max_tokens":9,"stop":[";"],"stop_token_ids":[2],"seed":{2**63 + index}}}'
+    seed = 2**63 + index
+    limits = '"temperature":0.5,"top_p":1.0,"top_k":0,"max_tokens":9'
+    sampling = f'{{{limits},"stop":[";"],"stop_token_ids":[2],"seed":{seed}}}'
     row = (
         *(f"{'c' if attempt_id == 'a/0.2' else 'd'}-{index}", attempt_id, index, parent, "writer", "policy", 3),
         *(
@@ -148,7 +152,7 @@ async def test_a_file_of_the_first_schema_reads_as_it_was_written(first_schema: 
 
 
 async def test_a_file_of_the_first_schema_goes_on(first_schema: Path) -> None:
-    """An agent that was at work when the program was replaced, with the token it had been given."""
+    """An agent that runs while the program is replaced keeps its token."""
     store = await SQLiteStore.open(first_schema)
     found = await store.attempt_by_token(TOKEN)
     assert found is not None
@@ -187,7 +191,7 @@ async def test_a_reader_refuses_a_file_of_a_newer_program(tmp_path: Path) -> Non
 
 
 async def test_tokens_of_the_third_schema_are_hashed(tmp_path: Path) -> None:
-    """It kept a token of ours as the bytes of its secret, any other as text."""
+    """That schema stored our tokens as the bytes of their secret, and other tokens as text."""
     connection = sqlite3.connect(tmp_path / "s.db")
     connection.executescript(" ".join(MIGRATIONS[:3]) + "PRAGMA user_version = 3;")
     connection.execute("INSERT INTO inputs VALUES (1, x'00', '{}')")

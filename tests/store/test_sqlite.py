@@ -1,4 +1,4 @@
-"""Does SQLite keep a store's promises, also when the process is killed in the middle of them?"""
+"""Does the SQLite store keep its promises, also if the process is killed?"""
 
 import asyncio
 import base64
@@ -62,7 +62,7 @@ async def test_sqlite_keeps_the_promises_of_a_store(
 
 
 def _acknowledged_until_killed(path: Path, rollout_id: str, *, after_s: float) -> list[str]:
-    """The call ids that a writer printed, each after its append returned, before it was killed."""
+    """The call ids that a writer has printed before it was killed, each after its `append` has returned."""
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path), rollout_id], stdout=subprocess.PIPE, text=True)
     assert writer.stdout is not None
     first = writer.stdout.readline()
@@ -87,7 +87,7 @@ async def test_everything_acknowledged_survives_sigkill_and_nothing_is_there_twi
         assert set(acknowledged) <= {c.id for c in kept}
         assert (
             len(kept) == len({c.id for c in kept}) <= len(acknowledged) + 4
-        )  # at most one unacknowledged in each lane
+        )  # at most one is unacknowledged in each lane
         by_id = {c.id: c for c in kept}
         for c in kept:
             before = (
@@ -116,7 +116,7 @@ async def test_a_long_conversation_takes_linear_space(tmp_path: Path) -> None:
 
 
 async def test_a_store_that_starts_afresh_goes_on_where_it_was(tmp_path: Path) -> None:
-    """Nothing of what the writer remembers is needed."""
+    """A new process needs nothing that the writer remembers."""
     store = await SQLiteStore.open(tmp_path / "s.db")
     attempt = await begin(store)
     kept: list[Call] = []
@@ -153,7 +153,7 @@ async def test_many_appends_share_a_commit(tmp_path: Path) -> None:
     attempt = await begin(store)
     before = _wal_frames(tmp_path / "s.db")
     await asyncio.gather(*(store.append(call(attempt, n, [n], [n])) for n in range(200)))
-    # one by one, each commit would write at least the table's leaf, three index leaves: 4 frames
+    # one by one, each commit would write at least 4 frames: a leaf of the table and three of indexes
     assert _wal_frames(tmp_path / "s.db") - before < 200
     await store.close()
 
@@ -245,7 +245,7 @@ async def test_a_reader_needs_a_store_that_is_there(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives up root's rights in a process of its own")
 async def test_a_run_that_has_ended_is_read_from_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
-    folder = Path(tempfile.mkdtemp())  # pytest's own folders are closed to others
+    folder = Path(tempfile.mkdtemp())  # pytest's own folders are closed to other users
     try:
         store = await SQLiteStore.open(folder / "s.db")
         await begin(store)
@@ -256,7 +256,9 @@ async def test_a_run_that_has_ended_is_read_from_a_disk_that_cannot_be_written(t
             "import asyncio, os, sys; from lightningrl.store import open_records, sqlite\n"
             "os.setuid(65534)\n"
             "async def main():\n"
-            "    records = await open_records(f'sqlite://{sys.argv[1]}'); print(await records.count()); await records.close()\n"
+            "    records = await open_records(f'sqlite://{sys.argv[1]}')\n"
+            "    print(await records.count())\n"
+            "    await records.close()\n"
             "asyncio.run(main())"
         )
         done = subprocess.run(
@@ -338,7 +340,7 @@ asyncio.run(main())
 async def test_a_wall_clock_that_jumps_loses_no_live_attempt_and_keeps_no_dead_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump_s: float
 ) -> None:
-    """In the process that claimed it and in another one that reads the same file."""
+    """In the process that claimed it, and in another one that reads the same file."""
     store = await SQLiteStore.open(tmp_path / "s.db")
     await store.enqueue([rollout("live"), rollout("dead")])
     [(_, live)] = await store.claim("w", limit=1, lease_s=60)
@@ -402,7 +404,7 @@ async def test_output_that_is_not_json_is_refused_and_strange_text_is_kept() -> 
 
 
 def test_conformance_tells_calls_apart() -> None:
-    """The comparison that the suite rests on can fail."""
+    """The comparison that the suite relies on can fail."""
     attempt = conformance.Attempt(id="a", rollout_id="r", number=1, token="t")
     one: Call = call(attempt, 0, [1], [2])
     assert same(one, call(attempt, 0, [1], [2]))
