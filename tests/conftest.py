@@ -1,4 +1,4 @@
-"""Parts that several tests share: a tiny model folder, and a small recipe around an agent that any test can bend."""
+"""Fixtures that many tests share: a tiny model, and a small recipe whose agent a test can change."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ TEXTS = [
 ]
 
 AGENT = '''
-"""The smallest agent with two turns: it asks, and asks once more with the first answer in the history."""
+"""The smallest agent with two turns: its second request has the first answer in the history."""
 from openai import OpenAI
 
 client = None
@@ -31,7 +31,8 @@ def run(task):
     client = client or OpenAI()
     messages = [{"role": "user", "content": task["question"]}]
     for follow_up in ("again : pick another one", None):
-        answer = client.chat.completions.create(model="policy", messages=messages, max_tokens=6).choices[0].message.content
+        reply = client.chat.completions.create(model="policy", messages=messages, max_tokens=6)
+        answer = reply.choices[0].message.content
         messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": follow_up}]
     return answer
 
@@ -41,7 +42,8 @@ def reward(task, answer):
 
 
 def tasks(split, *, seed, count):
-    return [{"id": f"{split}-{seed}-{i}", "input": {"question": ["say a word", "pick one colour"][i % 2], "split": split}} for i in range(count)]
+    return [{"id": f"{split}-{seed}-{i}",
+             "input": {"question": ["say a word", "pick one colour"][i % 2], "split": split}} for i in range(count)]
 '''
 
 RECIPE = """
@@ -74,7 +76,7 @@ eval_every = 0
 
 @dataclass(frozen=True)
 class SmallRecipe:
-    """A recipe in a folder of its own, and the command line to run it with."""
+    """A recipe in its own folder, and the command line that runs it."""
 
     folder: Path
 
@@ -93,7 +95,7 @@ class SmallRecipe:
         return run_command(*arguments, cwd=self.folder, timeout_s=timeout_s)
 
     def train(self, *arguments: str) -> dict[str, Any]:
-        """A run that must succeed; its JSON result."""
+        """Run `train`, which must succeed; return its JSON result."""
         done = self.cli("train", str(self.path), "--json", *arguments)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
@@ -101,7 +103,7 @@ class SmallRecipe:
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Qwen3 of some thousand parameters that has learnt nothing."""
+    """An untrained Qwen3 of a few thousand parameters."""
     from lightningrl.models.load import export_folder
     from lightningrl.models.tiny import build_model, build_tokenizer
 

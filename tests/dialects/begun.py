@@ -1,4 +1,4 @@
-"""A reply that has only just begun."""
+"""A reply without choices, as a stream begins with it."""
 
 from lightningrl.dialects.base import ChatRequest, Reply
 

@@ -1,6 +1,4 @@
-"""OpenAI's real SDK in front of one dialect, without gateway or engine: a test says what is answered, the SDK says
-whether it understands.
-"""
+"""OpenAI's real SDK in front of one dialect, without gateway or engine. A test chooses the answers."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -44,7 +42,7 @@ def says(
 
 
 class Stand:
-    """Answers each request with the choices that come next. Keeps what was asked, and the bodies that were sent."""
+    """Answers each request with the next choices. Keeps the requests, and the bodies that were sent."""
 
     def __init__(self, dialect: Dialect, *answers: Sequence[Choice] | Refused) -> None:
         self.dialect = dialect
@@ -122,7 +120,7 @@ def pieces(text: str) -> list[str]:
 
 
 def events_of(data: bytes) -> list[dict[str, Any]]:
-    """What a stream says, `[DONE]` left out."""
+    """The events of a stream, without `[DONE]`."""
     lines = [line[6:] for line in data.decode().split("\n") if line.startswith("data: ")]
     return [json.loads(line) for line in lines if line != "[DONE]"]
 

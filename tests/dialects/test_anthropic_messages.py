@@ -1,6 +1,4 @@
-"""Does the dialect read what Anthropic's clients write, and write what they validate? Against the SDK's own types,
-without a server.
-"""
+"""Does the dialect read the requests of Anthropic's clients, and write responses that the SDK's types accept?"""
 
 import base64
 import json
@@ -75,7 +73,7 @@ def events(data: bytes) -> list[dict[str, Any]]:
 
 
 def streamed(one: Choice, *pieces: tuple[str, str], **fields: Any) -> tuple[list[dict[str, Any]], types.Message]:
-    """The events, and what the SDK makes of them."""
+    """The events, and the message that the SDK builds from them."""
     answer = reply(one, **fields)
     stream = DIALECT.stream(answer)
     data = b"".join(
@@ -85,7 +83,7 @@ def streamed(one: Choice, *pieces: tuple[str, str], **fields: Any) -> tuple[list
     snapshot: Any = None
     buffers: dict[int, bytes] = {}
     for event in sent:
-        if event["type"] != "ping":  # which the SDK drops before it looks
+        if event["type"] != "ping":  # the SDK drops it without parsing
             BETA_EVENTS.validate_python(event)
             snapshot = accumulate_event(
                 event=EVENTS.validate_python(event), current_snapshot=snapshot, json_bufs=buffers
@@ -179,7 +177,7 @@ def test_system_prompts_come_as_text_or_blocks_and_also_in_mid_conversation() ->
     ]
 
 
-def test_what_claude_code_is_billed_by_is_not_part_of_the_conversation() -> None:
+def test_the_billing_line_of_claude_code_is_removed() -> None:
     def system(*texts: str) -> tuple[Message, ...]:
         return parse(system=[{"type": "text", "text": text} for text in texts]).messages[:-1]
 
@@ -189,7 +187,7 @@ def test_what_claude_code_is_billed_by_is_not_part_of_the_conversation() -> None
     assert system("x-anthropic-billing-header: cch=1;") == ()
 
 
-def test_results_of_several_tools_and_a_text_in_one_turn_become_turns_of_their_own() -> None:
+def test_each_tool_result_and_text_of_a_turn_is_a_message() -> None:
     result = {"type": "tool_result", "tool_use_id": "a", "content": "23"}
     blocks = {
         "type": "tool_result",
@@ -206,7 +204,7 @@ def test_results_of_several_tools_and_a_text_in_one_turn_become_turns_of_their_o
     )
 
 
-def test_what_the_assistant_thought_said_and_called_comes_back() -> None:
+def test_reasoning_text_and_tool_calls_of_the_assistant_are_read() -> None:
     thinking = {"type": "thinking", "thinking": "hm", "signature": "msg_7"}
     redacted = {"type": "redacted_thinking", "data": "opaque"}
     call = {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"city": "Paris", "days": 2}}
@@ -222,7 +220,7 @@ def test_what_the_assistant_thought_said_and_called_comes_back() -> None:
     assert (foreign.reasoning, foreign.reply_id) == ("hm", None)
 
 
-def test_an_answer_that_a_client_has_taken_apart_is_one_turn_again() -> None:
+def test_an_answer_that_a_client_has_split_is_one_message() -> None:
     call = {"type": "tool_use", "id": "call_1", "name": "weather", "input": {}}
     parts = [{"type": "thinking", "thinking": "hm", "signature": ""}, {"type": "text", "text": "let me look"}, call]
     apart = parse(messages=[*HELLO["messages"], *({"role": "assistant", "content": [part]} for part in parts)]).messages
@@ -236,7 +234,7 @@ def test_a_prefilled_answer_stays_the_last_turn() -> None:
     assert messages[-1].role == "assistant"
 
 
-def test_text_is_found_in_documents_search_results_and_blocks_that_are_not_known_yet() -> None:
+def test_text_is_read_from_documents_search_results_and_unknown_blocks() -> None:
     document = {
         "type": "document",
         "title": "T",
@@ -272,7 +270,7 @@ def test_text_is_found_in_documents_search_results_and_blocks_that_are_not_known
         },
     ],
 )
-def test_what_cannot_be_read_is_refused(block: dict[str, Any]) -> None:
+def test_content_without_text_is_refused(block: dict[str, Any]) -> None:
     refused = refusal(messages=[{"role": "user", "content": [block]}])
     assert refused.status == 400
     assert "is not supported" in refused.message
@@ -293,7 +291,7 @@ def test_what_cannot_be_read_is_refused(block: dict[str, Any]) -> None:
         {"tools": [{"name": "x", "input_schema": "y"}]},
     ],
 )
-def test_what_makes_no_sense_is_refused(fields: dict[str, Any]) -> None:
+def test_an_invalid_request_is_refused(fields: dict[str, Any]) -> None:
     assert refusal(**fields).status == 400
 
 
@@ -324,7 +322,7 @@ def test_an_answer_is_a_message_of_the_sdk() -> None:
 @pytest.mark.parametrize(
     "thinking", [{}, {"thinking": {"type": "disabled"}}, {"thinking": {"type": "adaptive", "display": "omitted"}}]
 )
-def test_thoughts_are_shown_only_to_whom_asks_for_them(thinking: dict[str, Any]) -> None:
+def test_reasoning_is_sent_only_on_request(thinking: dict[str, Any]) -> None:
     one = choice(content="yes", message={"reasoning": "hm"})
     [block] = whole(one, **thinking).content
     assert (block.type, block.type == "text" and block.text) == ("text", "yes")
@@ -332,7 +330,7 @@ def test_thoughts_are_shown_only_to_whom_asks_for_them(thinking: dict[str, Any])
     assert [block.type for block in message.content] == ["text"]
 
 
-def test_an_empty_answer_has_a_block_to_be_read() -> None:
+def test_an_empty_answer_has_a_text_block() -> None:
     [block] = whole(choice()).content
     assert block.type == "text"
     assert block.text == ""
@@ -355,7 +353,7 @@ def test_stop_reasons(fields: dict[str, Any], expected: tuple[str, str | None]) 
         assert (message.stop_reason, message.stop_sequence) == expected
 
 
-def test_a_stream_says_what_the_whole_answer_says() -> None:
+def test_a_stream_adds_up_to_the_whole_answer() -> None:
     calls = (
         ToolCall(id="call_1", name="weather", arguments='{"city":  "Paris"}'),
         ToolCall(id="call_2", name="now", arguments="{}"),
@@ -392,7 +390,7 @@ def test_a_stream_may_break() -> None:
     }
 
 
-def test_a_thread_goes_on_where_it_was_left() -> None:
+def test_a_thread_continues_after_its_last_answer() -> None:
     past = Past()
     created = DIALECT.parse({**HELLO, "system": "be brief", "tools": [WEATHER], "thread": {"type": "create"}}, past)
     one = choice(
@@ -443,10 +441,10 @@ def test_errors_have_anthropics_names() -> None:
         assert (error.type, error.message) == (kind, "no; hint: do")
     assert (
         DIALECT.error(Refused(413, "no"))["error"]["type"] == "request_too_large"
-    )  # in Anthropic's documentation, not in its SDK
+    )  # in Anthropic's documentation, but not in its SDK
 
 
-def test_arguments_that_are_no_object_still_arrive() -> None:
+def test_arguments_that_are_no_object_are_wrapped() -> None:
     one = choice(
         finish_reason="tool_calls", message={"tool_calls": (ToolCall(id="c", name="weather", arguments="Paris"),)}
     )

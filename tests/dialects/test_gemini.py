@@ -1,6 +1,4 @@
-"""Does the dialect read what Google's clients write, and write what they validate? Against the SDK's own types, without
-a server.
-"""
+"""Does the dialect read the requests of Google's clients, and write responses that the SDK's types accept?"""
 
 import json
 from collections.abc import Mapping
@@ -120,7 +118,7 @@ def test_verbs_are_in_the_path_too() -> None:
     assert parse().counted is None
 
 
-def test_tokens_are_counted_also_for_a_request_in_a_wrapping() -> None:
+def test_tokens_of_a_wrapped_request_are_counted() -> None:
     wrapped = {
         "contents": [HELLO],
         "systemInstruction": {"parts": [{"text": "be brief"}]},
@@ -314,7 +312,7 @@ def test_results_find_their_calls_by_id() -> None:
     assert text == Message(role="user", content="go on")
 
 
-def test_results_without_ids_find_their_calls_by_name_and_place() -> None:
+def test_results_without_ids_find_their_calls_by_name_and_position() -> None:
     calls = [
         CALL,
         {"functionCall": {"id": "call_2", "name": "now"}},
@@ -328,7 +326,7 @@ def test_results_without_ids_find_their_calls_by_name_and_place() -> None:
 
 
 def test_ids_survive_clients_that_keep_only_signatures() -> None:
-    """Some make ids of their own; SDKs write base64 in either alphabet, with or without padding."""
+    """Some clients make their own ids; SDKs write base64 in either alphabet, with or without padding."""
     sent = DIALECT.respond(
         reply(
             choice(
@@ -360,14 +358,14 @@ def test_ids_survive_clients_that_keep_only_signatures() -> None:
         ({"a": 1, "result": 2}, '{"a":1,"result":2}'),
     ],
 )
-def test_what_a_function_returned_is_taken_out_of_its_wrapping(response: dict[str, Any], content: str) -> None:
+def test_the_return_value_of_a_function_is_unwrapped(response: dict[str, Any], content: str) -> None:
     _, result = turns(
         model(CALL), user({"functionResponse": {"id": "call_1", "name": "weather", "response": response}})
     )
     assert result.content == content
 
 
-def test_an_answer_that_came_in_pieces_is_one_turn_again() -> None:
+def test_an_answer_that_came_in_pieces_is_one_message() -> None:
     pieces = [model({"text": "hm", "thought": True}), model({"text": "let me "}), model({"text": "look"}), model(CALL)]
     result = user({"function_response": {"name": "weather", "response": {"result": "sunny"}}})
     said, answered = turns(*pieces, result)
@@ -376,7 +374,7 @@ def test_an_answer_that_came_in_pieces_is_one_turn_again() -> None:
     assert answered.tool_call_id == "call_1"
 
 
-def test_keys_of_the_agent_stay_as_they_are() -> None:
+def test_keys_that_the_agent_chooses_keep_their_case() -> None:
     call = {"function_call": {"name": "weather", "args": {"city_name": {"inner_key": 1}}}}
     result = {"function_response": {"name": "weather", "response": {"wind_speed": 3}}}
     said, answered = turns(model(call), user(result))
@@ -392,7 +390,7 @@ def test_keys_of_the_agent_stay_as_they_are() -> None:
         {"functionResponse": {"name": "weather", "response": {}, "parts": [{"inline_data": {"data": "AAAA"}}]}},
     ],
 )
-def test_what_cannot_be_read_is_refused(part: dict[str, Any]) -> None:
+def test_content_without_text_is_refused(part: dict[str, Any]) -> None:
     refused = refusal(contents=[user(part)])
     assert (refused.status, "are not supported" in refused.message) == (400, True)
 
@@ -419,7 +417,7 @@ def test_what_cannot_be_read_is_refused(part: dict[str, Any]) -> None:
         },
     ],
 )
-def test_what_makes_no_sense_is_refused(fields: dict[str, Any]) -> None:
+def test_an_invalid_request_is_refused(fields: dict[str, Any]) -> None:
     assert refusal(**fields).status == 400
 
 
@@ -439,10 +437,10 @@ def test_an_answer_is_a_response_of_the_sdk() -> None:
     assert (usage.candidates_token_count, usage.thoughts_token_count, usage.total_token_count) == (5, 2, 37)
     again = DIALECT.answer(DIALECT.respond(reply(one, **SHOW)))
     assert (again.content, again.reasoning, again.tool_calls[0].id) == ("let me look", "hm", "call_1")
-    assert [part.text for part in parts_of(whole(one))] == ["let me look", None]  # thoughts only for whom asks for them
+    assert [part.text for part in parts_of(whole(one))] == ["let me look", None]  # reasoning only on request
 
 
-def test_several_candidates_and_how_they_ended() -> None:
+def test_several_candidates_have_their_finish_reasons() -> None:
     response = whole(choice(content="a", finish_reason="length"), choice(index=1, finish_reason="error"))
     assert response.candidates is not None
     assert [candidate.finish_reason for candidate in response.candidates] == [
@@ -454,7 +452,7 @@ def test_several_candidates_and_how_they_ended() -> None:
     assert [part.text for part in response.candidates[1].content.parts or []] == [""]
 
 
-def test_logprobs_are_told() -> None:
+def test_logprobs_are_sent() -> None:
     tokens = (
         TokenLogprob(text="a", logprob=-0.5, top=(("a", -0.5), ("b", -1.0))),
         TokenLogprob(text="c", logprob=-1.5),
@@ -475,7 +473,7 @@ def test_logprobs_are_told() -> None:
     assert piece.candidates[0].logprobs_result == candidate.logprobs_result
 
 
-def test_a_stream_says_what_the_whole_answer_says() -> None:
+def test_a_stream_adds_up_to_the_whole_answer() -> None:
     call = ToolCall(id="call_1", name="weather", arguments="{}")
     one = choice(
         content='say "äöü" €\u2028', finish_reason="tool_calls", message={"tool_calls": (call,), "reasoning": "hm, so"}
@@ -501,7 +499,7 @@ def test_a_stream_says_what_the_whole_answer_says() -> None:
         assert ends == [None] * (len(chunks) - 1) + [types.FinishReason.STOP]
 
 
-def test_an_empty_answer_has_a_part_to_be_read() -> None:
+def test_an_empty_answer_has_a_text_part() -> None:
     assert whole(choice()).text == ""
     assert [chunk.text for chunk in streamed(choice())] == [""]
 
@@ -537,10 +535,12 @@ def test_errors_have_googles_names(status: int, name: str) -> None:
 
 def test_a_stream_may_break() -> None:
     stream = DIALECT.stream(begun(parse(sse=True)))
-    assert stream.error(Refused(503, "the engine raised")).startswith(b'data: {"error":')  # by which the SDK knows it
+    assert stream.error(Refused(503, "the engine raised")).startswith(
+        b'data: {"error":'
+    )  # the SDK recognises an error by this start
 
 
-def test_arguments_that_are_no_object_still_arrive() -> None:
+def test_arguments_that_are_no_object_are_wrapped() -> None:
     one = choice(
         finish_reason="tool_calls", message={"tool_calls": (ToolCall(id="c", name="weather", arguments="Paris"),)}
     )

@@ -1,4 +1,4 @@
-"""Does OpenAI's own SDK understand our `chat/completions`, and do we understand everything that it can ask?"""
+"""Does OpenAI's SDK accept our `chat/completions`, and does the dialect read every request of the SDK?"""
 
 import json
 from dataclasses import replace
@@ -65,18 +65,15 @@ async def test_a_stream_adds_up_to_the_whole(said: Choice) -> None:
     client = stand.async_client()
     whole = await client.chat.completions.create(**ASK)
     async with client.chat.completions.stream(**ASK, stream_options={"include_usage": True}) as events:
-        await events.until_done()  # the SDK's own "final completion" refuses answers that were cut
+        await events.until_done()  # the SDK's "final completion" refuses answers that were cut off
         streamed = events.current_completion_snapshot
     assert streamed.usage == whole.usage
     [one], [two] = whole.choices, streamed.choices
     assert (two.finish_reason, two.message.content or None) == (one.finish_reason, one.message.content or None)
-    calls = [
-        [(call.id, call.type, call.function) for call in message.tool_calls or ()]
-        for message in (one.message, two.message)
-    ]  # type: ignore[union-attr]
-    assert [[(i, t, f.name, f.arguments) for i, t, f in made] for made in calls] == [
-        [(call.id, "function", call.name, call.arguments) for call in said.message.tool_calls]
-    ] * 2
+    expected = [(call.id, "function", call.name, call.arguments) for call in said.message.tool_calls]
+    for message in (one.message, two.message):
+        calls: list[Any] = message.tool_calls or []
+        assert [(call.id, call.type, call.function.name, call.function.arguments) for call in calls] == expected
     assert dump(two.logprobs) == dump(one.logprobs)
     thoughts = [getattr(message, "reasoning_content", "") for message in (one.message, two.message)]
     assert thoughts == [said.message.reasoning] * 2
@@ -86,7 +83,7 @@ def dump(model: BaseModel | None) -> Any:
     return None if model is None else model.model_dump(exclude_none=True)
 
 
-def test_logprobs_are_shown_with_their_rivals() -> None:
+def test_logprobs_have_their_alternatives() -> None:
     stand = Stand(OpenAIChat(), [says("It is", tokens=TOKENS)])
     answer = stand.client().chat.completions.create(**ASK, logprobs=True, top_logprobs=2)
     assert answer.choices[0].logprobs is not None
@@ -99,7 +96,7 @@ def test_logprobs_are_shown_with_their_rivals() -> None:
     assert (stand.asked[0].logprobs, stand.asked[0].top_logprobs) == (True, 2)
 
 
-def test_several_answers_keep_apart() -> None:
+def test_several_answers_stay_separate() -> None:
     both = [says("one", index=0), says("two !", index=1)]
     stand = Stand(OpenAIChat(), both, both)
     assert [choice.message.content for choice in stand.client().chat.completions.create(**ASK, n=2).choices] == [
@@ -110,7 +107,7 @@ def test_several_answers_keep_apart() -> None:
         assert [choice.message.content for choice in events.get_final_completion().choices] == ["one", "two !"]
 
 
-def test_a_stream_counts_tokens_only_where_asked() -> None:
+def test_a_stream_counts_tokens_only_on_request() -> None:
     stand = Stand(OpenAIChat(), [says("hello")], [says("hello")])
     list(stand.client().chat.completions.create(**ASK, stream=True))
     assert all("usage" not in event for event in events_of(stand.sent[0]))
@@ -185,7 +182,7 @@ def test_a_stream_that_breaks_raises_in_the_sdk() -> None:
         ({"unheard": {"of": [1]}, "user": "me", "logit_bias": {"5": 1}, "service_tier": "flex"}, {"model": "m"}),
     ],
 )
-def test_what_is_asked_is_understood(asked: dict[str, Any], understood: dict[str, Any]) -> None:
+def test_a_full_request_is_read(asked: dict[str, Any], understood: dict[str, Any]) -> None:
     request = OpenAIChat().parse({**ASK, **asked}, Past())
     assert {field: getattr(request, field) for field in understood} == understood
     assert request.body == {**ASK, **asked}
@@ -227,7 +224,7 @@ def test_what_is_asked_is_understood(asked: dict[str, Any], understood: dict[str
         ({"stop": [1]}, "stop"),
     ],
 )
-def test_what_cannot_be_done_is_refused_and_the_field_is_named(asked: dict[str, Any], param: str) -> None:
+def test_an_unsupported_field_is_refused_by_name(asked: dict[str, Any], param: str) -> None:
     refusal = refused(OpenAIChat().parse, {**ASK, **asked})
     assert (refusal.status, refusal.param) == (400, param)
     error = OpenAIChat().error(refusal)["error"]
@@ -261,7 +258,7 @@ def test_all_kinds_of_messages_are_read() -> None:
 
 
 @pytest.mark.parametrize("said", ANSWERS.values(), ids=ANSWERS.keys())
-def test_what_was_said_can_be_read_from_the_record(said: Choice) -> None:
+def test_the_answer_is_read_from_a_recorded_response(said: Choice) -> None:
     stand = Stand(OpenAIChat(), [said])
     stand.client().chat.completions.create(**ASK)
     assert OpenAIChat().answer(json.loads(stand.sent[0])) == said.message
@@ -288,7 +285,7 @@ def test_legacy_functions_are_answered_in_kind(stream: bool) -> None:
     result = {"role": "function", "name": "weather", "content": "23"}
     stand.client().chat.completions.create(**{**ask, "messages": [USER, made, result]})
     _, said, answered = stand.asked[1].messages
-    assert said.tool_calls == (replace(CALL, id=""),)  # this wire has no ids
+    assert said.tool_calls == (replace(CALL, id=""),)  # this wire format has no ids
     assert answered == Message(role="function", content="23", name="weather")
 
 
@@ -306,7 +303,7 @@ def test_a_custom_tool_takes_plain_text() -> None:
     assert (back.id, back.name, json.loads(back.arguments)) == ("call_1", "python", {"input": "print(1)"})
 
 
-def test_azures_clients_name_the_model_in_the_path() -> None:
+def test_clients_of_azure_name_the_model_in_the_path() -> None:
     stand = Stand(OpenAIChat(), [says("hello")], [says("hello")])
     http = httpx2.Client(transport=stand.transport())
     settings: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Does OpenAI's own SDK understand our `completions`, and do prompts get their own answers?"""
+"""Does OpenAI's SDK accept our `completions`, and does each prompt get its own answers?"""
 
 import json
 from typing import Any
@@ -49,7 +49,7 @@ def test_every_field_that_the_sdk_validates_is_there(said: Any) -> None:
         ({"suffix": None, "best_of": None, "echo": None, "stop": None, "user": "me"}, {"stop": ()}),
     ],
 )
-def test_what_is_asked_is_understood(asked: dict[str, Any], understood: dict[str, Any]) -> None:
+def test_a_full_request_is_read(asked: dict[str, Any], understood: dict[str, Any]) -> None:
     request = OpenAICompletions().parse({**ASK, **asked}, Past())
     assert {field: getattr(request, field) for field in understood} == understood
 
@@ -73,7 +73,7 @@ def test_what_is_asked_is_understood(asked: dict[str, Any], understood: dict[str
         ({"max_tokens": 0}, "max_tokens"),
     ],
 )
-def test_what_cannot_be_done_is_refused_and_the_field_is_named(asked: dict[str, Any], param: str) -> None:
+def test_an_unsupported_field_is_refused_by_name(asked: dict[str, Any], param: str) -> None:
     refusal = refused(OpenAICompletions().parse, {**ASK, **asked})
     assert (refusal.status, refusal.param) == (400, param)
 
@@ -104,7 +104,7 @@ def test_logprobs_have_openais_old_shape() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_echo_repeats_the_prompt_but_it_is_not_part_of_what_was_said(stream: bool) -> None:
+def test_echo_repeats_the_prompt_which_is_no_part_of_the_answer(stream: bool) -> None:
     stand = Stand(OpenAICompletions(), [says(" a time")])
     if stream:
         text = "".join(

@@ -1,6 +1,4 @@
-"""Does OpenAI's own SDK understand our `responses`, and does an answer stay one message whatever way a client refers to
-it?
-"""
+"""Does OpenAI's SDK accept our `responses`, and does an answer stay one message however a client refers to it?"""
 
 import json
 from collections.abc import Callable
@@ -49,7 +47,7 @@ SAID = pytest.mark.parametrize("said", ANSWERS.values(), ids=ANSWERS.keys())
 
 
 def listed(said: Choice) -> list[tuple[str, ...]]:
-    """The items that an answer consists of."""
+    """The items of an answer."""
     message = said.message
     found: list[tuple[str, ...]] = [("reasoning", message.reasoning)] if message.reasoning.strip() else []
     if message.content or not message.tool_calls:
@@ -112,7 +110,7 @@ async def test_a_stream_adds_up_to_the_whole(said: Choice, summary: str | None) 
     stand = Stand(OpenAIResponses(), [said])
     async with stand.async_client().responses.stream(**ASK, reasoning={"summary": summary}) as events:  # type: ignore[typeddict-item]
         kinds = [event.type async for event in events]
-        if said.finish_reason != "length":  # the SDK keeps final responses of `response.completed` alone
+        if said.finish_reason != "length":  # the SDK keeps a final response only of `response.completed`
             assert items_of(await events.get_final_response()) == listed(said)  # type: ignore[arg-type]
     raw = events_of(stand.sent[0])
     for event in raw:
@@ -130,7 +128,7 @@ async def test_a_stream_adds_up_to_the_whole(said: Choice, summary: str | None) 
 
 
 def grown(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The items as they grew from deltas, checked against what each was said to have become."""
+    """The items as their deltas built them, checked against the final state in the events."""
     done: list[dict[str, Any]] = []
     text = ""
     for event in events:
@@ -172,7 +170,7 @@ def test_events_come_in_the_order_of_openai() -> None:
     assert [kinds.count(f"output_item.{what}") for what in ("added", "done")] == [4, 4]
 
 
-def test_logprobs_are_shown_with_their_rivals() -> None:
+def test_logprobs_have_their_alternatives() -> None:
     stand = Stand(OpenAIResponses(), [says("It is", tokens=TOKENS)], [says("It is", tokens=TOKENS)])
     response = stand.client().responses.create(**ASK, include=["message.output_text.logprobs"], top_logprobs=2)
     assert response.output[0].type == "message"
@@ -193,7 +191,7 @@ def test_logprobs_are_shown_with_their_rivals() -> None:
     assert [(request.logprobs, request.top_logprobs) for request in stand.asked] == [(True, 2)] * 2
 
 
-def test_tokens_without_text_are_shown_with_the_next_text() -> None:
+def test_tokens_without_text_are_sent_with_the_next_text() -> None:
     request = OpenAIResponses().parse({**ASK, "top_logprobs": 1}, Past())
     events = OpenAIResponses().stream(begun(request, "resp_a-0"))
     data = events.text(0, "", TOKENS[:1]) + events.text(0, "It is", TOKENS[1:]) + events.text(0, " !", None)
@@ -248,7 +246,7 @@ WAYS = [
 
 @pytest.mark.parametrize("back", WAYS)
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_comes_back_is_one_message_whatever_the_way(back: Back, stream: bool) -> None:
+def test_an_answer_that_a_client_sends_back_is_one_message(back: Back, stream: bool) -> None:
     stand = Stand(OpenAIResponses(), [ANSWERS["all"]], [says("sunny")])
     client = stand.client()
     ask: dict[str, Any] = {**ASK, "include": ["reasoning.encrypted_content"], "instructions": "be brief"}
@@ -274,9 +272,7 @@ def test_an_answer_that_comes_back_is_one_message_whatever_the_way(back: Back, s
 
 
 def test_two_answers_in_a_row_stay_two() -> None:
-    """Also an agent's outputs may stand between the calls of one answer, where nothing but ids says that they belong
-    together.
-    """
+    """Outputs may stand between the calls of one answer; then only ids show that the calls belong together."""
     stand = Stand(
         OpenAIResponses(), [says(calls=[CALL, OTHER])], [says("one")], [says("two", reasoning="hm")], [says("three")]
     )
@@ -285,9 +281,8 @@ def test_two_answers_in_a_row_stay_two() -> None:
     outputs = [{"type": "function_call_output", "call_id": call.id, "output": call.name} for call in (CALL, OTHER)]
     first, second = (item.to_dict() for item in calls.output)
     stranger = {"type": "function_call", "call_id": "call_x", "name": "time", "arguments": "{}"}
-    client.responses.create(
-        model="m", input=[first, outputs[0], second, outputs[1], *one.output, *two.output, stranger]
-    )  # type: ignore[list-item]
+    items: Any = [first, outputs[0], second, outputs[1], *one.output, *two.output, stranger]
+    client.responses.create(model="m", input=items)
     said = stand.asked[-1].messages
     assert [(message.role, message.content, len(message.tool_calls), message.reply_id) for message in said] == [
         ("assistant", "", 2, calls.id),
@@ -299,7 +294,7 @@ def test_two_answers_in_a_row_stay_two() -> None:
     ]
 
 
-def test_items_of_strangers_are_merged_by_their_order() -> None:
+def test_items_of_other_servers_are_merged_by_their_order() -> None:
     thought = {"type": "reasoning", "id": "rs_x", "summary": [{"type": "summary_text", "text": "hm"}]}
     words = {
         "type": "message",
@@ -322,7 +317,7 @@ def test_items_of_strangers_are_merged_by_their_order() -> None:
     ]
 
 
-def test_what_was_never_answered_cannot_be_referred_to() -> None:
+def test_a_reference_to_an_unknown_response_is_refused() -> None:
     stand = Stand(OpenAIResponses(), [says("hello")])
     client = stand.client()
     with pytest.raises(openai.BadRequestError) as unknown:
@@ -409,7 +404,7 @@ def test_instructions_are_not_carried_over_but_the_conversation_is() -> None:
         ),
     ],
 )
-def test_what_is_asked_is_understood(asked: dict[str, Any], understood: dict[str, Any]) -> None:
+def test_a_full_request_is_read(asked: dict[str, Any], understood: dict[str, Any]) -> None:
     request = OpenAIResponses().parse({**ASK, **asked}, Past())
     assert {field: getattr(request, field) for field in understood} == understood
     assert request.body == {**ASK, **asked}
@@ -438,14 +433,14 @@ def test_what_is_asked_is_understood(asked: dict[str, Any], understood: dict[str
         ({"previous_response_id": ["x"]}, "previous_response_id"),
     ],
 )
-def test_what_cannot_be_done_is_refused_and_the_field_is_named(asked: dict[str, Any], param: str) -> None:
+def test_an_unsupported_field_is_refused_by_name(asked: dict[str, Any], param: str) -> None:
     refusal = refused(OpenAIResponses().parse, {**ASK, **asked})
     assert (refusal.status, refusal.param) == (400, param)
 
 
 @SAID
 @pytest.mark.parametrize("summary", [None, "auto"])
-def test_what_was_said_can_be_read_from_the_record(said: Choice, summary: str | None) -> None:
+def test_the_answer_is_read_from_a_recorded_response(said: Choice, summary: str | None) -> None:
     stand = Stand(OpenAIResponses(), [said])
     stand.client().responses.create(**ASK, reasoning={"summary": summary})  # type: ignore[typeddict-item]
     message = OpenAIResponses().answer(json.loads(stand.sent[0]))
@@ -483,8 +478,8 @@ def test_a_custom_tool_takes_plain_text(stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_tools_of_a_namespace_keep_apart(stream: bool) -> None:
-    """Codex puts the tools of MCP servers there."""
+def test_tools_of_namespaces_stay_separate(stream: bool) -> None:
+    """Codex puts the tools of MCP servers into namespaces."""
     call = ToolCall(id="call_1", name="mcp__files__read", arguments='{"path": "x"}')
     stand = Stand(OpenAIResponses(), [says(calls=[call])], [says("done")])
     inner = [
@@ -516,7 +511,7 @@ def test_tools_of_a_namespace_keep_apart(stream: bool) -> None:
     assert stand.asked[1].messages[0].tool_calls == (call,)
 
 
-def test_a_stream_that_breaks_raises_in_the_sdk_and_says_so_to_others() -> None:
+def test_a_stream_that_breaks_raises_in_the_sdk_and_ends_with_an_error() -> None:
     stand = Stand(OpenAIResponses(), Refused(503, "the engine is full", code="engine_error"))
     with pytest.raises(openai.APIError, match="the engine is full"):
         list(stand.client().responses.create(**ASK, stream=True))

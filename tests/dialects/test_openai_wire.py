@@ -1,4 +1,4 @@
-"""Is whatever JSON may be sent either understood, and then answered, or refused? A bug here would be a 500 there."""
+"""Is every JSON body either answered or refused? A bug here is a 500 of the gateway."""
 
 import copy
 import random
@@ -160,7 +160,7 @@ def test_any_body_is_answered_or_refused(dialect: Dialect, valid: dict[str, Any]
 
 
 def bend(body: Any, chance: random.Random) -> None:
-    """Put a scrap somewhere in the tree, or take something out."""
+    """Insert a random value somewhere in the tree, or remove one."""
     node = body
     while True:
         keys = list(node) if isinstance(node, dict) else list(range(len(node)))

@@ -1,4 +1,4 @@
-"""Recorded calls, read again: those of an upstream are recorded as they came."""
+"""Recorded calls are read again. Those of an upstream are recorded unchanged, readable or not."""
 
 from typing import Any
 

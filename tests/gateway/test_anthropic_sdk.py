@@ -1,4 +1,4 @@
-"""Does Anthropic's real SDK, over a real socket, get what it expects, and is every token of it recorded and linked?"""
+"""Does Anthropic's SDK work over a real socket, and is each of its calls recorded and linked token by token?"""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ async def client(stage: Stage, attempt: Attempt) -> AsyncIterator[anthropic.Asyn
 
 
 def continues(call: Call, parent: Call) -> bool:
-    """Token by token."""
+    """The chain of calls is exact to the token."""
     said = np.concatenate((parent.prompt_ids, parent.completion_ids))
     return (
         call.capture == "bridged"
@@ -54,7 +54,7 @@ def billed(message: Message) -> int:
 async def test_an_answer_is_recorded_token_by_token(
     stage: Stage, attempt: Attempt, client: anthropic.AsyncAnthropic
 ) -> None:
-    extra = {"temperature": 0.5, "top_p": 0.9, "top_k": 40}  # which this SDK has no names for any more
+    extra = {"temperature": 0.5, "top_p": 0.9, "top_k": 40}  # this SDK has no parameters for them any more
     message = await client.messages.create(
         model="writer", max_tokens=50, messages=[HELLO], stop_sequences=["x"], extra_body=extra
     )
@@ -79,7 +79,7 @@ async def test_an_answer_is_recorded_token_by_token(
     assert call.request["messages"] == [HELLO]
 
 
-async def test_a_stream_says_the_same_and_is_recorded_the_same(
+async def test_a_stream_has_the_same_answer_and_record(
     stage: Stage, attempt: Attempt, client: anthropic.AsyncAnthropic
 ) -> None:
     stage.says("It is sunny in Paris . äöü €")
@@ -154,15 +154,13 @@ async def test_the_turn_after_a_tool_call_is_bridged(
     first, second = await stage.calls(attempt)
     assert continues(second, first)
     assert answer.usage.cache_read_input_tokens == len(first.prompt_ids) + len(first.completion_ids)
-    # as clients do: thoughts and text dropped, cache markers moved, text beside the next result
+    # as clients do: without reasoning and text, cache markers moved, text beside the next result
     bare: MessageParam = {
         "role": "assistant",
         "content": [{"type": "tool_use", "id": wish.id, "name": "weather", "input": {"city": "Paris"}}],
     }
-    moved: MessageParam = {
-        "role": "user",
-        "content": [{**result["content"][0], "cache_control": {"type": "ephemeral"}}],
-    }  # type: ignore[dict-item, list-item, typeddict-item]
+    [block]: Any = result["content"]
+    moved: MessageParam = {"role": "user", "content": [{**block, "cache_control": {"type": "ephemeral"}}]}
     said: MessageParam = {"role": "assistant", "content": "sunny"}
     await client.messages.create(messages=[HELLO, bare, moved, said, {"role": "user", "content": "and now ?"}], **asked)
     assert continues((await stage.calls(attempt))[-1], second)
@@ -192,7 +190,8 @@ async def test_an_agent_of_the_sdks_own_tool_runner(
     assert final.content[0].to_dict()["text"] == "warm in both"
     first, second = await stage.calls(attempt)
     assert continues(second, first)
-    assert second.request["thread"] == {"type": "continue", "previous_message_id": first.id}  # it sends new turns only
+    thread = {"type": "continue", "previous_message_id": first.id}
+    assert second.request["thread"] == thread, "the SDK sends new turns only"
     assert "tools" not in second.request
 
 
@@ -200,7 +199,7 @@ async def test_a_thread_outlives_the_process(stage: Stage, attempt: Attempt, cli
     thread = client.beta.messages.thread(model="m", max_tokens=99, system="be brief")
     stage.says("one", "two", "three")
     await thread.send({"role": "user", "content": "count"})
-    stage.gateway.sessions._sessions.clear()  # as if it had been started again: all that is left is in the store
+    stage.gateway.sessions._sessions.clear()  # as after a restart: only the store remains
     await thread.send({"role": "user", "content": "go on"})
     assert thread.previous_message_id is not None
     first, second = await stage.calls(attempt)
@@ -239,7 +238,7 @@ async def test_a_streaming_agent_of_the_sync_tool_runner(stage: Stage, attempt: 
     assert continues(second, first)
 
 
-async def test_counted_tokens_are_the_tokens_that_are_billed(
+async def test_the_token_count_is_that_of_the_recorded_prompt(
     stage: Stage, attempt: Attempt, client: anthropic.AsyncAnthropic
 ) -> None:
     stage.says(f"{WISH}", "sunny")
@@ -265,8 +264,8 @@ async def test_counted_tokens_are_the_tokens_that_are_billed(
     assert continues(second, first)
 
 
-async def test_a_conversation_as_claude_code_has_it_is_bridged(stage: Stage, attempt: Attempt) -> None:
-    """x-api-key, always streaming, a billing line that never stays the same, cache markers that move, late system
+async def test_a_conversation_of_claude_code_is_bridged(stage: Stage, attempt: Attempt) -> None:
+    """x-api-key, always streaming, a billing line that differs in each request, cache markers that move, late system
     messages, reminders.
     """
     headers = {

@@ -1,4 +1,4 @@
-"""Does Google's real SDK, over a real socket, get what it expects, and is every token of it recorded and linked?"""
+"""Does Google's SDK work over a real socket, and is each of its calls recorded and linked token by token?"""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ async def client(stage: Stage, attempt: Attempt) -> AsyncIterator[genai.client.A
 
 
 def continues(call: Call, parent: Call) -> bool:
-    """Token by token."""
+    """The chain of calls is exact to the token."""
     said = np.concatenate((parent.prompt_ids, parent.completion_ids))
     return (
         call.capture == "bridged"
@@ -95,7 +95,7 @@ async def test_an_answer_is_recorded_token_by_token(
     )
 
 
-async def test_a_stream_says_the_same_and_is_recorded_the_same(
+async def test_a_stream_has_the_same_answer_and_record(
     stage: Stage, attempt: Attempt, client: genai.client.AsyncClient
 ) -> None:
     stage.says("It is sunny in Paris . äöü €")
@@ -114,7 +114,7 @@ async def test_a_stream_says_the_same_and_is_recorded_the_same(
 async def test_a_chat_is_bridged_turn_by_turn(
     stage: Stage, attempt: Attempt, client: genai.client.AsyncClient, stream: bool
 ) -> None:
-    """The SDK's chats keep every streamed piece as a content of its own."""
+    """The SDK's chats keep each streamed piece as its own content."""
     stage.says("one two three", "four", "five")
     chat = client.chats.create(model="m")
     for text in ("count", "go on", "more"):
@@ -129,7 +129,7 @@ async def test_a_chat_is_bridged_turn_by_turn(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_agent_whose_functions_the_sdk_calls(
+async def test_an_agent_with_automatic_function_calling(
     stage: Stage, attempt: Attempt, client: genai.client.AsyncClient, stream: bool
 ) -> None:
     stage.says(f"let me look\n{WISH}\n{WISH.replace('Paris', 'Rome')}", "warm in both", "bye")
@@ -176,7 +176,7 @@ async def test_clients_of_vertex_work_too(stage: Stage, attempt: Attempt) -> Non
 
 
 @pytest.mark.parametrize("ids", ["kept", "dropped", "made up"])
-async def test_calls_are_joined_whatever_becomes_of_their_ids(
+async def test_calls_are_bridged_also_without_their_ids(
     stage: Stage, attempt: Attempt, client: genai.client.AsyncClient, ids: str
 ) -> None:
     stage.says(f"let me look\n{WISH}", "sunny")
@@ -196,7 +196,7 @@ async def test_calls_are_joined_whatever_becomes_of_their_ids(
     assert continues(second, first)
 
 
-async def test_counted_tokens_are_the_tokens_that_are_billed(stage: Stage, client: genai.client.AsyncClient) -> None:
+async def test_the_token_count_is_that_of_the_recorded_prompt(stage: Stage, client: genai.client.AsyncClient) -> None:
     counted = await client.models.count_tokens(model="m", contents=[ASKED, "please"])
     usage = (await client.models.generate_content(model="m", contents=[ASKED, "please"])).usage_metadata
     assert usage is not None

@@ -1,4 +1,4 @@
-"""SDK → socket → gateway → tree → engine → store: does history stay exact in all of OpenAI's wire formats?"""
+"""SDK → socket → gateway → tree → engine → store: is history token-exact in all of OpenAI's wire formats?"""
 
 from collections.abc import AsyncIterator, Callable
 from itertools import pairwise
@@ -35,7 +35,7 @@ async def client(stage: Stage, attempt: Attempt) -> AsyncIterator[openai.AsyncOp
 
 
 def is_exact(calls: list[Call]) -> None:
-    """Each call reads what the one before it read and said, to the id."""
+    """The prompt of each call begins with the exact ids of the call before: prompt and completion."""
     assert [call.capture for call in calls] == ["rendered"] + ["bridged"] * (len(calls) - 1)
     for parent, call in pairwise(calls):
         exact = [*parent.prompt_ids, *parent.completion_ids]
@@ -71,7 +71,7 @@ async def ask(client: openai.AsyncOpenAI, *, stream: bool, **body: Any) -> Respo
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("back", [_by_response, _by_reference, _in_full, _in_full_without_ids])
-async def test_an_agent_that_speaks_responses_is_captured_as_one_conversation(
+async def test_an_agent_on_responses_is_captured_as_one_conversation(
     stage: Stage, attempt: Attempt, client: openai.AsyncOpenAI, back: Back, stream: bool
 ) -> None:
     stage.says(WISH, "sunny", "you are welcome")
@@ -103,7 +103,7 @@ async def test_an_agent_that_speaks_responses_is_captured_as_one_conversation(
     ] * 6
 
 
-async def test_another_gateway_knows_what_was_answered(
+async def test_another_gateway_knows_earlier_responses(
     stage: Stage, attempt: Attempt, client: openai.AsyncOpenAI
 ) -> None:
     stage.says("one", "two")
@@ -116,7 +116,7 @@ async def test_another_gateway_knows_what_was_answered(
     is_exact(await stage.calls(attempt))
 
 
-async def test_an_attempt_cannot_refer_to_what_another_was_answered(stage: Stage, client: openai.AsyncOpenAI) -> None:
+async def test_an_attempt_cannot_refer_to_responses_of_another(stage: Stage, client: openai.AsyncOpenAI) -> None:
     response = await client.responses.create(model="m", input=QUESTION)
     stranger = await stage.begin("stranger")
     async with openai.AsyncOpenAI(base_url=stage.url, api_key=stranger.token, max_retries=0) as other:
@@ -129,9 +129,7 @@ async def test_an_attempt_cannot_refer_to_what_another_was_answered(stage: Stage
     assert await stage.calls(stranger) == []
 
 
-async def test_input_tokens_are_those_that_would_be_read(
-    stage: Stage, attempt: Attempt, client: openai.AsyncOpenAI
-) -> None:
+async def test_input_tokens_are_those_of_the_prompt(stage: Stage, attempt: Attempt, client: openai.AsyncOpenAI) -> None:
     counted = await client.responses.input_tokens.count(model="m", input=QUESTION, tools=[TOOL])
     assert stage.engine.asked == []
     await client.responses.create(model="m", input=QUESTION, tools=[TOOL])
@@ -163,7 +161,7 @@ async def test_a_busy_engine_is_a_rate_limit(stage: Stage, client: openai.AsyncO
     assert raised.value.response.headers["retry-after"] == "2"
 
 
-async def test_raw_prompts_are_read_as_they_are_and_answered_in_their_order(
+async def test_raw_prompts_are_read_unchanged_and_answered_in_their_order(
     stage: Stage, attempt: Attempt, client: openai.AsyncOpenAI
 ) -> None:
     stage.engine.script = lambda prompt_ids, sampling: prompt_ids[:2]
@@ -186,10 +184,10 @@ async def test_raw_prompts_are_read_as_they_are_and_answered_in_their_order(
 
 @pytest.mark.parametrize("echo", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_raw_prompt_that_goes_on_is_bridged(
+async def test_a_raw_prompt_that_continues_an_answer_is_bridged(
     stage: Stage, attempt: Attempt, client: openai.AsyncOpenAI, echo: bool, stream: bool
 ) -> None:
-    stage.engine.script = lambda prompt_ids, sampling: [5, 6, 7, 5]  # not how a tokenizer would spell it
+    stage.engine.script = lambda prompt_ids, sampling: [5, 6, 7, 5]  # not the canonical tokens of that text
     prompt = "say a word"
     for _ in range(3):
         if stream:
@@ -221,7 +219,7 @@ async def test_legacy_functions_are_bridged(stage: Stage, attempt: Attempt, clie
     is_exact(await stage.calls(attempt))
 
 
-async def test_azures_client_is_served(stage: Stage, attempt: Attempt) -> None:
+async def test_the_client_of_azure_is_served(stage: Stage, attempt: Attempt) -> None:
     async with openai.AsyncAzureOpenAI(
         azure_endpoint=stage.url, api_key=attempt.token, api_version="2024-10-21"
     ) as client:

@@ -1,6 +1,4 @@
-"""What follows from calls alone: tool spans of real SDKs in each dialect, through a real socket, from what the store
-has kept.
-"""
+"""Tool spans that are derived from recorded calls: the real SDK of each dialect, over a real socket."""
 
 import json
 from typing import Any
@@ -18,7 +16,12 @@ from lightningrl.types import Attempt, Span
 from .conftest import Stage
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
-ASKS = '<tool_call>\n{"name": "weather", "arguments": {"city":  "Oslo"}}\n</tool_call>\n<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
+ASKS = """<tool_call>
+{"name": "weather", "arguments": {"city":  "Oslo"}}
+</tool_call>
+<tool_call>
+{"name": "time", "arguments": {}}
+</tool_call>"""
 RAISED = "ValueError: no such city"
 
 
@@ -100,7 +103,7 @@ async def google_gemini(url: str, key: str) -> None:
 @pytest.mark.parametrize(
     "agent", [openai_chat, openai_responses, anthropic_messages, google_gemini], ids=lambda agent: agent.__name__
 )
-async def test_each_tool_call_is_one_span_however_often_its_result_comes_back(stage: Stage, agent: Any) -> None:
+async def test_each_tool_call_is_one_span_however_often_its_result_is_sent(stage: Stage, agent: Any) -> None:
     attempt = await stage.begin()
     stage.says(ASKS, "red", "green")
     await agent(stage.url, attempt.token)
@@ -117,7 +120,7 @@ async def test_each_tool_call_is_one_span_however_often_its_result_comes_back(st
         assert weather.input == '{"city":  "Oslo"}', "byte for byte, where the wire keeps it"
 
 
-async def test_sub_agents_that_take_turns_keep_their_results_apart(stage: Stage) -> None:
+async def test_results_of_interleaved_sub_agents_stay_separate(stage: Stage) -> None:
     attempt = await stage.begin()
     client = openai.AsyncOpenAI(base_url=f"{stage.url}/v1", api_key=attempt.token)
     offered: Any = [{"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}]
@@ -144,7 +147,7 @@ async def test_sub_agents_that_take_turns_keep_their_results_apart(stage: Stage)
     assert [by_id[s.call_id or ""].index for s in found] == [0, 1, 2, 3]
 
 
-async def test_functions_without_ids_are_told_apart_by_their_conversation(stage: Stage) -> None:
+async def test_functions_without_ids_are_matched_within_their_conversation(stage: Stage) -> None:
     attempt = await stage.begin()
     stage.says('<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>')
     histories: dict[str, list[Any]] = {name: [{"role": "user", "content": f"pick another one {name}"}] for name in "AB"}
@@ -183,7 +186,7 @@ async def test_a_tool_call_that_cannot_be_read_is_a_failed_tool(stage: Stage) ->
     assert broken.call_id == (await stage.calls(attempt))[0].id
 
 
-async def test_an_answer_that_nobody_got_asks_for_nothing(stage: Stage) -> None:
+async def test_a_broken_answer_requests_no_tools(stage: Stage) -> None:
     attempt = await stage.begin()
     stage.says(ASKS)
     stage.engine.error = RuntimeError("gone")

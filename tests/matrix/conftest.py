@@ -1,8 +1,6 @@
-"""Runs agents of the matrix as a person would: `lightningrl run` on a program that knows the environment and nothing
-else.
+"""Runs each agent of the matrix as a person would: `lightningrl run` on an unchanged program.
 
-All agents that a session will ask for are started when the first one is asked for, a few at a time: most of their time
-is start-up.
+The first test starts all agents of the session, a few at a time: most of their time is start-up.
 """
 
 import asyncio
@@ -28,44 +26,44 @@ from lightningrl.types import Call
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 AT_ONCE = 3
-"""Two cores are busy with three: an agent also waits."""
+"""Three agents keep two cores busy, as an agent also waits."""
 LONGEST_S = 60.0
-"""Ten times what any of them takes on a quiet machine."""
+"""Ten times what any agent takes on an idle machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """An agent, how it is started, and the script that answers it."""
+    """An agent, its command, and the script that answers its requests."""
 
     name: str
     command: tuple[str, ...]
-    """Run in an empty folder, which is also its home."""
+    """Started in an empty folder, which is also its home."""
     engine: str
-    """`scripts:weather`"""
+    """Module and function of the script, e.g. `scripts:weather`."""
     flags: tuple[str, ...] = ()
-    """More of them for `lightningrl run`."""
+    """Further flags of `lightningrl run`."""
     needs: Path
-    """Is there once its packages are installed."""
+    """A path that exists once the agent's packages are installed."""
     hint: str
-    """What to do if it is not."""
+    """What to do if `needs` is missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """What is left of it."""
+    """The results of a program."""
 
     code: str
-    """What only the tool knew."""
+    """A secret of the tool: it proves that an answer has the tool's result."""
     printed: dict[str, list[Any]]
-    """`TOOL` and `ANSWER` → what was printed after it, in order."""
+    """`TOOL` and `ANSWER` → the JSON values printed after that word, in order."""
     report: dict[str, Any]
     """The JSON object that `lightningrl run` prints last."""
     lines: list[str]
-    """What the agent has printed."""
+    """The agent's output."""
     folder: Path
-    """Where it ran."""
+    """Working directory of the agent."""
     said: dict[str, dict[str, Any]]
-    """Prompt → what the script said to it."""
+    """Prompt → answer of the script."""
     calls: list[Call]
     log: str
     seconds: float
@@ -73,10 +71,9 @@ class Ran:
 
 @pytest.fixture(scope="session")
 def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Program], Ran]]:
-    """Ask for what an agent has left behind."""
-    items = [
-        item for item in request.session.items if "ran" in item.fixturenames and not item.get_closest_marker("skip")
-    ]  # type: ignore[attr-defined]
+    """Program → its results."""
+    wanted = [item for item in request.session.items if "ran" in item.fixturenames]  # type: ignore[attr-defined]
+    items = [item for item in wanted if not item.get_closest_marker("skip")]
     selected = [item.callspec.params["case"].program for item in items]  # type: ignore[attr-defined]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         ready = [program for program in selected if program.needs.exists()]
@@ -110,18 +107,8 @@ def run(program: Program, folder: Path) -> Ran:
         "PYTHONUTF8": "1",
         "OMP_NUM_THREADS": "1",
     }
-    ours = [
-        sys.executable,
-        "-m",
-        "lightningrl",
-        "run",
-        "--engine",
-        program.engine,
-        *program.flags,
-        "--json",
-        "--run-dir",
-        str(folder / "run"),
-    ]
+    flags = ["--engine", program.engine, *program.flags, "--json", "--run-dir", str(folder / "run")]
+    ours = [sys.executable, "-m", "lightningrl", "run", *flags]
     began = time.monotonic()
     done = subprocess.run(
         [*ours, "--", *program.command],
@@ -137,10 +124,7 @@ def run(program: Program, folder: Path) -> Ran:
     assert lines and lines[-1].startswith("{"), f"no report\n{done.stdout}\n{done.stderr}"
     return Ran(
         code=code,
-        printed={
-            word: [json.loads(line.partition(f"{word} ")[2]) for line in lines if f"{word} " in line]
-            for word in ("TOOL", "ANSWER")
-        },
+        printed={word: _after(f"{word} ", lines) for word in ("TOOL", "ANSWER")},
         report=json.loads(lines[-1]),
         lines=lines[:-1],
         folder=home,
@@ -149,6 +133,10 @@ def run(program: Program, folder: Path) -> Ran:
         log=f"{done.stdout}\n{done.stderr}",
         seconds=seconds,
     )
+
+
+def _after(word: str, lines: list[str]) -> list[Any]:
+    return [json.loads(line.partition(word)[2]) for line in lines if word in line]
 
 
 def _said(path: Path) -> dict[str, dict[str, Any]]:

@@ -1,9 +1,8 @@
-"""What says the model in the matrix? Scripts that look at messages and tools, as tiny models of rules: call the tool,
-then tell its result.
+"""The models of the matrix: scripts that read messages and tools, call the tool, then report its result.
 
-Arguments are spelt on purpose as no serialiser spells them. A code that only the tool knows must come back in the
-answer. Whatever is said is noted in `$MATRIX_SAID`, one JSON object a line, so that a test can hold it against what was
-captured.
+The arguments have unusual white space and escapes, which no serialiser would write. The final answer must contain a
+code that only the tool knows. Each answer is logged in `$MATRIX_SAID`, one JSON object a line, so that a test can
+compare it with the captured tokens.
 """
 
 import json
@@ -21,15 +20,13 @@ CODE = re.compile(r"code-[0-9a-f]+/\d+")
 
 
 def noted(script: Callable[[str, Messages, Messages], Answer]) -> Callable[[str, Messages, Messages], Answer]:
-    """A script that keeps a record of what it says."""
+    """A script that logs its answers."""
 
     def speak(prompt: str, messages: Messages, tools: Messages) -> Answer:
         said = script(prompt, messages, tools)
         line = json.dumps({"prompt": prompt, "said": {"content": said} if isinstance(said, str) else said})
-        with open(
-            os.environ["MATRIX_SAID"], "a", encoding="utf-8"
-        ) as file:  # one write a line: answers may be given at the same time
-            file.write(line + "\n")
+        with open(os.environ["MATRIX_SAID"], "a", encoding="utf-8") as file:
+            file.write(line + "\n")  # one write a line: scripts may run at the same time
         return said
 
     return speak
@@ -37,7 +34,7 @@ def noted(script: Callable[[str, Messages, Messages], Answer]) -> Callable[[str,
 
 @noted
 def weather(prompt: str, messages: Messages, tools: Messages) -> Answer:
-    """Ask the tool; tell what it says. Of a second question: what it said before."""
+    """Call the tool, then report its result. To a second question, repeat the result."""
     if messages[-1]["role"] == "tool":
         return {"reasoning": "The tool has answered.", "content": f"The forecast is {_codes(messages)}."}
     if _codes(messages):
@@ -47,7 +44,7 @@ def weather(prompt: str, messages: Messages, tools: Messages) -> Answer:
 
 @noted
 def parallel(prompt: str, messages: Messages, tools: Messages) -> Answer:
-    """Two calls at once, then both results."""
+    """Two parallel calls, then both results."""
     if messages[-1]["role"] == "tool":
         return f"The forecasts are {_codes(messages)}."
     return {"content": "Let me look twice.", "tool_calls": [_call("forecast", ZURICH), _call("forecast", OSLO)]}
@@ -55,7 +52,7 @@ def parallel(prompt: str, messages: Messages, tools: Messages) -> Answer:
 
 @noted
 def silent(prompt: str, messages: Messages, tools: Messages) -> Answer:
-    """As `weather`, without a word beside the tool call and without thoughts."""
+    """As `weather`, but without text beside the tool call and without reasoning."""
     if _codes(messages):
         return f"The forecast is {_codes(messages)}."
     return {"tool_calls": [_call("forecast", ZURICH)]}
@@ -63,7 +60,7 @@ def silent(prompt: str, messages: Messages, tools: Messages) -> Answer:
 
 @noted
 def handoff(prompt: str, messages: Messages, tools: Messages) -> Answer:
-    """Whoever may hand over does; whoever has the tool calls it, twice at once."""
+    """An agent that can hand over does so; an agent with the tool calls it twice in parallel."""
     names = [tool["function"]["name"] for tool in tools]
     transfer = next((name for name in names if name.startswith("transfer_to")), None)
     if transfer is not None:
@@ -75,7 +72,7 @@ def handoff(prompt: str, messages: Messages, tools: Messages) -> Answer:
 
 @noted
 def structured(prompt: str, messages: Messages, tools: Messages) -> Answer:
-    """The tool, then an answer of a form: through a tool for it if there is one, else as JSON."""
+    """Call the tool, then give a structured answer: by a tool for final answers if there is one, otherwise as JSON."""
     if not _codes(messages):
         return {"reasoning": "First the tool.", "tool_calls": [_call("forecast", ZURICH)]}
     form = f'{{"codes":["{_codes(messages)}"] , "sure" : true,"doubt":null}}'
@@ -85,7 +82,7 @@ def structured(prompt: str, messages: Messages, tools: Messages) -> Answer:
 
 @noted
 def team(prompt: str, messages: Messages, tools: Messages) -> Answer:
-    """A forecaster with a tool, an editor without, and whoever chooses between them."""
+    """A forecaster with a tool, an editor without tools, and a selector that chooses between them."""
     if "role play game" in prompt or "select the next role" in prompt:
         return "editor" if "code-" in prompt else "forecaster"
     if not tools and "forecaster" not in messages[0]["content"]:
@@ -97,7 +94,7 @@ def team(prompt: str, messages: Messages, tools: Messages) -> Answer:
 
 @noted
 def smol(prompt: str, messages: Messages, tools: Messages) -> Answer:
-    """For smolagents: tools, of which one gives the final answer; or Python."""
+    """For smolagents: tool calls, the last for the final answer; or Python code."""
     codes = _codes(messages)
     if tools:
         if not codes:
@@ -112,7 +109,7 @@ def smol(prompt: str, messages: Messages, tools: Messages) -> Answer:
 
 @noted
 def react(prompt: str, messages: Messages, tools: Messages) -> Answer:
-    """For an agent of raw prompts that stops at `Observation:`."""
+    """For an agent with raw prompts and the stop string `Observation:`."""
     if found := CODE.findall(prompt):
         return f" I know.\nFinal Answer: The forecast is {found[-1]}."
     return f" I have to look.\nAction: forecast\nAction Input: {ZURICH}\nObservation: none, this is cut off"
@@ -123,8 +120,7 @@ def _call(name: str, arguments: str) -> dict[str, str]:
 
 
 def _codes(messages: Messages) -> str:
-    """What the tool has told, as it stands in the conversation."""
-    found = [
-        code for message in messages for code in CODE.findall(message["content"]) if message["role"] != "assistant"
-    ]
+    """The codes in the conversation, all from the tool."""
+    others = [message["content"] for message in messages if message["role"] != "assistant"]
+    found = [code for content in others for code in CODE.findall(content)]
     return " and ".join(dict.fromkeys(found))

@@ -1,19 +1,17 @@
-"""What says the model to agents of Node, and to coding agents? As in `scripts.py`: rules that look at messages and
-tools.
-"""
+"""The models for agents on Node and for coding agents; as in `scripts.py`."""
 
 import json
 
 from scripts import ZURICH, Answer, Messages, _call, _codes, noted
 
 SHELLS = {"Bash": "command", "exec_command": "cmd", "run_shell_command": "command"}
-"""Tool → its argument: Claude Code, Codex, Gemini CLI."""
+"""Shell tool → its argument, for Claude Code, Codex, Gemini CLI."""
 ERRAND = "Run what there is to run."
 
 
 @noted
 def structured(prompt: str, messages: Messages, tools: Messages) -> Answer:
-    """The tool, then an answer of a form: through a tool for it if there is one, else as JSON."""
+    """Call the tool, then give a structured answer: by the tool `json` if there is one, otherwise as JSON."""
     if not _codes(messages):
         return {"reasoning": "First the tool.", "tool_calls": [_call("forecast", ZURICH)]}
     form = f'{{"codes":["{_codes(messages)}"] , "sure" : true,"doubt":null}}'
@@ -22,8 +20,8 @@ def structured(prompt: str, messages: Messages, tools: Messages) -> Answer:
 
 @noted
 def shell(prompt: str, messages: Messages, tools: Messages) -> Answer:
-    """A command, then another, then what they have printed. Of a second question: the same."""
-    if "complexity_score" in prompt:  # Gemini CLI wants to know which model to ask
+    """Run two commands, one after the other, then report their output. To a second question, repeat the report."""
+    if "complexity_score" in prompt:  # Gemini CLI asks which model to use
         return '{"complexity_reasoning": "Two commands.",  "complexity_score": 1}'
     found = _codes(messages)
     if found.count("code-") == 2:
@@ -33,7 +31,7 @@ def shell(prompt: str, messages: Messages, tools: Messages) -> Answer:
 
 @noted
 def errand(prompt: str, messages: Messages, tools: Messages) -> Answer:
-    """For Claude Code: a subagent, of a smaller model, runs both commands at once."""
+    """For Claude Code: a subagent on a smaller model runs both commands in parallel."""
     found = _codes(messages)
     if any(ERRAND in message["content"] for message in messages if message["role"] == "user"):
         return f"It printed {found}." if found else {"tool_calls": [_run(tools, 1), _run(tools, 2)]}
@@ -50,7 +48,7 @@ def errand(prompt: str, messages: Messages, tools: Messages) -> Answer:
 
 
 def _run(tools: Messages, number: int) -> dict[str, str]:
-    """Only the command's environment knows the code."""
+    """A command that prints the code, which only its environment knows."""
     name = next(name for name in _names(tools) if name in SHELLS)
     command = json.dumps(f'echo "$MATRIX_CODE/{number}" | tee -a trace.txt')
     return _call(name, f'{{"{SHELLS[name]}"  :{command}}}')

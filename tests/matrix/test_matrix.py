@@ -1,8 +1,6 @@
-"""Do real agents of many frameworks work through the gateway, unchanged, and is each of their calls captured token by
-token?
+"""Do unchanged agents of many frameworks work through the gateway, and is each call captured token by token?
 
-Each case is a small genuine agent: a tool, two or more calls of a model, a final answer. See docs/gateway.md for how it
-is run.
+Each case is a small real agent: a tool, two or more calls of a model, a final answer. See docs/gateway.md.
 """
 
 import json
@@ -26,7 +24,7 @@ ZURICH = ["Zürich ❄", 2, True, None]
 OSLO = ["Oslo", 3, False, 'say "cold" — é\n']
 
 Link = tuple[Capture, int | None, str | None]
-"""How the prompt of a call came about, the index of its parent, and the reason."""
+"""Of a call: capture, index of its parent, and reason."""
 FRESH: Link = ("rendered", None, None)
 
 
@@ -43,7 +41,7 @@ def forked(parent: int, reason: str) -> Link:
 
 
 THREE = (FRESH, bridged(0), bridged(1))
-"""Question, tool, answer; then the question once more."""
+"""Question, tool, answer; then a second question."""
 TWO = THREE[:2]
 """Question, tool, answer."""
 SAID = ("The forecast is {0}.",)
@@ -57,11 +55,11 @@ class Case:
     dialect: str
     calls: tuple[Link, ...]
     tools: tuple[list[Any], ...]
-    """What the tool was called with."""
+    """The arguments of each tool call."""
     answers: tuple[str, ...]
-    """What the agent said; `{0}` and `{1}` are what the tool knew."""
+    """The agent's answers; `{0}` and `{1}` stand for the tool's results."""
     streamed: bool | None
-    """None: some calls are."""
+    """Whether its calls stream; None: only some of them."""
 
     def __str__(self) -> str:
         return self.program.name
@@ -78,7 +76,7 @@ def case(
     streams: bool | None = None,
     venv: str = "agents",
 ) -> Case:
-    """`streams`: whether all of its calls do; None: if it is told to."""
+    """`streams`: whether its calls stream; None: only if the command says `stream`."""
     agent, *words = command.split()
     python = interpreter(venv)
     program = Program(
@@ -97,9 +95,9 @@ def interpreter(venv: str) -> Path:
     return Path(os.environ.get(variable) or ROOT / f".venv-{venv}" / "bin" / "python")
 
 
-def both(command: str, **what: Any) -> list[Case]:
+def both(command: str, **options: Any) -> list[Case]:
     """The same agent, streaming and not."""
-    return [case(command, **what), case(f"{command} stream", **what)]
+    return [case(command, **options), case(f"{command} stream", **options)]
 
 
 HANDED = {
@@ -110,10 +108,10 @@ HANDED = {
 }
 FORM = {"script": "structured", "answers": ("{0}",)}
 REWRITTEN = (FRESH, forked(0, reasons.ANSWER_REWRITTEN))
-"""smolagents writes calls of tools into the text of the answer, as a model could have said it and did not."""
+"""smolagents rewrites tool calls as text of the answer, which is not what the model sampled."""
 REFLECTED = (FRESH, forked(0, reasons.TOOLS_CHANGED), partly(0, reasons.TOOLS_CHANGED))
-"""AutoGen reflects without tools, so the prompt begins differently; the next question has them again, and the
-reflection's answer as text.
+"""AutoGen reflects without tools, so the prompt begins differently. The next question has the tools again, and the
+reflection as text.
 """
 RESPONSES = {"dialect": "openai.responses"}
 ANTHROPIC: dict[str, Any] = {"dialect": "anthropic.messages"}
@@ -175,7 +173,7 @@ def test_an_agent_works_unchanged_and_is_captured_token_by_token(
 
 
 def assert_linked(calls: list[Call], case: Case) -> None:
-    """Each call has the parent it continues, and says so."""
+    """Each call is linked to the call that it continues."""
     names: dict[str | None, int | None] = {None: None, **{call.id: place for place, call in enumerate(calls)}}
     assert [(call.capture, names[call.parent_call_id], call.capture_reason) for call in calls] == list(case.calls)
     for call in calls:
@@ -185,8 +183,8 @@ def assert_linked(calls: list[Call], case: Case) -> None:
 
 
 def assert_exact(found: Ran, template: ChatTemplate) -> None:
-    """The ids say what the script was asked and what it said; a bridged prompt begins with all that its parent read and
-    sampled.
+    """The ids of a call decode to the script's prompt and answer. A bridged prompt begins with the exact ids of its
+    parent, prompt and completion.
     """
     known = {call.id: call for call in found.calls}
     for call in found.calls:
@@ -202,9 +200,7 @@ def assert_exact(found: Ran, template: ChatTemplate) -> None:
 
 
 def assert_spelled(completion: str, said: dict[str, Any]) -> None:
-    """ChatML with Hermes tool calls, written here by hand: arguments byte for byte, text beside calls, thoughts in
-    front.
-    """
+    """The completion is ChatML with Hermes tool calls: reasoning first, then text, then the exact arguments."""
     thoughts = f"<think>\n{said['reasoning']}\n</think>\n\n" if said.get("reasoning") else ""
     calls = [
         f'<tool_call>\n{{"name": {json.dumps(call["name"])}, "arguments": {call["arguments"]}}}\n</tool_call>'
@@ -212,14 +208,14 @@ def assert_spelled(completion: str, said: dict[str, Any]) -> None:
     ]
     text = said.get("content", "")
     whole = thoughts + "\n".join([text, *calls] if text else calls) + "<|im_end|>"
-    if not completion.endswith("<|im_end|>"):  # cut off behind a stop string that the agent has asked for
+    if not completion.endswith("<|im_end|>"):  # cut off after a stop string of the request
         assert completion.endswith(("Observation:", "</code>")), completion
         whole = whole[: len(completion)]
     assert completion == whole
 
 
 def assert_counted(found: Ran, case: Case) -> None:
-    """The JSON object says the same as the records."""
+    """The report of `lightningrl run` agrees with the records."""
     captures = Counter(call.capture for call in found.calls)
     expected = {
         "calls": len(case.calls),

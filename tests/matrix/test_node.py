@@ -1,7 +1,6 @@
-"""Do agents of Node, and the coding agents that npm installs, work through the gateway, unchanged and captured token by
-token?
+"""Do unchanged agents on Node and coding agents work through the gateway, and is each call captured token by token?
 
-The AI SDK in two versions, with each of its providers; Claude Code, Codex and Gemini CLI with their shell. See
+The AI SDK in two versions, with each of its providers; Claude Code, Codex and Gemini CLI with their shell tools. See
 `test_matrix.py`.
 """
 
@@ -44,7 +43,7 @@ DIALECTS = {
     "anthropic": "anthropic.messages",
     "google": "google.gemini",
 }
-"""Provider of the AI SDK → what it speaks."""
+"""Provider of the AI SDK → its dialect."""
 
 
 def sdk(
@@ -54,7 +53,7 @@ def sdk(
     answers: tuple[str, ...] = ("{0}",),
     script: str = "scripts_node:structured",
 ) -> Case:
-    """`node agent.mjs 7 responses output stream`"""
+    """`words` are version, provider and options: `node agent.mjs 7 responses output stream`."""
     version, provider, *rest = words.split()
     command = ("node", str(NODE / "agent.mjs"), version, provider, *rest)
     program = Program(name=f"ai-{words.replace(' ', '-')}", command=command, engine=script, needs=READY, hint=HINT)
@@ -81,7 +80,7 @@ def coding(
     route: str = "",
     streamed: bool | None = True,
 ) -> Case:
-    """A question, two commands one after the other, an answer."""
+    """A question, two shell commands one after the other, an answer."""
     program = Program(
         name=name,
         command=("env", PATH, *command),
@@ -96,7 +95,7 @@ def coding(
 THEN_AN_OBJECT = (*TWO, forked(1, reasons.TOOLS_CHANGED))
 """Question, tool, answer; then an object, for which the SDK sends no tools."""
 THEN_AGAIN = (*THREE, bridged(2))
-"""Question, command, command, answer; then another process with the question once more."""
+"""Question, command, command, answer; then a second question in another process."""
 SDK = [
     *(
         asked_twice(f"{version} {provider}{how}")
@@ -158,7 +157,7 @@ CODING = [
         calls=(FRESH, FRESH, bridged(1), bridged(2)),
     ),
 ]
-"""Gemini CLI asks first, of a smaller model and in one piece, which model to ask."""
+"""Gemini CLI first asks a smaller model, without streaming, which model to use."""
 
 
 @pytest.mark.parametrize("case", SDK, ids=str)
@@ -186,7 +185,7 @@ def test_a_coding_agent_works_unchanged(case: Case, ran: Callable[[Program], Ran
     "case", [sdk("7 responses object", calls=THEN_AN_OBJECT), asked_twice("6 responses stream")], ids=str
 )
 def test_items_that_the_ai_sdk_only_refers_to_are_known(case: Case, ran: Callable[[Program], Ran]) -> None:
-    """That it does refer to them: otherwise the cases above show less than they seem to."""
+    """The SDK does send references, so the cases above test them."""
     for call in ran(case.program).calls[1:]:
         assert "item_reference" in {item.get("type") for item in call.request["input"]}
 

@@ -1,4 +1,4 @@
-"""Spans from calls, where wires are at their oddest. (Real SDKs of every dialect: tests/gateway/test_spans.py.)"""
+"""Spans of unusual bodies. tests/gateway/test_spans.py has the real SDK of each dialect."""
 
 from typing import Any
 
@@ -57,28 +57,28 @@ def results(*calls: Call) -> list[tuple[str | None, str | None]]:
     return [(span.call_id, span.output) for span in spans_of(calls) if span.kind == "tool"]
 
 
-def test_a_client_that_gives_calls_ids_of_its_own_is_understood_by_name_and_arguments() -> None:
+def test_calls_whose_ids_a_client_has_changed_match_by_name_and_arguments() -> None:
     first = call(0, "openai.chat", {}, answered(("call_1", "f", '{"a": 1, "b": 2}'), ("call_2", "g", "{}")))
     messages = [asked(("x", "f", '{"b":2,"a":1}'), ("y", "g", "{}")), told("x", "of f"), told("y", "of g")]
     assert results(first, call(1, "openai.chat", {"messages": messages}, {})) == [("a-0", "of f"), ("a-0", "of g")]
 
 
-def test_ids_that_are_used_again_belong_to_the_latest_calls() -> None:
-    """Servers that count their tool calls in each answer: `call_0`, `call_0`, …"""
+def test_repeated_ids_belong_to_the_latest_calls() -> None:
+    """Some servers count the tool calls of each answer: `call_0`, `call_0`, …"""
     tool = ("call_0", "f", "{}")
     turns = [asked(tool), told("call_0", "first"), asked(tool), told("call_0", "second")]
     calls = [
         call(0, "openai.chat", {}, answered(tool)),
         call(1, "openai.chat", {"messages": turns[:2]}, answered(tool)),
         call(2, "openai.chat", {"messages": turns}, {}),
-        call(3, "openai.chat", {"messages": turns[2:]}, {}),  # the beginning was dropped
+        call(3, "openai.chat", {"messages": turns[2:]}, {}),  # without the beginning
     ]
     assert results(*calls) == [("a-0", "first"), ("a-1", "second")]
     assert results(calls[0], calls[1], calls[3]) == [("a-0", "first"), ("a-1", "second")]
 
 
-def test_results_that_nobody_asked_for_are_nobodys() -> None:
-    """Examples in a prompt."""
+def test_results_without_a_tool_call_are_no_spans() -> None:
+    """Such as examples in a prompt."""
     messages = [asked(("e", "f", "{}")), told("e", "an example"), told("z", "stray")]
     assert (
         results(
@@ -89,7 +89,7 @@ def test_results_that_nobody_asked_for_are_nobodys() -> None:
     )
 
 
-def test_gemini_without_ids_goes_by_name_and_place() -> None:
+def test_gemini_results_without_ids_match_by_name_and_position() -> None:
     parts = [{"functionCall": {"name": "f", "args": {"n": n}}} for n in (1, 2)]
     first = call(0, "google.gemini", {}, {"candidates": [{"content": {"parts": parts}}]})
     told = [{"function_response": {"name": "f", "response": {"result": {"got": n}}}} for n in (1, 2)]
@@ -99,7 +99,7 @@ def test_gemini_without_ids_goes_by_name_and_place() -> None:
     assert results(first, second) == [("a-0", '{"got":1}'), ("a-0", '{"got":2}')]
 
 
-def test_attempts_do_not_hear_each_other() -> None:
+def test_results_match_within_their_attempt_only() -> None:
     mine, theirs = call(0, "openai.chat", {}, answered(("c", "f", "{}"))), {"messages": [told("c", "x")]}
     assert results(mine, call(1, "openai.chat", theirs, {}, attempt_id="b")) == []
 
@@ -111,7 +111,7 @@ def test_arguments_must_be_an_object(arguments: str) -> None:
     assert [span.attributes.get("lightningrl.malformed") for span in broken] == ([True] if arguments.strip() else [])
 
 
-def test_malformed_arguments_are_found_where_the_wire_hides_them() -> None:
+def test_malformed_arguments_are_found_in_their_wrapping() -> None:
     block = {"type": "tool_use", "id": "t", "name": "f", "input": {"INVALID_JSON": "{oops"}}
     [tool, _] = spans_of([call(0, "anthropic.messages", {}, {"content": [block]})])
     assert (tool.input, tool.status) == ("{oops", "error")
@@ -156,8 +156,8 @@ json_values = st.recursive(
 
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from([*plugins.names("dialect"), "other"]), json_values, json_values)
-def test_no_body_breaks_it(dialect: str, request: Any, response: Any) -> None:
-    """Bodies that were relayed to another server have been read by nobody."""
+def test_any_body_gives_spans(dialect: str, request: Any, response: Any) -> None:
+    """Bodies of relayed calls are recorded without validation."""
     request, response = (
         {"messages": body, "input": body, "contents": body, "content": body, "choices": body}
         for body in (request, response)

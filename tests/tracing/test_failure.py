@@ -1,4 +1,4 @@
-"""When a result says that a tool has failed, and when it does not."""
+"""Which results of a tool are failures?"""
 
 import pytest
 
@@ -26,7 +26,7 @@ TRACEBACK = (
         ("An error occurred while running the tool. Please try again. Error: no", None),
     ],
 )
-def test_what_says_that_it_failed(output: str, exception: str | None) -> None:
+def test_a_result_that_reports_a_failure(output: str, exception: str | None) -> None:
     failure = failure_of(output)
     assert failure is not None and failure.exception == exception and failure.message
 
@@ -49,10 +49,10 @@ def test_what_says_that_it_failed(output: str, exception: str | None) -> None:
         "Exceptional work",
     ],
 )
-def test_what_merely_looks_poor_has_not_failed(output: str) -> None:
+def test_a_poor_result_is_no_failure(output: str) -> None:
     assert failure_of(output) is None
 
 
-def test_a_wire_that_says_so_needs_no_words() -> None:
+def test_an_error_mark_of_the_wire_format_suffices() -> None:
     failure = failure_of("", declared=True)
     assert failure is not None and (failure.message, failure.exception) == ("error", None)

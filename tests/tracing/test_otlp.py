@@ -1,4 +1,4 @@
-"""What spans of the two vocabularies mean: made by the real SDK, encoded by the real exporter."""
+"""Spans of both vocabularies, made by the real SDK and encoded by the real exporter."""
 
 import json
 from typing import Any
@@ -17,7 +17,7 @@ from lightningrl.types import Span
 
 
 def decoded(name: str, *, raised: Exception | None = None, status: Status | None = None, **attributes: Any) -> Span:
-    """Attribute names have `__` for `.`."""
+    """Attribute names have `__` in place of `.`."""
     kept, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(kept))
     with provider.get_tracer("agent").start_as_current_span(name, record_exception=False) as span:
@@ -51,12 +51,12 @@ def decoded(name: str, *, raised: Exception | None = None, status: Status | None
         ({}, "other", "spanned"),
     ],
 )
-def test_both_vocabularies_say_what_a_span_is(attributes: dict[str, Any], kind: str, name: str) -> None:
+def test_both_vocabularies_have_the_kind_of_a_span(attributes: dict[str, Any], kind: str, name: str) -> None:
     span = decoded("execute_tool spanned", **attributes)
     assert (span.kind, span.name) == (kind, name)
 
 
-def test_a_tool_tells_what_went_in_and_out() -> None:
+def test_a_tool_has_input_and_output() -> None:
     one = decoded(
         "t",
         gen_ai__tool__name="f",
@@ -98,7 +98,7 @@ def test_a_tool_tells_what_went_in_and_out() -> None:
         ({"output__value": "fine"}, "unset", None, None),
     ],
 )
-def test_a_tool_has_failed_only_if_it_says_so(
+def test_a_tool_has_failed_only_if_its_span_says_so(
     told: dict[str, Any], status: str, error: str | None, exception: str | None
 ) -> None:
     span = decoded("t", gen_ai__tool__name="f", **told)
@@ -121,7 +121,7 @@ def test_a_tool_has_failed_only_if_it_says_so(
     ],
     ids=["documents", "list", "object", "semconv", "semconv-found", "text", "unknown"],
 )
-def test_a_retrieval_is_empty_only_if_it_says_so(attributes: dict[str, Any], nothing: bool) -> None:
+def test_a_retrieval_is_empty_only_if_its_span_says_so(attributes: dict[str, Any], nothing: bool) -> None:
     span = decoded("r", openinference__span__kind="RETRIEVER", **attributes)
     assert bool(air_rewards([span], [AirConfig(rule="empty_retrieval")], root=None)) is nothing
 
@@ -136,12 +136,12 @@ def test_a_retrieval_is_empty_only_if_it_says_so(attributes: dict[str, Any], not
         ({}, False),
     ],
 )
-def test_a_guard_rail_has_fired_only_if_it_says_so(attributes: dict[str, Any], fired: bool) -> None:
+def test_a_guardrail_has_fired_only_if_its_span_says_so(attributes: dict[str, Any], fired: bool) -> None:
     span = decoded("g", openinference__span__kind="GUARDRAIL", **attributes)
     assert bool(air_rewards([span], [AirConfig(rule="guardrail")], root=None)) is fired
 
 
-def test_an_answer_is_known_by_its_id_in_either_vocabulary() -> None:
+def test_both_vocabularies_have_the_id_of_the_answer() -> None:
     one = decoded(
         "c", gen_ai__operation__name="chat", gen_ai__response__id="chatcmpl-1", gen_ai__input__messages="[long]"
     )
@@ -156,7 +156,7 @@ def test_an_answer_is_known_by_its_id_in_either_vocabulary() -> None:
         )
 
 
-def test_attributes_of_every_type_come_through() -> None:
+def test_attributes_of_every_type_are_kept() -> None:
     span = decoded("x", a=True, b=3, c=0.5, d=["u", "v"], e="text", f=b"\x00\xff")
     assert {key: span.attributes[key] for key in "abcdef"} == {
         "a": True,

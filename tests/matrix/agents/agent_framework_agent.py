@@ -1,4 +1,4 @@
-"""Microsoft's Agent Framework: responses, whose server remembers, or with `chat` chat completions."""
+"""Microsoft's Agent Framework: responses with server-side state, or with `chat` chat completions."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""Agno: its agent over chat completions, or with `responses` OpenAI's other API."""
+"""Agno's agent over chat completions, or with `responses` over responses."""
 
 import sys
 

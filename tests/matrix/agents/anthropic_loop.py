@@ -1,4 +1,4 @@
-"""Anthropic's SDK: a loop written by hand, with a system prompt in blocks and a cache marker that moves."""
+"""Anthropic's SDK: a hand-written loop, with a system prompt in blocks and a cache marker that moves."""
 
 import sys
 
@@ -21,7 +21,7 @@ def ask(client, messages):
 
 
 def mark(message):
-    """The last block of the last message ends what is to be cached."""
+    """The cache marker is on the last block of the last message."""
     blocks = message["content"]
     return {**message, "content": [*blocks[:-1], {**blocks[-1], "cache_control": {"type": "ephemeral"}}]}
 

@@ -1,4 +1,4 @@
-"""AutoGen: one assistant with a tool that reflects on what the tool says, asked twice."""
+"""AutoGen: an assistant that reflects on the tool's result; two questions."""
 
 import asyncio
 import sys

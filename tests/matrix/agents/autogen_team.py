@@ -1,4 +1,4 @@
-"""AutoGen: a team. With `selector` a model chooses who speaks next, else they take turns."""
+"""AutoGen: a team. With `selector` a model chooses the next speaker, otherwise they take turns."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""Haystack: its agent component."""
+"""Haystack's agent component."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""LangChain's ready-made agent, whose tool is called twice at once."""
+"""LangChain's prebuilt agent, whose tool is called twice in parallel."""
 
 import sys
 

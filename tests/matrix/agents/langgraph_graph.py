@@ -1,4 +1,4 @@
-"""A LangGraph graph made by hand: a node for the model, a ToolNode, an edge that decides."""
+"""A hand-written LangGraph graph: a node for the model, a ToolNode, a conditional edge."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""LangGraph's ready-made agent over ChatOpenAI, with a memory; `responses` takes OpenAI's other API."""
+"""LangGraph's prebuilt agent over ChatOpenAI, with a memory; with `responses` over responses."""
 
 import asyncio
 import sys
@@ -10,7 +10,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from weather import AGAIN, QUESTION, answer, forecast
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # moved to a package that is not needed here
+    warnings.simplefilter("ignore")  # it has moved to a package that is not needed here
     from langgraph.prebuilt import create_react_agent
 
     model = ChatOpenAI(model="gpt-5", use_responses_api="responses" in sys.argv)

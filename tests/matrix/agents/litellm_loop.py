@@ -1,4 +1,4 @@
-"""LiteLLM: a loop written by hand, over OpenAI, Anthropic or Gemini."""
+"""LiteLLM: a hand-written loop over OpenAI, Anthropic or Gemini."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Mirascope: a response that is resumed with what its tools said."""
+"""Mirascope: a response that is resumed with the results of its tools."""
 
 import sys
 

@@ -1,5 +1,6 @@
-"""OpenAI Agents: one agent hands over to another, which calls its tool twice at once; responses, or with `chat` chat
-completions.
+"""OpenAI Agents: one agent hands over to another, which calls its tool twice in parallel.
+
+Over responses, or with `chat` over chat completions.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""OpenAI's SDK, chat completions: a loop written by hand, then a second question."""
+"""OpenAI's SDK, chat completions: a hand-written loop, then a second question."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""OpenAI's SDK with strict tools and an answer of a form: `parse` and `stream` read them into pydantic models."""
+"""OpenAI's SDK with strict tools and a structured answer: `parse` and `stream` read them into pydantic models."""
 
 import asyncio
 import sys

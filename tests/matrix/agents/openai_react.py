@@ -1,4 +1,4 @@
-"""The oldest of agents: raw completions, thought after thought, with a stop string in front of what the tool says."""
+"""A ReAct agent: raw completions, with a stop string before the tool's result."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""OpenAI's SDK, responses: `previous` lets the server remember; `items` sends everything back."""
+"""OpenAI's SDK, responses: `previous` relies on server-side state; `items` sends all items back."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Pydantic AI: a tool, and a final answer of a form, over any of its providers."""
+"""Pydantic AI: a tool and a structured answer, over any of its providers."""
 
 import asyncio
 import sys

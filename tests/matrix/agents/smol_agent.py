@@ -1,4 +1,4 @@
-"""smolagents: one that calls tools, one that writes code."""
+"""smolagents: an agent that calls tools, and one that writes code."""
 
 import os
 import sys

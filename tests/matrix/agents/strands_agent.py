@@ -1,4 +1,4 @@
-"""Strands: its agent, which always streams, over OpenAI or Anthropic."""
+"""Strands' agent, which always streams, over OpenAI or Anthropic."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The tool that all agents of the matrix share. It leaves a trace on stdout, and only it knows the code."""
+"""The tool that all agents of the matrix share. It prints its arguments, and only it knows the code."""
 
 import json
 import os
@@ -35,11 +35,11 @@ SCHEMA = {
 
 
 def answer(text: str | None) -> None:
-    """What the agent has to say, on a line of its own."""
+    """Print an answer of the agent on a line of its own."""
     _line("ANSWER", text)
 
 
 def _line(word: str, what: object) -> None:
-    """In one piece: tools may run at the same time."""
+    """Print a line in one write: tools may run at the same time."""
     sys.stdout.flush()
     os.write(1, f"\n{word} {json.dumps(what)}\n".encode())
