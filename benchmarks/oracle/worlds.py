@@ -198,7 +198,7 @@ def _theta(size: int) -> Doubles:
 WORLDS = (
     World(
         name="fork",
-        about="two calls, a chance event between them, rewards on the way; tabular",
+        about="two calls, a random event between them, rewards on the way; tabular",
         play=fork,
         features=tabular((9,), (10,), (11,), key=lambda read: read[-1:]),
         theta=_theta(6),
