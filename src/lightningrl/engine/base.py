@@ -33,6 +33,20 @@ class Unanswerable(EngineError):
     """It is asked for what it cannot do: whoever asks again gets the same refusal."""
 
 
+def check_policy(policy: str, *, served: str) -> None:
+    """Raises `EngineError` unless `policy` is the one that the engine serves."""
+    if policy != served:
+        hint = "give each policy an engine of its own"
+        raise EngineError(f"this engine serves `{served}`, not `{policy}`", hint=hint)
+
+
+def check_prompt(length: int, *, max_length: int) -> None:
+    """Raises `Unanswerable` unless a prompt of `length` tokens leaves room for a completion."""
+    if not 0 < length < max_length:
+        hint = "raise `engine.max_length`, or shorten the conversation"
+        raise Unanswerable(f"a prompt of `{length}` tokens does not fit in `{max_length}`", hint=hint)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
     """The tokens sampled since the last delta."""

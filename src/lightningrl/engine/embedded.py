@@ -27,13 +27,13 @@ from typing import cast
 import numpy as np
 import torch
 
-from lightningrl.engine.base import Delta, EngineSetup, Unanswerable
+from lightningrl.engine.base import Delta, EngineSetup, Unanswerable, check_policy, check_prompt
 from lightningrl.engine.cache import PrefixCache
 from lightningrl.engine.decoder import Decoder
 from lightningrl.engine.grammar import Grammars
 from lightningrl.engine.sampler import Draw, Drawn, prepare, sample, uniform
 from lightningrl.engine.scheduler import Scheduler
-from lightningrl.engine.sequence import Sequence, as_tokens
+from lightningrl.engine.sequence import Sequence
 from lightningrl.engine.stop import StopFinder
 from lightningrl.errors import EngineError, UserError
 from lightningrl.models.dense import DenseModel
@@ -169,11 +169,7 @@ class EmbeddedEngine:
             self._inbox.put(_nothing)  # it may sleep while paused
 
     async def load(self, weights: Weights) -> None:
-        if weights.policy != self.policy:
-            raise EngineError(
-                f"this engine serves `{self.policy}`, not `{weights.policy}`",
-                hint="give each policy an engine of its own",
-            )
+        check_policy(weights.policy, served=self.policy)
         await self._ask(lambda: self._load(weights))
 
     async def pause(self, *, timeout_s: float = 60.0) -> None:
@@ -216,15 +212,10 @@ class EmbeddedEngine:
         await asyncio.wrap_future(done)
 
     def _sequence(self, prompt_ids: Tokens[int], *, sampling: Sampling, policy: str, stream: bool) -> Sequence:
-        prompt = as_tokens(prompt_ids)
+        prompt = np.asarray(prompt_ids, dtype=np.int32)
         self._check_open()
-        if policy != self.policy:
-            raise EngineError(
-                f"this engine serves `{self.policy}`, not `{policy}`", hint="give each policy an engine of its own"
-            )
-        if not 0 < len(prompt) < self.max_length:
-            hint = "raise `engine.max_length`, or shorten the conversation"
-            raise Unanswerable(f"a prompt of `{len(prompt)}` tokens does not fit in `{self.max_length}`", hint=hint)
+        check_policy(policy, served=self.policy)
+        check_prompt(len(prompt), max_length=self.max_length)
         if prompt.min() < 0 or prompt.max() >= self._model.vocab_size:
             raise Unanswerable(
                 f"token ids must lie in 0..{self._model.vocab_size - 1}", hint="is this the tokenizer of the model?"

@@ -46,14 +46,14 @@ class Server:
     in_flight: int = 0
 
 
-class _Problem(msgspec.Struct):
+class Problem(msgspec.Struct):
     message: str = ""
 
 
 class _Failure(msgspec.Struct):
     """What servers say of an error: vLLM and OpenAI in `error`, FastAPI in `detail`."""
 
-    error: _Problem | str | None = None
+    error: Problem | str | None = None
     detail: str | None = None
     message: str | None = None
 
@@ -213,7 +213,7 @@ def _message(body: bytes) -> str:
         failure = _failure.decode(body)
     except msgspec.MsgspecError:
         return body[:500].decode(errors="replace").strip() or "nothing"
-    error = failure.error.message if isinstance(failure.error, _Problem) else failure.error
+    error = failure.error.message if isinstance(failure.error, Problem) else failure.error
     return error or failure.detail or failure.message or body[:500].decode(errors="replace")
 
 

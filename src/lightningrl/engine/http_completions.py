@@ -6,7 +6,7 @@ as one JSON array and become one delta: with 2,000 tokens an answer, what is don
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import numpy as np
 
-from lightningrl.engine.base import Delta, EngineSetup, Top, Unanswerable, affinity
-from lightningrl.engine.http import Pool, Server, split, unreadable
+from lightningrl.engine.base import Delta, EngineSetup, Top, affinity, check_policy, check_prompt
+from lightningrl.engine.http import Pool, Problem, Server, split, unreadable
 from lightningrl.engine.http_gate import Gate
 from lightningrl.errors import EngineError
 from lightningrl.types import FinishReason, Sampling
@@ -39,10 +39,6 @@ class Choice(msgspec.Struct, Generic[LogprobsT]):
     """Only vLLM gives them."""
     logprobs: LogprobsT | None = None
     finish_reason: str | None = None
-
-
-class Problem(msgspec.Struct):
-    message: str = ""
 
 
 class Completion(msgspec.Struct, Generic[LogprobsT]):
@@ -106,15 +102,8 @@ class Completions:
     ) -> AsyncGenerator[Delta, None]:
         """See `Engine.generate`."""
         self.gate.refuse_if_closed()
-        if policy != self.policy:
-            raise EngineError(
-                f"this engine serves `{self.policy}`, not `{policy}`", hint="give each policy an engine of its own"
-            )
-        if not 0 < len(prompt_ids) < self._max_length:
-            hint = "raise `engine.max_length`, or shorten the conversation"
-            raise Unanswerable(
-                f"a prompt of `{len(prompt_ids)}` tokens does not fit in `{self._max_length}`", hint=hint
-            )
+        check_policy(policy, served=self.policy)
+        check_prompt(len(prompt_ids), max_length=self._max_length)
         await self.gate.enter()
         try:
             await self.greet()
@@ -188,6 +177,29 @@ class Completions:
         except msgspec.MsgspecError as error:
             raise unreadable(server, error) from error
         return _delta(decoded, question, self._kind, version=version)
+
+
+class Model(msgspec.Struct):
+    """One entry of `/v1/models`."""
+
+    id: str
+    max_model_len: int | None = None
+    """Tokens of prompt and completion together. Only vLLM reports it."""
+
+
+class _Models(msgspec.Struct):
+    data: tuple[Model, ...] = ()
+
+
+def models_in(body: bytes) -> tuple[Model, ...]:
+    """The models that a response to `/v1/models` lists."""
+    return msgspec.json.decode(body, type=_Models).data
+
+
+def likeliest(logprobs: Mapping[str, float], *, count: int, id_of: Callable[[str], int]) -> Top:
+    """The `count` likeliest of one position's tokens, best first. `id_of`: what a server writes for a token → its id."""
+    ranked = sorted(logprobs.items(), key=lambda item: -item[1])[:count]
+    return tuple((id_of(token), logprob) for token, logprob in ranked)
 
 
 def _delta(answers: list[Completion[Any]], question: Question, kind: Kind, *, version: int) -> Delta | None:

@@ -7,7 +7,7 @@ error, because a guess would be recorded as fact.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,18 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-from lightningrl.engine.base import Delta, EngineSetup, Top, Unanswerable
+from lightningrl.engine.base import Delta, EngineSetup, Unanswerable
 from lightningrl.engine.http import Pool, Server
-from lightningrl.engine.http_completions import Choice, Completion, Completions, Kind, Question, Tokens
+from lightningrl.engine.http_completions import (
+    Choice,
+    Completion,
+    Completions,
+    Kind,
+    Question,
+    Tokens,
+    likeliest,
+    models_in,
+)
 from lightningrl.errors import EngineError, UserError
 from lightningrl.types import Sampling, Weights
 
@@ -56,14 +65,6 @@ class _Logprobs(msgspec.Struct):
     top_logprobs: tuple[dict[str, float], ...] | None = None
     content: tuple[_Piece, ...] | None = None
     """Instead of the other three."""
-
-
-class _Model(msgspec.Struct):
-    id: str
-
-
-class _Models(msgspec.Struct):
-    data: tuple[_Model, ...] = ()
 
 
 _encode = msgspec.json.Encoder().encode
@@ -158,7 +159,7 @@ class RelayEngine:
     async def _greet(self, pool: Pool, server: Server) -> str:
         """Its model's name; servers of a single model that do not list it take any."""
         await self._vocabulary.read()
-        models = msgspec.json.decode(await pool.get(server, "/v1/models", absent=b"{}"), type=_Models).data
+        models = models_in(await pool.get(server, "/v1/models", absent=b"{}"))
         return models[0].id if models else self._policy
 
     def _tokens(self, choices: list[Choice[Any]], question: Question) -> Tokens:
@@ -182,7 +183,7 @@ class RelayEngine:
                 token_ids=tuple(map(self._id_of, pieces)), logprobs=tuple(piece.logprob for piece in pieces), top=top
             )
         look_up = self._vocabulary.id
-        top = tuple(_best(place, count, look_up) for place in told.top_logprobs or ()) if count else ()
+        top = tuple(likeliest(place, count=count, id_of=look_up) for place in told.top_logprobs or ()) if count else ()
         return Tokens(token_ids=tuple(map(look_up, told.tokens)), logprobs=told.token_logprobs, top=top)
 
     def _id_of(self, piece: _Piece) -> int:
@@ -209,9 +210,3 @@ def _request(question: Question) -> _Request:
         stop_token_ids=sampling.stop_token_ids,
         stream=question.stream,
     )
-
-
-def _best(place: dict[str, float], count: int, look_up: Callable[[str], int]) -> Top:
-    """The likeliest `count` of them, best first."""
-    ranked = sorted(place.items(), key=lambda item: -item[1])[:count]
-    return tuple((look_up(token), logprob) for token, logprob in ranked)

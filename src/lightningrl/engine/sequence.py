@@ -4,8 +4,6 @@ on.
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from lightningrl.engine.base import Top
 from lightningrl.engine.grammar import Matcher
 from lightningrl.types import FinishReason, Ints, Sampling
@@ -45,7 +43,3 @@ class Sequence:
     @property
     def length(self) -> int:
         return len(self.prompt_ids) + len(self.token_ids)
-
-
-def as_tokens(ids: object) -> Ints:
-    return np.asarray(ids, dtype=np.int32)

@@ -14,9 +14,18 @@ from typing import Any
 
 import msgspec
 
-from lightningrl.engine.base import Delta, EngineSetup, Top
+from lightningrl.engine.base import Delta, EngineSetup, Top, check_policy
 from lightningrl.engine.http import Pool, Server
-from lightningrl.engine.http_completions import Choice, Completion, Completions, Kind, Question, Tokens
+from lightningrl.engine.http_completions import (
+    Choice,
+    Completion,
+    Completions,
+    Kind,
+    Question,
+    Tokens,
+    likeliest,
+    models_in,
+)
 from lightningrl.engine.vllm_folder import with_output_head
 from lightningrl.errors import EngineError
 from lightningrl.types import Sampling, Weights
@@ -76,15 +85,6 @@ class _TopLogprobs(msgspec.Struct):
     """token → logprob: the sampled one and the likeliest."""
 
 
-class _Model(msgspec.Struct):
-    id: str
-    max_model_len: int | None = None
-
-
-class _Models(msgspec.Struct):
-    data: tuple[_Model, ...]
-
-
 class _Reset(msgspec.Struct):
     success: bool
 
@@ -127,11 +127,7 @@ class VLLMEngine:
         """
         completions = self._completions
         completions.gate.refuse_if_closed()
-        if weights.policy != completions.policy:
-            raise EngineError(
-                f"this engine serves `{completions.policy}`, not `{weights.policy}`",
-                hint="give each policy an engine of its own",
-            )
+        check_policy(weights.policy, served=completions.policy)
         if not completions.gate.drained:
             raise EngineError("weights cannot change while generations run", hint="`pause` the engine first")
         folder = Path(weights.uri).resolve()
@@ -177,7 +173,7 @@ class VLLMEngine:
         if old is not None:
             await pool.post(server, "/v1/unload_lora_adapter", {"lora_name": old}, hint=ROOM)
             del self._adapters[server.url]
-        served = msgspec.json.decode(await pool.get(server, "/v1/models"), type=_Models).data
+        served = models_in(await pool.get(server, "/v1/models"))
         if name not in {model.id for model in served}:  # it may, from a run that was killed
             payload = {"lora_name": name, "lora_path": str(folder)}
             await pool.post(
@@ -194,7 +190,7 @@ class VLLMEngine:
         from.
         """
         hint = "is this vLLM? for other servers there is `engine.name=relay`"
-        models = msgspec.json.decode(await pool.get(server, "/v1/models", hint=hint), type=_Models).data
+        models = models_in(await pool.get(server, "/v1/models", hint=hint))
         if not models:
             raise EngineError(f"`{server.url}` serves no model", hint=hint)
         model = models[0]
@@ -267,7 +263,10 @@ def _tokens(choices: list[Choice[Any]], question: Question) -> Tokens:
         ids.append(choice.token_ids)
         told.append(choice.logprobs)
     count = question.sampling.top_logprobs
-    top = tuple(_best(place, count) for logprobs in told for place in logprobs.top_logprobs) if count else None
+    top: tuple[Top, ...] | None = None
+    if count:
+        places = chain.from_iterable(logprobs.top_logprobs for logprobs in told)
+        top = tuple(likeliest(place, count=count, id_of=_id) for place in places)
     if len(told) == 1:
         return Tokens(token_ids=ids[0], logprobs=told[0].token_logprobs, top=top)
     return Tokens(
@@ -277,7 +276,5 @@ def _tokens(choices: list[Choice[Any]], question: Question) -> Tokens:
     )
 
 
-def _best(place: dict[str, float], count: int) -> Top:
-    """The likeliest `count` of them, best first."""
-    ranked = sorted(place.items(), key=lambda item: -item[1])[:count]
-    return tuple((int(token.removeprefix(TOKEN_ID)), logprob) for token, logprob in ranked)
+def _id(token: str) -> int:
+    return int(token.removeprefix(TOKEN_ID))

@@ -13,7 +13,8 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+
+from lightningrl.models.folder import safetensors_header
 
 INPUT, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 INDEX = "model.safetensors.index.json"
@@ -42,7 +43,7 @@ def _needs_head(folder: Path) -> Path | None:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if not config.get("tie_word_embeddings"):
         return None
-    names = {name: file for file in sorted(folder.glob("*.safetensors")) for name in _header(file)[0]}
+    names = {name: file for file in sorted(folder.glob("*.safetensors")) for name in safetensors_header(file)[0]}
     return None if OUTPUT in names else names.get(INPUT)
 
 
@@ -61,7 +62,7 @@ def _write(beside: Path, folder: Path, file: Path) -> None:
 
 def _write_head(path: Path, source: Path) -> None:
     """A safetensors file with one tensor, copied byte for byte: 8 bytes of length, a JSON header, the data."""
-    header, start = _header(source)
+    header, start = safetensors_header(source)
     entry = header[INPUT]
     first, last = entry["data_offsets"]
     head = json.dumps({OUTPUT: {**entry, "data_offsets": [0, last - first]}}).encode()
@@ -75,10 +76,3 @@ def _write_head(path: Path, source: Path) -> None:
                 raise EOFError(f"`{source}` is shorter than its header says")
             writing.write(block)
             left -= len(block)
-
-
-def _header(file: Path) -> tuple[dict[str, Any], int]:
-    """Names, types, shapes and places of the tensors, and where the data begins."""
-    with file.open("rb") as reading:
-        (length,) = struct.unpack("<Q", reading.read(8))
-        return json.loads(reading.read(length)), 8 + length

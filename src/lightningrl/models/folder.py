@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from lightningrl.errors import UserError
 
@@ -70,22 +71,25 @@ def check_files(folder: Path) -> None:
             _check_length(path)
 
 
-def _check_length(path: Path) -> None:
-    """Layout: 8 bytes with the length of the header, the header in JSON, the tensors
+def safetensors_header(path: Path) -> tuple[dict[str, Any], int]:
+    """Name → dtype, shape and offsets of each tensor, and the byte where the data begins. Raises `ValueError`.
+
+    Layout: 8 bytes with the length of the header, the header in JSON, the tensors
     (https://github.com/huggingface/safetensors#format).
     """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > path.stat().st_size:
+            raise ValueError("the header does not fit")
+        return json.loads(file.read(length)), 8 + length
+
+
+def _check_length(path: Path) -> None:
     size, hint = path.stat().st_size, "copy or download the model again"
     try:
-        with path.open("rb") as file:
-            header = int.from_bytes(file.read(8), "little")
-            if header > size:
-                raise ValueError("the header does not fit")
-            tensors = json.loads(file.read(header))
-        expected = (
-            8
-            + header
-            + max((tensor["data_offsets"][1] for name, tensor in tensors.items() if name != "__metadata__"), default=0)
-        )
+        tensors, begin = safetensors_header(path)
+        ends = (tensor["data_offsets"][1] for name, tensor in tensors.items() if name != "__metadata__")
+        expected = begin + max(ends, default=0)
     except (ValueError, AttributeError, KeyError, IndexError, TypeError) as error:
         raise UserError(
             f"`{path}` is no safetensors file, or the beginning of one: {size:,} bytes", hint=hint

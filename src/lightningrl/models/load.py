@@ -4,7 +4,7 @@ A folder with an `adapter_config.json` holds an adapter, and says which model it
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -110,6 +110,12 @@ def check_finite(tensors: Iterable[tuple[str, Tensor]], path: str) -> None:
             )
 
 
+def misfit(mine: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str | None:
+    """The first name, in alphabetical order, that only one side has or whose shapes differ. None: they fit."""
+    wrong = (k for k in {*mine, *other} if k not in mine or k not in other or mine[k].shape != other[k].shape)
+    return min(wrong, default=None)
+
+
 def is_adapter(path: str) -> bool:
     return (Path(path) / ADAPTER).is_file()
 
@@ -134,10 +140,9 @@ def load_into(model: DenseModel, path: str) -> DenseModel:
         )
     other = load_model(path, dtype=_dtype_name(model.dtype)).hf.state_dict()
     mine = model.hf.state_dict()
-    wrong = sorted(k for k in {*mine, *other} if k not in mine or k not in other or mine[k].shape != other[k].shape)
-    if wrong:
+    if wrong := misfit(mine, other):
         raise UserError(
-            f"the weights in `{path}` do not fit the model: `{wrong[0]}`",
+            f"the weights in `{path}` do not fit the model: `{wrong}`",
             hint="serve weights that were trained from the same model",
         )
     for name, value in mine.items():

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from lightningrl.errors import UserError
 from lightningrl.models.dense import DenseModel, Project, project
 from lightningrl.models.folder import check_files
-from lightningrl.models.load import check_finite
+from lightningrl.models.load import check_finite, misfit
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -81,10 +81,9 @@ def load_adapter_into(model: DenseModel, folder: Path) -> None:
             hint="an adapter's folder holds its configuration and its weights",
         ) from error
     mine = _tensors(model)
-    wrong = sorted(k for k in {*mine, *found} if k not in mine or k not in found or mine[k].shape != found[k].shape)
-    if wrong:
+    if wrong := misfit(mine, found):
         raise UserError(
-            f"the adapter in `{folder}` does not fit the model: `{wrong[0]}`",
+            f"the adapter in `{folder}` does not fit the model: `{wrong}`",
             hint="same base, same rank, same projections",
         )
     check_finite(found.items(), str(folder))
