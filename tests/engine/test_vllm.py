@@ -167,9 +167,9 @@ async def test_connections_are_not_capped() -> None:
         ((400, {}, b'{"error": {"message": "that is too long", "code": 400}}'), Unanswerable, "400: that is too long"),
         ((404, {}, b'{"detail": "Not Found"}'), Unanswerable, "404: Not Found"),
         ((500, {}, b"\xff\xfe"), EngineError, "500"),
-        ((307, {"Location": "http://other:8000/v1"}, b""), EngineError, "it sends to `http://other:8000/v1`"),
+        ((307, {"Location": "http://other:8000/v1"}, b""), EngineError, "it redirects to `http://other:8000/v1`"),
         ((200, {}, b"<html>"), EngineError, "cannot be read"),
-        ((200, {}, b'{"choices": []}'), EngineError, "no whole answer"),
+        ((200, {}, b'{"choices": []}'), EngineError, "incomplete completion"),
         (
             (200, {}, b'{"choices": [{"token_ids": [1], "logprobs": {"token_logprobs": [null]}}]}'),
             EngineError,
@@ -206,7 +206,7 @@ async def test_an_error_in_the_middle_of_a_stream_is_an_error() -> None:
         with pytest.raises(EngineError, match="out of memory"):
             await ask(engine, stream=True)
         upstream.refuse = (200, {}, events + b"[DONE]\n\n")
-        with pytest.raises(EngineError, match="without saying why"):
+        with pytest.raises(EngineError, match="without a finish reason"):
             await ask(engine, stream=True)
 
 

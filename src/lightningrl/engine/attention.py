@@ -1,14 +1,16 @@
-"""How do new tokens look at the cache? The same way, bit for bit, whatever else is computed in the same pass.
+"""Attention of new tokens over the cache. A token's result is the same bit for bit, whatever else the pass computes.
 
-Floating point sums depend on the order of their terms, and libraries choose that order by shape. So every query token
-does its own pair of products, `[G E] @ [E T]` and `[G T] @ [T E]`, whether it is decoded, prefilled alone or prefilled
-with a hundred others, and the sum over T goes in blocks of fixed size. Found by measurement with MKL on AVX-512, by
-Intel and by AMD (torch 2.13, float32, one thread):
+    O = softmax(q Kᵀ / √E) V        arXiv 1706.03762, eq. 1; grouped query heads: arXiv 2305.13245
 
-- rows of `F.linear` keep their bits for any number of rows ≥ 16, not below: passes are padded (`embedded.PAD`);
-- a product over T changed its bits between T = 512 and 4096 (masked positions only), on AMD from T = 129 on; blocks of
-  128 never did: hence `SUM_BLOCK`;
-- softmax keeps its bits when T grows by masked positions in whole vectors: hence `cache.BLOCK`.
+Floating-point sums depend on the order of their terms, and libraries choose that order by shape. So every query token
+has its own pair of products, `[G E] @ [E T]` and `[G T] @ [T E]`: decoded, prefilled alone, or prefilled with a hundred
+others. The sum over T runs in blocks of fixed size. Measured with MKL on AVX-512 CPUs of Intel and AMD (torch 2.13,
+float32, one thread):
+
+- rows of `F.linear` keep their bits for any number of rows ≥ 16, but not below: passes are padded (`decoder.PAD`);
+- a product over T changed its bits between T = 512 and 4096 (only masked positions added), on AMD from T = 129; blocks
+  of 128 never did: hence `SUM_BLOCK`;
+- softmax keeps its bits when T grows by whole vectors of masked positions: hence `cache.BLOCK`.
 
 tests/engine/test_invariance.py asserts it on the machine at hand.
 
@@ -23,14 +25,15 @@ SUM_BLOCK = 128
 
 
 def causal_mask(positions: Tensor, length: int, *, dtype: torch.dtype) -> Tensor:
-    """[N 1 T] of 0 where a token at `positions` [N] may look, -inf where it may not."""
+    """[N 1 T] 0 where a token at `positions` [N] may attend, -inf where it may not (the future)."""
     future = torch.arange(length) > positions[:, None, None]
     return torch.zeros(future.shape, dtype=dtype).masked_fill_(future, -torch.inf)
 
 
 def attend_rows(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: Tensor) -> None:
-    """One token of each of A sequences, each over its own row: q and out [A H E], keys and values [A K T E], mask [A·K
-    1 T].
+    """Attention of one token of each of A sequences, each over its own row; the result goes into `out`.
+
+    q and out [A H E], keys and values [A K T E], mask [A·K 1 T].
     """
     A, H, E = q.shape
     K, T = keys.shape[1:3]
@@ -39,12 +42,15 @@ def attend_rows(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: Tens
 
 
 def attend_prompt(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: Tensor) -> None:
-    """N tokens of one sequence, all over the same row: q and out [N H E], keys and values [K T E], mask [N 1 T]."""
+    """Attention of N tokens of one sequence over one row; the result goes into `out`.
+
+    q and out [N H E], keys and values [K T E], mask [N 1 T].
+    """
     N, H, E = q.shape
     K, T = keys.shape[:2]
     G = H // K
     part = out.new_empty(N, G, E)  # a batched product into a strided tensor would go matrix by matrix
-    for head in range(K):  # the row is not copied for each token: it is a view that stands still
+    for head in range(K):  # an expanded view: the row is not copied for each token
         k, v = (x[head].unsqueeze(0).expand(N, T, E) for x in (keys, values))
         mine = slice(head * G, (head + 1) * G)
         _attend(q[:, mine], k, v, mask, part)
@@ -52,7 +58,7 @@ def attend_prompt(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: Te
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: Tensor) -> None:
-    """q and out [B G E], keys and values [B T E], mask [B 1 T]"""
+    """softmax(q Kᵀ / √E + mask) V into `out`. q and out [B G E], keys and values [B T E], mask [B 1 T]."""
     scores = torch.baddbmm(mask, q, keys.transpose(1, 2), alpha=q.shape[-1] ** -0.5)
     weights = torch.softmax(scores, dim=-1, out=scores)
     torch.bmm(weights[:, :, :SUM_BLOCK], values[:, :SUM_BLOCK], out=out)
@@ -61,6 +67,6 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: Tensor) 
 
 
 def _flat(rows: Tensor, count: int, length: int) -> Tensor:
-    """[A K T E] as [A·K T E], without a copy although rows are longer than T."""
+    """[A K T E] → [A·K T E] without a copy, although rows are longer than T."""
     stride = rows.stride()
     return rows.as_strided((count, length, rows.shape[-1]), (stride[1], stride[2], stride[3]))

@@ -1,5 +1,6 @@
-"""What an engine promises: every token it hands out comes with the logprob under the very distribution it was drawn
-from.
+"""The interface of an engine: token ids in; sampled token ids out, each with its log-probability.
+
+The log-probability is that of the distribution from which the token was sampled.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -13,16 +14,16 @@ from lightningrl.errors import EngineError
 from lightningrl.types import FinishReason, Sampling, Weights
 
 Top: TypeAlias = tuple[tuple[int, float], ...]
-"""The likeliest (token id, logprob) at one place, best first."""
+"""The likeliest (token id, log-probability in nats) at one position, best first."""
 
 affinity: ContextVar[str] = ContextVar("affinity", default="")
-"""Whose generation this is, e.g. a rollout's id: one that continues another starts from its keys and values if it
-reaches the same server. Set around `Engine.generate`; empty: engines with several servers go by how the prompt begins.
+"""Key of related generations, for example a rollout's id. Generations with one key go to one server, where they find
+each other's prefixes in its cache. Set it around `Engine.generate`. Empty: the first tokens of the prompt are the key.
 """
 
 
 class EngineBusy(EngineError):
-    """It has as much to do as it can take. Nothing was sampled: whoever asks may ask again."""
+    """The engine is at capacity and has sampled nothing. The request may be sent again."""
 
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message, hint=f"try again in {retry_after_s:g} s")
@@ -30,7 +31,7 @@ class EngineBusy(EngineError):
 
 
 class Unanswerable(EngineError):
-    """It is asked for what it cannot do: whoever asks again gets the same refusal."""
+    """The engine can never serve this request. Sending it again gives the same error."""
 
 
 def check_policy(policy: str, *, served: str) -> None:
@@ -53,56 +54,53 @@ class Delta:
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """One per token (nats)."""
+    """One per token, in nats."""
     policy_version: int
-    """The weights that sampled them; the same for all deltas of one generation."""
+    """Version of the weights that sampled them; the same for all deltas of one generation."""
     finish_reason: FinishReason | None = None
-    """None until the last delta. A token of `stop_token_ids` is part of the last delta."""
+    """Set on the last delta only. A stop token is part of the last delta."""
     top: tuple[Top, ...] | None = None
     """One per token; None unless `Sampling.top_logprobs` asks for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSetup:
-    """What an engine is made from. A plugin is a class (or a built-in function) that is called with this alone."""
+    """The arguments of an engine. A plugin is a class or function that takes this and returns an `Engine`."""
 
     policy: str
-    """The name it serves."""
+    """Name of the policy that the engine serves."""
     config: EngineConfig
     folder: Path
-    """The Hugging Face folder of the model: tokenizer, settings, weights."""
+    """Hugging Face folder of the model: tokenizer, configuration, weights."""
     dtype: str
     decode: Callable[[list[int]], str]
-    """Text of ids, control tokens left out."""
+    """Token ids → text without control tokens."""
     turn_end_id: int | None
-    """The token that ends an assistant's turn; None if the template has none."""
+    """Token that ends an assistant's turn; None if the chat template has none."""
     model: Any = None
-    """A `DenseModel` whose parameters a trainer in this process updates in place; None: the engine loads `folder`
-    itself.
-    """
+    """`DenseModel` whose parameters a trainer in this process updates in place. None: the engine loads `folder`."""
 
 
 class Engine(Protocol):
-    """`lightningrl.engine.conformance` is the suite that every implementation passes."""
+    """Samples completions for one policy. Every implementation passes `lightningrl.engine.conformance`."""
 
     def generate(
         self, prompt_ids: Sequence[int], *, sampling: Sampling, policy: str, stream: bool = False
     ) -> AsyncIterator[Delta]:
-        """Sample a completion. Without `stream` there is exactly one delta, the last.
+        """Sample a completion. Without `stream`, one delta holds all of it.
 
-        Closing the iterator early (`aclose`) cancels the generation and frees its slot.
-        With the same prompt, sampling (seed included) and weights, the answer is the same bit for bit, whatever else is
-        being served. Raises `EngineBusy`, before the first delta, when it can take no more, and `Unanswerable` for what
-        it can never do.
+        Closing the iterator early (`aclose`) cancels the generation and frees its slot. Equal prompt, sampling (with a
+        seed) and weights give an equal completion, bit for bit, whatever else is being served. Before the first delta
+        it raises `EngineBusy` at capacity, and `Unanswerable` for a request that it can never serve.
         """
         ...
 
     async def load(self, weights: Weights) -> None:
-        """Serve these weights from the next generation on. Call it paused."""
+        """Serve these weights from the next generation on. The engine must be paused."""
         ...
 
     async def pause(self, *, timeout_s: float = 60.0) -> None:
-        """Stop admitting generations and wait until the running ones have ended. New ones wait."""
+        """Hold back new generations and wait until the running ones have ended."""
         ...
 
     async def resume(self) -> None: ...

@@ -1,8 +1,7 @@
-"""Which keys and values are already known? Rows of token ids with the keys and values that belong to them.
+"""The prefix cache: rows of token ids with their keys and values.
 
-Rows `[0, active)` are being decoded, the others keep what ended generations left, so that a prompt that starts alike
-need not be computed again. Running rows stay together at the front: attention over them is then one strided view, and a
-finished one costs nothing.
+Rows `[0, active)` are being decoded. The others keep ended generations, so that a prompt with the same prefix reuses
+their keys and values. Running rows are kept together at the front: attention over them is one strided view.
 
 Legend: R rows · T tokens that fit in a row · L layers · K key/value heads · E head size.
 """
@@ -14,10 +13,10 @@ from torch import Tensor
 from lightningrl.types import Ints
 
 BLOCK = 32
-"""Rows are read in multiples of this many tokens, so that vectorised kernels meet no odd tail."""
+"""Rows are read in multiples of this many tokens, so that vectorised kernels have no odd tail."""
 
 SMALL_LOSS = 4
-"""An unused row is taken over by a prompt that shares all but a quarter of it; a copy would cost another row its place.
+"""A prompt takes over an idle row, instead of copying its prefix, if at most shared / 4 of its tokens would be lost.
 Not tuned.
 """
 
@@ -27,7 +26,7 @@ def rounded(length: int, to: int = BLOCK) -> int:
 
 
 class PrefixCache:
-    """Rows of keys and values, and the tokens they were computed from."""
+    """Rows of keys and values, and the tokens from which they were computed."""
 
     def __init__(
         self, *, rows: int, length: int, layers: int, kv_heads: int, head_size: int, dtype: torch.dtype
@@ -38,9 +37,9 @@ class PrefixCache:
         self.tokens: Ints = np.zeros((rows, rounded(length)), dtype=np.int32)
         """[R T]"""
         self.known: Ints = np.zeros(rows, dtype=np.int32)
-        """[R] leading tokens of each row whose keys and values are in place."""
+        """[R] number of leading tokens of each row whose keys and values are computed."""
         self.used = np.zeros(rows, dtype=np.int64)
-        """[R] when the row was last of use; the least recent is given up first."""
+        """[R] counter at the row's last use; the least recently used row is evicted first."""
         self.active = 0
         self._now = 0
 
@@ -53,21 +52,20 @@ class PrefixCache:
         return self.keys_values[layer, 1]
 
     def shared_with(self, prompt: Ints) -> Ints:
-        """[R] how many leading tokens of `prompt` each row holds, or is about to."""
+        """[R] number of leading tokens of `prompt` that each row holds, computed or scheduled."""
         differs = self.tokens[:, : len(prompt)] != prompt
         first = differs.argmax(axis=1).astype(np.int32)
         first[~differs[np.arange(len(first)), first]] = len(prompt)
         return first
 
     def admit(self, prompt: Ints, *, source: int, shared: int) -> int:
-        """Give `prompt` the next active row, with the first `shared` tokens taken from row `source`. Returns the row."""
+        """Give `prompt` the next active row, and its first `shared` tokens from row `source`. Returns the row."""
         row = self.active
         self.active += 1
         if shared:
             self._touch(source)
-        if (
-            source >= row and (self.known[source] - shared) * SMALL_LOSS <= shared > 0
-        ):  # take the row over, and lose little or nothing
+        takes_over = source >= row and (self.known[source] - shared) * SMALL_LOSS <= shared > 0
+        if takes_over:
             if source != row:
                 self._swap(source, row)
         else:
@@ -79,8 +77,8 @@ class PrefixCache:
         return row
 
     def release(self, row: int) -> int:
-        """End the generation in `row`; what it knows stays. Returns the row that moved into its place (`row` itself if
-        none did).
+        """End the generation in `row` and keep its keys and values. Returns the row that moved into its place, or `row`
+        itself if none did.
         """
         self.active -= 1
         self._touch(row)
@@ -89,12 +87,12 @@ class PrefixCache:
         return self.active
 
     def clear(self) -> None:
-        """Forget everything: the weights have changed."""
+        """Forget all idle rows, because the weights have changed."""
         assert self.active == 0
         self.known[:] = 0
 
     def reset(self) -> None:
-        """Forget everything, running rows included: the engine has failed in the middle of a step."""
+        """Forget all rows, running ones too, because a step has failed halfway."""
         self.active = 0
         self.keys_values.zero_()
         self.clear()
@@ -104,9 +102,7 @@ class PrefixCache:
         self.used[row] = self._now
 
     def _keep_elsewhere(self, row: int, *, but: int) -> None:
-        """Before `row` is overwritten, move what it knows over a row that is empty or longer out of use, if there is
-        one.
-        """
+        """Before `row` is overwritten, copy it over an empty or less recently used row, if there is one."""
         age = np.where(self.known == 0, -1, self.used)
         age[: self.active] = age[but] = np.iinfo(np.int64).max
         victim = int(age.argmin())

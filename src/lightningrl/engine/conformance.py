@@ -1,4 +1,4 @@
-"""What every engine must be able to show. Plugin authors: make an engine for each check and run them all.
+"""Checks that every engine must pass. Plugin authors: make an engine for each check and run them all.
 
     @pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__)
     async def test_my_engine_conforms(check):
@@ -8,7 +8,7 @@
         finally:
             await engine.close()
 
-A check raises `AssertionError` and says what is wrong.
+A check that fails raises `AssertionError`.
 """
 
 import asyncio
@@ -24,22 +24,22 @@ from lightningrl.types import Sampling, Weights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conformance:
-    """What the checks must know of the engine. It must fit prompts of 40 tokens with completions of 24, and 4
+    """Facts about the engine that the checks need. It must fit prompts of 40 tokens with completions of 24, and 4
     generations at a time.
     """
 
     policy: str
-    """The name it serves."""
+    """Name of the policy that the engine serves."""
     vocab_size: int
-    """Prompts are made of any ids below."""
+    """Prompts have any ids below this."""
     decode: Callable[[list[int]], str] | None = None
-    """Text of ids, control tokens left out. Only `GRAMMAR_CHECKS` need it."""
+    """Token ids → text without control tokens. Only `GRAMMAR_CHECKS` need it."""
     turn_end_id: int | None = None
-    """The token that a complete answer ends with. Only `GRAMMAR_CHECKS` need it."""
+    """The token that ends a complete answer. Only `GRAMMAR_CHECKS` need it."""
     weights: tuple[Weights, Weights] | None = None
-    """Two versions of the policy that differ, for `load`. Only `LOAD_CHECKS` need them."""
+    """Two different versions of the policy, for `load`. Only `LOAD_CHECKS` need them."""
     timeout_s: float = 30.0
-    """For each wait."""
+    """Timeout of each wait."""
 
     def prompt(self, length: int, *, salt: int = 0) -> list[int]:
         return [(salt * 101 + i * i * 7 + i * 3) % self.vocab_size for i in range(length)]
@@ -142,7 +142,7 @@ async def a_stop_token_is_kept_and_ends_the_answer(engine: Engine, about: Confor
 
 async def the_likeliest_tokens_are_told(engine: Engine, about: Conformance) -> None:
     plain = await ask(engine, about.prompt(20), sampling=Sampling(max_tokens=8, seed=6), about=about)
-    assert all(d.top is None for d in plain.deltas), "nobody asked"
+    assert all(d.top is None for d in plain.deltas), "`top` without `top_logprobs`"
     for stream in (False, True):
         answer = await ask(
             engine,
@@ -151,7 +151,7 @@ async def the_likeliest_tokens_are_told(engine: Engine, about: Conformance) -> N
             about=about,
             stream=stream,
         )
-        assert answer.exact == plain.exact, "asking for more changes nothing"
+        assert answer.exact == plain.exact, "`top_logprobs` changes the completion"
         places = [place for d in answer.deltas for place in d.top or ()]
         assert len(places) == len(answer.token_ids), "one entry per token"
         for token, logprob, place in zip(answer.token_ids, answer.logprobs, places, strict=True):
@@ -161,7 +161,7 @@ async def the_likeliest_tokens_are_told(engine: Engine, about: Conformance) -> N
             assert all(math.isfinite(p) for p in values) and sum(map(math.exp, values)) < 1 + 1e-3
             assert values == sorted(values, reverse=True), "best first"
             assert abs(dict(place).get(token, logprob) - logprob) < 1e-5, "the same distribution as the sampled token's"
-            assert token in ids or logprob <= values[-1] + 1e-5, "a likelier token than those that were told"
+            assert token in ids or logprob <= values[-1] + 1e-5, "a likelier token is missing from `top`"
 
 
 async def a_grammar_is_obeyed_to_the_end(engine: Engine, about: Conformance) -> None:
@@ -220,11 +220,10 @@ async def paused_generations_wait(engine: Engine, about: Conformance) -> None:
 
 
 async def what_was_loaded_is_served(engine: Engine, about: Conformance) -> None:
-    """Each version answers in its own way, the same prompt too: nothing that was computed with other weights is used
-    again.
+    """Each version gives its own completion of one prompt: no keys and values of other weights are reused.
 
-    Other prompts drive what the first answer left out of small caches. So the last answer finds what the second one
-    left, if that is kept.
+    Other prompts evict the first completion's prefix from small caches. So the last completion would meet the second
+    one's prefix, if the engine kept it.
     """
     assert about.weights is not None
     one, other = about.weights
@@ -236,12 +235,14 @@ async def what_was_loaded_is_served(engine: Engine, about: Conformance) -> None:
             await engine.load(weights)
             await engine.resume()
         answers.append(await ask(engine, about.prompt(40), sampling=greedy, about=about))
-        assert answers[-1].deltas[-1].policy_version == weights.version, "the version that was loaded is told"
+        assert answers[-1].deltas[-1].policy_version == weights.version, (
+            "the delta names another version than the loaded one"
+        )
         for salt in range(1, 17) if len(answers) == 1 else ():
             await ask(engine, about.prompt(40, salt=salt), sampling=greedy, about=about)
     first, second, again = answers
-    assert first.logprobs != second.logprobs, "other weights give the very same answer: were they loaded?"
-    assert first.exact == again.exact, "the same weights give another answer: something was left of those before"
+    assert first.logprobs != second.logprobs, "other weights give the same answer: were they loaded?"
+    assert first.exact == again.exact, "the same weights give another answer: is a cache kept across loads?"
 
 
 async def an_unknown_policy_is_refused(engine: Engine, about: Conformance) -> None:
@@ -278,11 +279,11 @@ CHECKS: tuple[Callable[[Engine, Conformance], Awaitable[None]], ...] = (
 )
 
 LOAD_CHECKS: tuple[Callable[[Engine, Conformance], Awaitable[None]], ...] = (what_was_loaded_is_served,)
-"""For engines whose `load` works: any that is trained."""
+"""For engines whose `load` works."""
 
 GRAMMAR_CHECKS: tuple[Callable[[Engine, Conformance], Awaitable[None]], ...] = (
     a_grammar_is_obeyed_to_the_end,
     max_tokens_cuts_a_grammar,
     a_grammar_that_cannot_be_read_is_refused,
 )
-"""For engines that take `Sampling.grammar`; their tokenizer must be able to say `<123>`."""
+"""For engines that support `Sampling.grammar`; their tokenizer must be able to write `<123>`."""

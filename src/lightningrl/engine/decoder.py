@@ -1,4 +1,8 @@
-"""One pass of the model: a batch of tokens in, keys and values into the cache, logits of each running sequence out."""
+"""One forward pass: tokens of a batch → keys and values in the cache, and the logits of each running sequence.
+
+Legend: A running sequences · N tokens of the batch · T tokens that fit in a row · R rows · H query heads · K key/value
+heads · G = H / K · E head size · V vocabulary.
+"""
 
 import torch
 from torch import Tensor
@@ -9,8 +13,7 @@ from lightningrl.engine.scheduler import Batch
 from lightningrl.models.dense import Attend, DenseModel
 
 PAD = 16
-"""Passes have a multiple of this many tokens: fewer rows make a matrix product sum in another order (see `attention`).
-"""
+"""A pass has a multiple of this many tokens. With fewer, a matrix product sums in another order (see `attention`)."""
 
 
 class Decoder:
@@ -19,21 +22,21 @@ class Decoder:
         self.cache = cache
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits [A V] (float32) of the last token of each running sequence."""
+        """[A V] logits (float32) after the last token of each running sequence."""
         count = len(batch.token_ids)
         hidden = self.model.hidden(
             _padded(torch.from_numpy(batch.token_ids)),
             _padded(torch.from_numpy(batch.positions)),
             self._attention(batch),
         )
-        if not batch.spans:  # hidden has the padding that lm_head needs
+        if not batch.spans:  # `hidden` is padded already
             return self.model.logits(hidden)[:count].float()
         lengths = torch.tensor([1] * batch.singles + [s.stop - s.start for s in batch.spans])
         last = lengths.cumsum(0) - 1
         return self.model.logits(hidden[_padded(last)])[: len(last)].float()
 
     def _attention(self, batch: Batch) -> Attend:
-        """An `Attend` over the cache for the tokens of `batch`; padding gets zeros."""
+        """An `Attend` over the cache for the tokens of `batch`. Padding gets zeros."""
         cache, singles, dtype = self.cache, batch.singles, self.model.dtype
         K, G, E = self.model.kv_heads, self.model.heads // self.model.kv_heads, self.model.head_size
         positions = torch.from_numpy(batch.positions).long()
@@ -41,7 +44,7 @@ class Decoder:
         rows = torch.arange(singles)
         if batch.spans:
             rows = torch.cat([rows, *(torch.full((s.stop - s.start,), s.row) for s in batch.spans)])
-        places = ((rows[:, None] * K + torch.arange(K)) * T + positions[:, None]).view(-1)  # of [R·K·T]
+        places = ((rows[:, None] * K + torch.arange(K)) * T + positions[:, None]).view(-1)  # in [R·K·T]
         reach = rounded(int(batch.positions[:singles].max(initial=0)) + 1)
         mask = (
             causal_mask(positions[:singles], reach, dtype=dtype)
@@ -54,7 +57,7 @@ class Decoder:
             offset += span.stop - span.start
         masks = [causal_mask(torch.arange(s.start, s.stop), rounded(s.stop), dtype=dtype) for s in batch.spans]
 
-        out = torch.zeros(N + -N % PAD, K * G, E, dtype=dtype)  # of every layer in turn; the padding stays zero
+        out = torch.zeros(N + -N % PAD, K * G, E, dtype=dtype)  # reused by every layer; padding stays zero
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = cache.keys(layer), cache.values(layer)
@@ -71,5 +74,5 @@ class Decoder:
 
 
 def _padded(x: Tensor) -> Tensor:
-    """[N] with zeros up to a multiple of PAD."""
+    """[N] followed by zeros, up to a multiple of `PAD`."""
     return torch.nn.functional.pad(x.long(), (0, -len(x) % PAD))

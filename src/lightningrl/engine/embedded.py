@@ -1,12 +1,10 @@
-"""An engine inside this process: one policy, one thread that decodes, weights shared with a trainer without a copy.
+"""An engine in this process: one policy, decoded by one thread, over weights that a trainer may share without a copy.
 
-`generate` (asyncio) → inbox → thread: scheduler → decoder → sampler → outbox → asyncio. The two sides share nothing but
-the inbox and a `cancelled` flag; a client that does not stream is woken once, when its answer is complete, and one that
-streams at most once per step.
+`generate` (asyncio) → inbox → thread: scheduler → decoder → sampler → event loop. The sides share only the inbox and a
+`cancelled` flag. A client is woken once, when its completion is complete; a streaming client at most once per step.
 
-Threads: torch's `set_num_threads` holds for the thread that calls it (new threads start with the value last set
-anywhere), so the engine's choice does not bind a trainer. Results are the same bit for bit whatever else is served:
-`attention` says how, and needs `threads=1`.
+torch's `set_num_threads` holds for the calling thread (a new thread starts with the value last set), so it does not
+bind a trainer. Results are the same bit for bit, whatever else is served; this needs `threads=1` (see `attention`).
 """
 
 import asyncio
@@ -41,14 +39,14 @@ from lightningrl.models.load import DTypeName, load_into, load_model
 from lightningrl.types import FinishReason, Sampling, Weights
 
 NICENESS = 10
-"""Of the thread that decodes. Agents and the gateway come first while they can use a core; what they ask for gathers
-meanwhile, and the more is decoded together, the less each token costs.
+"""Niceness of the decoding thread (Linux). Agents and the gateway go first while they can use a core; their requests
+queue up meanwhile, and a token costs less the more are decoded together.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """What an engine has done since it was made."""
+    """Counters of an engine since it was made."""
 
     tokens_sampled: int
     prompt_tokens_computed: int
@@ -61,7 +59,7 @@ class Statistics:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Client:
-    """The asyncio side of a generation. Touched by its event loop only."""
+    """The asyncio side of one generation. Only its event loop touches it."""
 
     loop: asyncio.AbstractEventLoop
     news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -69,7 +67,7 @@ class _Client:
     error: EngineError | None = None
 
     async def next(self) -> Delta:
-        """What has come since the last time, in one piece."""
+        """All deltas since the last call, joined into one."""
         await self.news.wait()
         self.news.clear()
         if self.error is not None:
@@ -87,7 +85,7 @@ class _Client:
 
 
 class EmbeddedEngine:
-    """Serves `model` as `policy`. Dense Qwen3/Qwen2/Llama models, on the CPU."""
+    """Serves a dense Qwen3, Qwen2 or Llama model as `policy`, on the CPU."""
 
     def __init__(
         self,
@@ -102,9 +100,9 @@ class EmbeddedEngine:
         shared: bool = False,
         threads: int = 1,
     ) -> None:
-        """`decode` is needed for stop strings, `grammars` for `Sampling.grammar`. `shared`: a trainer in this process
-        updates the parameters of `model` in place, so that `load` has nothing to read. Keys and values take
-        2·slots·max_length·layers·kv_heads·head_size·2 numbers when all of it is used.
+        """Stop strings need `decode`; `Sampling.grammar` needs `grammars`. `shared`: a trainer in this process updates
+        the parameters of `model` in place, so `load` reads nothing. The cache holds up to
+        4·slots·max_length·layers·kv_heads·head_size numbers.
         """
         if max_length > model.max_length:
             raise UserError(
@@ -152,7 +150,7 @@ class EmbeddedEngine:
     async def generate(
         self, prompt_ids: Tokens[int], *, sampling: Sampling, policy: str, stream: bool = False
     ) -> AsyncIterator[Delta]:
-        """See `Engine.generate`. Raises `EngineError` for what it cannot do, and when the engine fails while it waits."""
+        """See `Engine.generate`. Raises `EngineError` if the engine fails or is closed during the generation."""
         sequence = self._sequence(prompt_ids, sampling=sampling, policy=policy, stream=stream)
         if sampling.grammar is not None:
             await self._guide(sequence, sampling.grammar)
@@ -165,15 +163,15 @@ class EmbeddedEngine:
                 if delta.finish_reason is not None:
                     return
         finally:
-            sequence.cancelled = True  # no news to the thread if it has ended
-            self._inbox.put(_nothing)  # it may sleep while paused
+            sequence.cancelled = True  # without effect if it has ended
+            self._inbox.put(_nothing)  # the thread may sleep while paused
 
     async def load(self, weights: Weights) -> None:
         check_policy(weights.policy, served=self.policy)
         await self._ask(lambda: self._load(weights))
 
     async def pause(self, *, timeout_s: float = 60.0) -> None:
-        """See `Engine.pause`. After a timeout the engine is still pausing; `resume` takes that back."""
+        """See `Engine.pause`. After a timeout the engine stays paused until `resume`."""
         drained: Future[None] = Future()
         self._inbox.put(lambda: self._pause(drained))
         try:
@@ -188,18 +186,18 @@ class EmbeddedEngine:
         await self._ask(self._resume)
 
     async def close(self) -> None:
-        """End the thread. Generations that still run or wait end with an `EngineError`."""
+        """End the thread. Running and waiting generations fail with an `EngineError`."""
         self._closing = True
         self._inbox.put(self._close)
         await asyncio.to_thread(self._thread.join)
 
     async def _ask(self, command: Callable[[], None]) -> None:
-        """Have the thread do something between two steps."""
+        """Run `command` on the thread, between two steps."""
         done: Future[None] = Future()
 
         def run() -> None:
             if not done.set_running_or_notify_cancel():
-                return  # whoever asked has gone
+                return  # the caller was cancelled
             try:
                 command()
             except Exception as error:  # noqa: BLE001 - the thread must survive; the request gets the error
@@ -218,7 +216,7 @@ class EmbeddedEngine:
         check_prompt(len(prompt), max_length=self.max_length)
         if prompt.min() < 0 or prompt.max() >= self._model.vocab_size:
             raise Unanswerable(
-                f"token ids must lie in 0..{self._model.vocab_size - 1}", hint="is this the tokenizer of the model?"
+                f"token ids must lie in 0..{self._model.vocab_size - 1}", hint="is this the model's own tokenizer?"
             )
         if sampling.stop and self._stop is None:
             raise Unanswerable(
@@ -245,16 +243,14 @@ class EmbeddedEngine:
         )
 
     async def _guide(self, sequence: Sequence, grammar: str) -> None:
-        """Put `sequence` at the beginning of its grammar. Of all that ends a completion, only the end of the grammar
-        stays possible.
-        """
+        """Constrain `sequence` to a grammar. Only the grammar's end may end it: other stop tokens are forbidden."""
         if self._grammars is None:
             raise Unanswerable(
                 "grammars need a tokenizer and a token that ends a turn", hint="make the engine with `grammars`"
             )
         sequence.matcher = await asyncio.to_thread(self._grammars.matcher, grammar, never=sequence.stop_ids)
         sequence.stop_ids |= {self._grammars.end_id}
-        self._check_open()  # it may have been closed meanwhile
+        self._check_open()  # the engine may have been closed meanwhile
 
     def _check_open(self) -> None:
         if self._closing:
@@ -277,7 +273,7 @@ class EmbeddedEngine:
                     self._fail(error)
                 self._busy_s += time.perf_counter() - started
             self._tell_drained()
-        while not self._inbox.empty():  # came before `close` did
+        while not self._inbox.empty():  # commands that came before `close`
             self._inbox.get()()
         self._abort("the engine was closed")
         self._tell_drained()
@@ -286,7 +282,7 @@ class EmbeddedEngine:
         return bool(self._scheduler.running) or (bool(self._scheduler.waiting) and not self._paused)
 
     def _read_inbox(self) -> None:
-        """Do what has been asked for; sleep if there is nothing else to do."""
+        """Run all commands; sleep until one comes if there is nothing to decode."""
         if not self._runnable() and not self._closed:
             self._inbox.get()()
         while not self._inbox.empty():
@@ -312,7 +308,7 @@ class EmbeddedEngine:
         self._steps += 1
 
     def _append(self, drawn: Drawn) -> None:
-        """Give each running sequence its token, release those that have ended, and tell the clients."""
+        """Append a token to each running sequence, notify the clients, and release sequences that have ended."""
         scheduler = self._scheduler
         running, cache = scheduler.running, scheduler.cache
         count = len(running)
@@ -335,10 +331,10 @@ class EmbeddedEngine:
             self._release(sequence)
 
     def _finish_reason(self, sequence: Sequence) -> FinishReason | None:
-        """Does the newest token end the completion? None: it goes on."""
+        """Why the newest token ends the completion; None: it goes on."""
         sampling = sequence.sampling
         if sequence.logprobs[-1] == -math.inf:
-            return "error"  # the logits are NaN: recorded as what it is
+            return "error"  # the logits are NaN
         if sequence.token_ids[-1] in sequence.stop_ids:
             return "stop"
         if sampling.stop and self._stop is not None and self._stop.found(sequence.token_ids, sampling.stop):
@@ -351,7 +347,7 @@ class EmbeddedEngine:
         self._draw = None
 
     def _tell(self, sequences: list[Sequence]) -> None:
-        """One wake-up per event loop and step, for all of its clients together."""
+        """Send deltas to clients, with one wake-up per event loop and step."""
         news: dict[asyncio.AbstractEventLoop, list[tuple[_Client, Delta]]] = {}
         for sequence in sequences:
             client = self._clients[sequence]
@@ -414,7 +410,7 @@ class EmbeddedEngine:
             self._drained.clear()
 
     def _fail(self, error: Exception) -> None:
-        """A step went wrong: everybody hears of it, and the next generation starts afresh."""
+        """A step has failed: all generations fail with an `EngineError`, and the cache is reset."""
         self._abort(f"{type(error).__name__}: {error}", cause=error)
 
     def _abort(self, reason: str, cause: Exception | None = None) -> None:
@@ -431,7 +427,7 @@ class EmbeddedEngine:
 
 
 def embedded(setup: EngineSetup) -> EmbeddedEngine:
-    """The engine of a running server: over the trainer's own parameters, or over a model that it loads for itself."""
+    """Make the engine of a server: over the parameters of `setup.model`, or over a model loaded from `setup.folder`."""
     model = (
         setup.model if setup.model is not None else load_model(str(setup.folder), dtype=cast(DTypeName, setup.dtype))
     )
@@ -448,11 +444,11 @@ def embedded(setup: EngineSetup) -> EmbeddedEngine:
 
 
 def _nothing() -> None:
-    """Wakes the thread."""
+    """A command that only wakes the thread."""
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: object) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop has been closed, and its clients with it
+    with contextlib.suppress(RuntimeError):  # the loop is closed, and its clients with it
         loop.call_soon_threadsafe(function, *arguments)
 
 

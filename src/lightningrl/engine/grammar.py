@@ -1,7 +1,6 @@
-"""Which tokens may come next? A matcher walks along with one generation and rules out whatever would leave its
-grammar's language.
+"""Constrained decoding: a matcher follows one generation and masks the tokens that its grammar forbids.
 
-grammar text → `Grammars` (compiled once per text) → `Matcher` (one per generation): `allowed` → sample → `advance` →
+grammar text → `Grammars` (compiles each text once) → `Matcher` (one per generation): `allowed` → sample → `advance` →
 `allowed` → …
 """
 
@@ -20,8 +19,8 @@ from lightningrl.engine.base import Unanswerable
 from lightningrl.errors import UserError
 
 KEPT = 256
-"""Compiled grammars that an engine keeps. A guess: agents have some tens of tool sets and schemas, and one compiles in
-milliseconds.
+"""Number of compiled grammars that are cached. Not tuned: agents use some tens of tool sets and schemas, and one
+compiles in milliseconds.
 """
 
 
@@ -29,20 +28,20 @@ class Grammars:
     """Compiles grammars for the tokenizer of one model folder. Threads may share it."""
 
     def __init__(self, folder: Path, *, vocab_size: int, end_id: int) -> None:
-        """`vocab_size` is the model's, `end_id` the token that a complete answer ends with."""
+        """`vocab_size`: of the model's logits. `end_id`: the token that ends a complete answer."""
         self.vocab_size = vocab_size
         self.end_id = end_id
         self._file = folder / "tokenizer.json"
         self._lock = threading.Lock()
         self._tokenizer: Any = None
-        """An `LLTokenizer`: takes a second for a large vocabulary, so it is made when the first grammar comes."""
+        """An `LLTokenizer`, made for the first grammar: a large vocabulary takes a second."""
         self._compiled: OrderedDict[str, Any] = OrderedDict()
 
     def matcher(self, grammar: str, *, never: Iterable[int] = ()) -> "Matcher":
-        """At the beginning of `grammar`; the tokens of `never` are ruled out throughout. `Unanswerable` if it cannot be
-        compiled.
+        """A matcher at the start of `grammar` that also forbids the tokens of `never`. Raises `Unanswerable` if the
+        grammar does not compile.
         """
-        with self._lock:  # rollouts of one task arrive together: one compiles, the others find it done
+        with self._lock:  # rollouts of one task arrive together: one compiles for all
             compiled = self._compiled.get(grammar)
             if compiled is None:
                 compiled = self._compiled[grammar] = self._compile(grammar)
@@ -79,27 +78,25 @@ class Grammars:
         tokenizer = Tokenizer.from_file(str(self._file))
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        size = max(
-            self.vocab_size, tokenizer.get_vocab_size(with_added_tokens=True)
-        )  # the longer of the two has tokens of no use
+        size = max(self.vocab_size, tokenizer.get_vocab_size(with_added_tokens=True))  # either may be padded
         return llguidance.LLTokenizer(tokenizer.to_str(), n_vocab=size, eos_token=self.end_id)
 
 
 class Matcher:
-    """How far one generation has come in its grammar."""
+    """The state of one generation in its grammar."""
 
     def __init__(self, matcher: Any, *, vocab_size: int, never: list[int]) -> None:
         self.failure: str | None = None
-        """Why it cannot go on, e.g. because the grammar is too complex; None: it can."""
+        """Why the generation cannot go on, for example because the grammar is too complex. None: it can."""
         self.allowed: Tensor
-        """[V] bool: what the next token may be. Meaningless after a failure."""
+        """[V] bool: the tokens that may come next. Meaningless after a failure."""
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._never = never
         self._look()
 
     def advance(self, token: int) -> None:
-        """`token` has been sampled."""
+        """Move past `token`, which has been sampled."""
         self._matcher.consume_token(token)
         self._look()
 

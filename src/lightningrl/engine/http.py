@@ -29,11 +29,11 @@ REST_S, LONGEST_REST_S, REST_SHARE = 0.02, 0.1, 1 / 20
 tokens at 200 tokens per second, and the end is seen late by at most a 20th (streams of 0.4 s and more).
 """
 RETRY_AFTER_S = 1.0
-"""Where a busy server does not say."""
+"""Seconds to wait if a busy server sends no `Retry-After`."""
 FULL = 2.0
 """A server that has this many times its share of the generations is passed over (bounded loads, arXiv 1608.01350)."""
 TIMED_OUT = 408
-"""The only status from 400 on, but for 429, that blames no request."""
+"""Besides 429, the only 4xx status that does not blame the request."""
 COMPLETIONS = "/v1/completions"
 BROKEN = "the server's own log says why"
 
@@ -51,7 +51,7 @@ class Problem(msgspec.Struct):
 
 
 class _Failure(msgspec.Struct):
-    """What servers say of an error: vLLM and OpenAI in `error`, FastAPI in `detail`."""
+    """The body of an error: vLLM and OpenAI use `error`, FastAPI uses `detail`."""
 
     error: Problem | str | None = None
     detail: str | None = None
@@ -76,8 +76,8 @@ class Pool:
         self._closed = False
 
     def choose(self, key: bytes) -> Server:
-        """The same server for the same key (rendezvous hashing: another server more or less moves few keys), unless it
-        is overrun.
+        """The server for a key, always the same one unless it is overloaded. Rendezvous hashing: adding or removing a
+        server moves few keys.
         """
         ranked = sorted(self.servers, key=lambda s: blake2b(key, key=s.salt, digest_size=8).digest())
         limit = 1 + FULL * sum(s.in_flight for s in self.servers) / len(self.servers)
@@ -123,11 +123,11 @@ class Pool:
     async def _request(
         self, server: Server, method: str, path: str, body: bytes | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The response, as soon as its headers have come. Leaving the block before its end closes the connection."""
+        """The response, once its headers have come. Leaving the block before the body's end closes the connection."""
         try:
             try:
                 response = await self._send(server, method, path, body)
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):  # it had closed a connection that was kept
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):  # a kept connection was closed
                 response = await self._send(server, method, path, body)
             async with response:
                 self._responses.add(response)
@@ -178,9 +178,7 @@ async def _rest(response: aiohttp.ClientResponse, *, began: float) -> None:
 
 
 def split(data: bytes) -> tuple[list[bytes], bytes]:
-    """The data of the server-sent events in `data`, comments and `[DONE]` left out; and what comes after the last event
-    that is whole.
-    """
+    """Payloads of the complete server-sent events in `data`, without comments and `[DONE]`; and the remaining bytes."""
     if b"\r" in data:
         data = data.replace(b"\r\n", b"\n")
     *whole, rest = data.split(b"\n\n")
@@ -189,7 +187,7 @@ def split(data: bytes) -> tuple[list[bytes], bytes]:
 
 def unreadable(server: Server, error: msgspec.MsgspecError) -> EngineError:
     return EngineError(
-        f"`{server.url}` answered what cannot be read: {error}",
+        f"the response of `{server.url}` cannot be read: {error}",
         hint="is it the kind of server that `engine.name` says?",
     )
 
@@ -203,7 +201,7 @@ def _accepted(server: Server, response: aiohttp.ClientResponse, body: bytes, *, 
     if status in (429, 503):
         raise EngineBusy(message, retry_after_s=_seconds(response.headers.get("Retry-After")))
     if location := response.headers.get("Location"):
-        hint = f"it sends to `{location}`: write into `engine.urls` where it really is"
+        hint = f"it redirects to `{location}`: put the final address into `engine.urls`"
     blames_request = 400 <= status < 500 and status != TIMED_OUT
     raise (Unanswerable if blames_request else EngineError)(message, hint=hint)
 
@@ -218,7 +216,7 @@ def _message(body: bytes) -> str:
 
 
 def _seconds(retry_after: str | None) -> float:
-    """Of the header `Retry-After`; a date counts as not said."""
+    """The value of a `Retry-After` header; `RETRY_AFTER_S` if it is absent, or a date."""
     try:
         seconds = float(retry_after or RETRY_AFTER_S)
     except ValueError:

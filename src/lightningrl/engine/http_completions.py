@@ -1,8 +1,7 @@
-"""How does a server's `/v1/completions` become an engine? What `vllm` and `relay` share: gate, servers, and answers
-turned into deltas.
+"""An engine over `/v1/completions` of other servers: the part that `vllm` and `relay` share.
 
 prompt ids → `Kind.encode` → `http.Pool` → choices → `Kind.tokens` → deltas. Events that arrive in one read are decoded
-as one JSON array and become one delta: with 2,000 tokens an answer, what is done for each of them is what counts.
+as one JSON array and become one delta: at 2,000 tokens per completion, the cost per token dominates.
 """
 
 import asyncio
@@ -15,43 +14,43 @@ import msgspec
 import numpy as np
 
 from lightningrl.engine.base import Delta, EngineSetup, Top, affinity, check_policy, check_prompt
-from lightningrl.engine.http import Pool, Problem, Server, split, unreadable
+from lightningrl.engine.http import BROKEN, Pool, Problem, Server, split, unreadable
 from lightningrl.engine.http_gate import Gate
 from lightningrl.errors import EngineError
 from lightningrl.types import FinishReason, Sampling
 
 FIRST_IDS = 256
-"""Of a prompt whose `affinity` nobody gave: prompts that start alike go to one server. About two of vLLM's cache blocks
-on a CPU, 16 on a GPU.
+"""Without `affinity`, prompts that share this many leading tokens go to one server. About two of vLLM's cache blocks on
+a CPU, 16 on a GPU.
 """
 EVENT_LIMIT = 2**24
-"""Bytes of one event: a token with 20 alternatives has about 2 KB, the first one brings the ids of the prompt."""
+"""Most bytes of one event. A token with 20 alternatives takes about 2 KB; the first event also has the prompt's ids."""
 FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "cancelled"}
-"""What servers call it → what we do; anything else went wrong."""
+"""A server's `finish_reason` → ours; any other value becomes `error`."""
 
 LogprobsT = TypeVar("LogprobsT", covariant=True)
 
 
 class Choice(msgspec.Struct, Generic[LogprobsT]):
-    """Of a whole answer, or of one event."""
+    """A choice of a whole completion, or of one event."""
 
     token_ids: tuple[int, ...] | None = None
-    """Only vLLM gives them."""
+    """Only vLLM reports them."""
     logprobs: LogprobsT | None = None
     finish_reason: str | None = None
 
 
 class Completion(msgspec.Struct, Generic[LogprobsT]):
-    """The few fields that are needed of an answer, or of an event; all others are passed over."""
+    """A completion, or one event of it; other fields are ignored."""
 
     choices: tuple[Choice[LogprobsT], ...] = ()
     error: Problem | None = None
-    """Something went wrong in the middle of a stream."""
+    """An error in the middle of a stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """What was sampled, in one piece."""
+    """Consecutive sampled tokens."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -60,7 +59,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked of a server."""
+    """A request to a server."""
 
     model: str
     prompt: list[int]
@@ -71,23 +70,23 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """In what kinds of servers differ."""
+    """The differences between kinds of servers."""
 
     name: str
     encode: Callable[[Question], bytes]
     decoder: Callable[[Sampling], "msgspec.json.Decoder[list[Completion[Any]]]"]
     tokens: Callable[[list[Choice[Any]], Question], Tokens]
-    """Those of choices that follow one another. Raises `EngineError` where ids or logprobs are missing."""
+    """The tokens of consecutive choices. Raises `EngineError` if ids or log-probabilities are missing."""
     greet: Callable[[Pool, Server], Awaitable[str]]
-    """Looks at a server before the first generation, and returns the name of its model. Raises `EngineError` if it is
-    not fit for use.
+    """Checks a server before the first generation and returns its model's name. Raises `EngineError` if the server is
+    unfit.
     """
     refused: Callable[[Sampling], str | None]
-    """A hint, should a server refuse this."""
+    """The hint of the error if a server refuses a request with this sampling."""
 
 
 class Completions:
-    """The servers of one policy. Belongs to one event loop."""
+    """Generations of one policy on its servers. Belongs to one event loop."""
 
     def __init__(self, setup: EngineSetup, *, kind: Kind) -> None:
         self.policy, self.version = setup.policy, 0
@@ -130,7 +129,7 @@ class Completions:
             self.gate.leave()
 
     async def greet(self) -> None:
-        """Look at the servers, once."""
+        """Check each server, once."""
         if len(self._models) == len(self.pool.servers):
             return
         async with self._greeting:
@@ -139,11 +138,11 @@ class Completions:
                     self._models[server.url] = await self._kind.greet(self.pool, server)
 
     def ask_for(self, server: Server, model: str) -> None:
-        """From now on, in place of what `greet` has found."""
+        """Request `model` from `server` from now on, instead of the model that `greet` found."""
         self._models[server.url] = model
 
     async def close(self) -> None:
-        """Generations that still run or wait end with an `EngineError`."""
+        """Running and waiting generations fail with an `EngineError`."""
         self.gate.close()
         await self.pool.close()
 
@@ -152,7 +151,7 @@ class Completions:
         answer = await self.pool.complete(server, kind.encode(question), hint=kind.refused(sampling))
         delta = self._delta([answer], server, question, version=version)
         if delta is None or delta.finish_reason is None:
-            raise EngineError(f"`{server.url}` gave no whole answer")
+            raise EngineError(f"`{server.url}` returned an incomplete completion")
         return delta
 
     async def _streamed(self, server: Server, question: Question) -> AsyncGenerator[Delta, None]:
@@ -169,7 +168,7 @@ class Completions:
                     ended = delta.finish_reason is not None
                     yield delta
         if not ended:
-            raise EngineError(f"`{server.url}` ended a stream without saying why", hint="the server's own log says why")
+            raise EngineError(f"`{server.url}` ended a stream without a finish reason", hint=BROKEN)
 
     def _delta(self, answers: list[bytes], server: Server, question: Question, *, version: int) -> Delta | None:
         try:
@@ -197,17 +196,17 @@ def models_in(body: bytes) -> tuple[Model, ...]:
 
 
 def likeliest(logprobs: Mapping[str, float], *, count: int, id_of: Callable[[str], int]) -> Top:
-    """The `count` likeliest of one position's tokens, best first. `id_of`: what a server writes for a token → its id."""
+    """The `count` likeliest tokens of one position, best first. `id_of`: a server's text for a token → token id."""
     ranked = sorted(logprobs.items(), key=lambda item: -item[1])[:count]
     return tuple((id_of(token), logprob) for token, logprob in ranked)
 
 
 def _delta(answers: list[Completion[Any]], question: Question, kind: Kind, *, version: int) -> Delta | None:
-    """What has come, in one piece; None if it was nothing."""
+    """One delta for all of `answers`; None if they hold no token and no finish reason."""
     choices: list[Choice[Any]] = []
     for answer in answers:
         if answer.error is not None:
-            raise EngineError(f"the server broke off: {answer.error.message}", hint="its own log says why")
+            raise EngineError(f"the server broke off: {answer.error.message}", hint=BROKEN)
         choices += answer.choices
     reason = choices[-1].finish_reason if choices else None
     spoken = [choice for choice in choices if choice.logprobs is not None or choice.token_ids]
@@ -215,7 +214,7 @@ def _delta(answers: list[Completion[Any]], question: Question, kind: Kind, *, ve
         return None
     tokens = kind.tokens(spoken, question)
     if len(tokens.token_ids) != len(tokens.logprobs):
-        raise EngineError(f"the server gave `{len(tokens.token_ids)}` tokens and `{len(tokens.logprobs)}` logprobs")
+        raise EngineError(f"the server returned `{len(tokens.token_ids)}` tokens and `{len(tokens.logprobs)}` logprobs")
     return Delta(
         token_ids=tokens.token_ids,
         logprobs=tokens.logprobs,
@@ -226,5 +225,5 @@ def _delta(answers: list[Completion[Any]], question: Question, kind: Kind, *, ve
 
 
 def _key(prompt_ids: Sequence[int]) -> bytes:
-    """Generations with the same key go to the same server."""
+    """The key for `Pool.choose`: `affinity`, or the first tokens of the prompt."""
     return affinity.get().encode() or np.asarray(prompt_ids[:FIRST_IDS], np.int32).tobytes()

@@ -1,4 +1,4 @@
-"""May a generation begin? A gate that holds back new ones, and knows when those that are inside have left."""
+"""A gate for generations: closed, it holds back new ones; `pause` waits until the running ones have ended."""
 
 import asyncio
 
@@ -6,18 +6,18 @@ from lightningrl.errors import EngineError
 
 
 class Gate:
-    """Belongs to one event loop. Open at first."""
+    """Open at first. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self.inside = 0
-        """Generations that have entered and not left."""
+        """Number of generations that have entered and not left."""
         self._open, self._empty = asyncio.Event(), asyncio.Event()
         self._open.set()
         self._empty.set()
         self._closed = False
 
     async def enter(self) -> None:
-        """Wait for the gate to open. Whoever has entered must `leave`."""
+        """Wait until the gate is open, and enter. Every `enter` needs a `leave`."""
         while not (self._open.is_set() or self._closed):
             await self._open.wait()
         self.refuse_if_closed()
@@ -30,7 +30,7 @@ class Gate:
             self._empty.set()
 
     async def pause(self, *, timeout_s: float) -> None:
-        """Let nobody in and wait until all have left. After a timeout it stays shut; `resume` opens it."""
+        """Hold back new generations and wait until all have left. After a timeout it stays shut until `resume`."""
         self._open.clear()
         try:
             async with asyncio.timeout(timeout_s):
@@ -48,7 +48,7 @@ class Gate:
         return not self.inside and not self._open.is_set()
 
     def close(self) -> None:
-        """For good. Those that wait are refused."""
+        """Close for good. Waiting generations fail with an `EngineError`."""
         self._closed = True
         self._open.set()
 

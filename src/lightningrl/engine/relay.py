@@ -1,9 +1,8 @@
-"""An engine of any OpenAI-compatible server that takes token ids as prompt: llama.cpp, SGLang, TGI and others. Its
+"""An engine over any OpenAI-compatible server that takes token ids as a prompt: llama.cpp, SGLang, TGI and others. Its
 weights are frozen.
 
-Such servers report what was sampled as text, one piece a token. A piece is turned into an id only where a single one
-could be meant; where it could be several (bytes of a character in the making, pieces that look alike) there is an
-error, because a guess would be recorded as fact.
+Such servers report each sampled token as text, which becomes an id only if it belongs to a single token. An ambiguous
+text (a part of a multi-byte character, tokens that look alike) is an error: a guess would be recorded as fact.
 """
 
 import asyncio
@@ -31,11 +30,11 @@ from lightningrl.errors import EngineError, UserError
 from lightningrl.types import Sampling, Weights
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
-"""Stands in decoded text for bytes that are no character on their own."""
+"""Decoded text has it in place of bytes that are no character on their own."""
 
 
 class _Request(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Only what such servers have in common; the rest is left to their defaults unless it is asked for."""
+    """A completion request with the fields that all such servers know. Unset ones are left to the server's defaults."""
 
     model: str
     prompt: list[int]
@@ -51,7 +50,7 @@ class _Request(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class _Piece(msgspec.Struct):
-    """One token, as llama.cpp tells it."""
+    """One token, as llama.cpp reports it."""
 
     logprob: float
     token: str = ""
@@ -64,7 +63,7 @@ class _Logprobs(msgspec.Struct):
     token_logprobs: tuple[float, ...] = ()
     top_logprobs: tuple[dict[str, float], ...] | None = None
     content: tuple[_Piece, ...] | None = None
-    """Instead of the other three."""
+    """llama.cpp sends this instead of the other three."""
 
 
 _encode = msgspec.json.Encoder().encode
@@ -72,7 +71,7 @@ _decoder = msgspec.json.Decoder(list[Completion[_Logprobs]])
 
 
 class Vocabulary:
-    """text → id, for the texts that belong to a single token, however the server writes them."""
+    """Text → token id, for texts that belong to a single token, in each way that servers write them."""
 
     def __init__(self, folder: Path) -> None:
         if not (folder / "tokenizer.json").is_file():
@@ -83,20 +82,19 @@ class Vocabulary:
         self._file = folder / "tokenizer.json"
 
     def id(self, text: str) -> int:
-        found = self._ids.get(text)
-        if found is None:
-            what = (
-                "could be several tokens"
-                if text in self._ids or not text or UNKNOWN in text
-                else "is no token of this vocabulary"
-            )
-            hint = "serve the model with vLLM (`engine.name=vllm`), which reports ids, or relay whole requests with `[upstreams]`"
-            raise EngineError(f"the server tells tokens by their text, and `{text}` {what}", hint=hint)
-        return found
+        """Raises `EngineError` if no token, or more than one, has this text."""
+        token_id = self._ids.get(text)
+        if token_id is None:
+            ambiguous = text in self._ids or not text or UNKNOWN in text
+            what = "could be several tokens" if ambiguous else "is no token of this vocabulary"
+            message = f"the server reports tokens as text, and `{text}` {what}"
+            hint = "serve the model with vLLM (`engine.name=vllm`), or relay whole requests with `[upstreams]`"
+            raise EngineError(message, hint=hint)
+        return token_id
 
     @cached_property
     def _ids(self) -> Mapping[str, int | None]:
-        """None: several tokens look like this."""
+        """Text → id; None if several tokens have this text."""
         tokenizer = Tokenizer.from_file(str(self._file))
         ids: dict[str, int | None] = {}
         for token_id in range(tokenizer.get_vocab_size(with_added_tokens=True)):
@@ -104,22 +102,19 @@ class Vocabulary:
             if piece is None:
                 continue
             decoded = tokenizer.decode([token_id], skip_special_tokens=False)
-            for text in {
-                piece,
-                piece.replace("▁", " "),
-                decoded,
-            }:  # as in the file; as SentencePiece means it; as decoders give it
+            as_sentencepiece = piece.replace("▁", " ")
+            for text in {piece, as_sentencepiece, decoded}:
                 if text and UNKNOWN not in text:
                     ids[text] = token_id if ids.get(text, token_id) == token_id else None
         return ids
 
     async def read(self) -> None:
-        """Do now what the first look-up would do otherwise: it takes about a second for 150,000 tokens."""
+        """Read the tokenizer's file in a thread: it takes about a second for 150,000 tokens."""
         await asyncio.to_thread(lambda: self._ids)
 
 
 class RelayEngine:
-    """An `Engine` in front of `engine.urls`."""
+    """An `Engine` over the servers at `engine.urls`."""
 
     def __init__(self, setup: EngineSetup) -> None:
         self._vocabulary = Vocabulary(setup.folder)
@@ -145,7 +140,7 @@ class RelayEngine:
 
     async def load(self, weights: Weights) -> None:
         hint = "to train, use `engine.name=vllm` or `embedded`"
-        raise EngineError("the server behind `relay` is frozen: it cannot be given other weights", hint=hint)
+        raise EngineError("the server behind `relay` is frozen: it cannot load other weights", hint=hint)
 
     async def pause(self, *, timeout_s: float = 60.0) -> None:
         await self._completions.gate.pause(timeout_s=timeout_s)
@@ -157,7 +152,7 @@ class RelayEngine:
         await self._completions.close()
 
     async def _greet(self, pool: Pool, server: Server) -> str:
-        """Its model's name; servers of a single model that do not list it take any."""
+        """The name of the server's model. A server with a single model that it does not list accepts any name."""
         await self._vocabulary.read()
         models = models_in(await pool.get(server, "/v1/models", absent=b"{}"))
         return models[0].id if models else self._policy
@@ -171,10 +166,10 @@ class RelayEngine:
         )
 
     def _part(self, told: _Logprobs | None, count: int) -> Tokens:
-        """What one choice tells, in either of the two ways."""
+        """The tokens of one choice, in either of the two formats."""
         if told is None:
             raise EngineError(
-                "the server reports no logprobs", hint="a server that answers `logprobs` on `/v1/completions` is needed"
+                "the server reports no logprobs", hint="use a server that answers `logprobs` on `/v1/completions`"
             )
         if told.content is not None:
             pieces = told.content
@@ -194,7 +189,7 @@ def _request(question: Question) -> _Request:
     sampling = question.sampling
     if sampling.grammar is not None:
         raise Unanswerable(
-            "the servers behind `relay` agree on no language for grammars",
+            "`relay` serves no grammars: its servers have no grammar language in common",
             hint="serve the model with vLLM (`engine.name=vllm`)",
         )
     return _Request(
@@ -203,9 +198,9 @@ def _request(question: Question) -> _Request:
         max_tokens=question.max_tokens,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
-        logprobs=max(sampling.top_logprobs, 1),  # llama.cpp takes 0 for no
+        logprobs=max(sampling.top_logprobs, 1),  # llama.cpp reports none for 0
         top_k=sampling.top_k,
-        seed=None if sampling.seed is None else sampling.seed % 2**31,  # llama.cpp has 32 bits for it
+        seed=None if sampling.seed is None else sampling.seed % 2**31,  # llama.cpp's seeds have 32 bits
         stop=sampling.stop,
         stop_token_ids=sampling.stop_token_ids,
         stream=question.stream,

@@ -1,10 +1,9 @@
-"""Which token comes next? A function of the logits, the request's settings, its seed and the token's place, and of
-nothing else.
+"""Sample the next token from logits. The result depends on logits, settings, seed and token index alone.
 
-Randomness is counter-based: the number for a token is a hash of (seed, index of the token in its completion), so it
-does not matter what else is sampled in the same step. The logprob handed out is that of the distribution the token was
-drawn from: after grammar and temperature, after top-k and top-p, renormalised. At temperature 0 there is no such
-distribution; it is that of the policy itself, unscaled (under a grammar: of what the grammar allows).
+Randomness is counter-based: a token's random number is a hash of (seed, index of the token in its completion). So other
+requests in the same step do not matter. A log-probability belongs to the distribution that was sampled from: after
+grammar, temperature, top-k and top-p, renormalised. Temperature 0 has no such distribution. There it is the policy's
+own at temperature 1, under a grammar renormalised over the allowed tokens.
 
 Legend: A sequences · V vocabulary.
 """
@@ -27,18 +26,18 @@ NOTHING: Mapping[int, Tensor] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """Settings of the sequences of one step, in arrays."""
+    """Sampling settings of the sequences of one step, in arrays."""
 
     temperatures: Tensor | None
-    """[A 1] positive (1 for greedy rows); None: all are 1."""
+    """[A 1] positive, 1 for greedy rows. None: all are 1."""
     greedy: Tensor | None
-    """[A] bool; None: no row is."""
+    """[A] bool. None: no row is greedy."""
     shaped: tuple[int, ...]
-    """Rows that ask for top-k or top-p."""
+    """Rows with top-k or top-p."""
     constrained: tuple[int, ...]
-    """Rows that have a grammar."""
+    """Rows with a grammar."""
     told: tuple[int, ...]
-    """Rows that ask for the likeliest tokens."""
+    """Rows with `top_logprobs`."""
     samplings: tuple[Sampling, ...]
     """[A]"""
 
@@ -48,14 +47,13 @@ class Drawn:
     token_ids: list[int]
     """[A]"""
     logprobs: list[float]
-    """[A]; -inf says that the logits are NaN."""
+    """[A] in nats; -inf if the logits are NaN."""
     top: Mapping[int, Top]
-    """Row → its likeliest tokens, under the distribution it was drawn from: those of probability 0 are never among
-    them.
-    """
+    """Row → its likeliest tokens under the distribution that was sampled from, without those of probability 0."""
 
 
 def prepare(samplings: Sequence[Sampling]) -> Draw:
+    """The settings of [A] requests as arrays."""
     temperatures = [s.temperature or 1.0 for s in samplings]
     greedy = [s.temperature == 0 for s in samplings]
     return Draw(
@@ -71,11 +69,12 @@ def prepare(samplings: Sequence[Sampling]) -> Draw:
 def sample(
     logits: Tensor, draw: Draw, uniforms: npt.NDArray[np.float64], *, allowed: Mapping[int, Tensor] = NOTHING
 ) -> Drawn:
-    """A token for each row of logits [A V] (float32; overwritten), from one uniform number in [0, 1) each. `allowed`:
-    row → [V] bool, for each constrained row.
+    """Sample one token per row by inverting the cumulative distribution.
+
+    logits [A V] float32, overwritten; uniforms [A] in [0, 1); `allowed`: constrained row → [V] bool.
     """
     for row in draw.constrained:
-        logits[row].masked_fill_(~allowed[row], -torch.inf)  # dividing by a temperature leaves that as it is
+        logits[row].masked_fill_(~allowed[row], -torch.inf)  # a temperature leaves -inf as it is
     if draw.temperatures is not None:
         logits = logits / draw.temperatures
     probabilities = torch.softmax(logits, dim=-1)
@@ -84,28 +83,28 @@ def sample(
         probabilities[row] = torch.softmax(logits[row].masked_fill(~kept, -torch.inf), dim=-1)
     cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
     total = cumulative[:, -1:]
-    # the first token whose cumulative probability exceeds the target; never one of probability 0, and never past the
-    # end
+    # the first token whose cumulative probability exceeds the target: never one of probability 0, never past the end
     target = torch.minimum(torch.from_numpy(uniforms)[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
     tokens = torch.searchsorted(cumulative, target, right=True)[:, 0].clamp_(max=logits.shape[-1] - 1)
     if draw.greedy is not None:
         tokens = torch.where(draw.greedy, logits.argmax(dim=-1), tokens)
     chosen = probabilities.gather(1, tokens[:, None])[:, 0].tolist()
-    # one logarithm at a time: elementwise kernels treat the last few numbers of a batch differently
+    # one logarithm at a time: vectorised kernels round the tail of a batch differently
     logprobs = [math.log(p) if p > 0 else -math.inf for p in chosen]
     top = {row: _likeliest(probabilities[row], draw.samplings[row].top_logprobs) for row in draw.told}
     return Drawn(token_ids=tokens.tolist(), logprobs=logprobs, top=top)
 
 
 def _likeliest(probabilities: Tensor, count: int) -> Top:
+    """The `count` likeliest tokens of probabilities [V], best first; of equal ones the lower id first."""
     values, ids = probabilities.topk(min(count, len(probabilities)))
     ranked = sorted((-p, token) for p, token in zip(values.tolist(), ids.tolist(), strict=True) if p > 0)
     return tuple((token, math.log(-p)) for p, token in ranked)
 
 
 def _kept(probabilities: Tensor, sampling: Sampling) -> Tensor:
-    """[V] bool: the `top_k` most likely tokens, then the fewest of them whose share reaches `top_p`. Ties go to the
-    lower id.
+    """[V] bool: of the `top_k` likeliest tokens, the fewest whose share of the total reaches `top_p` (arXiv
+    1904.09751). Ties go to the lower id.
     """
     order = probabilities.argsort(descending=True, stable=True)
     order = order[: sampling.top_k] if sampling.top_k else order
@@ -113,12 +112,12 @@ def _kept(probabilities: Tensor, sampling: Sampling) -> Tensor:
     before = ranked.cumsum(0) - ranked
     kept = torch.zeros_like(probabilities, dtype=torch.bool)
     kept[order[before < sampling.top_p * ranked.sum()]] = True
-    kept[order[0]] = True  # whatever rounding says
+    kept[order[0]] = True  # even if rounding excludes it
     return kept
 
 
 def uniform(seeds: npt.NDArray[np.uint64], indices: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """[A] numbers in [0, 1), one per (seed, index): two rounds of splitmix64 (Steele et al., OOPSLA 2014)."""
+    """[A] uniform numbers in [0, 1), one per (seed, index): two rounds of splitmix64 (Steele et al., OOPSLA 2014)."""
     state = _mix(seeds + np.uint64(GOLDEN)) + indices * np.uint64(GOLDEN)
     return (_mix(state) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 

@@ -1,8 +1,8 @@
-"""Who is computed next? Waiting prompts enter free rows in order of arrival; everybody who is in gets one more token
-per step.
+"""Continuous batching: waiting prompts enter free rows in order of arrival; each running sequence gets one token per
+step.
 
-A prompt starts from the longest prefix that any row holds. One whose prefix is just about to be computed for somebody
-else (eight rollouts of one task arrive together) waits one step and then finds it there.
+A prompt starts from the longest prefix that any row holds. If another prompt is about to compute more of its prefix
+(eight rollouts of one task arrive together), it waits one step and reuses that.
 """
 
 from collections import deque
@@ -16,18 +16,18 @@ from lightningrl.prefix import common_prefix
 from lightningrl.types import Ints
 
 WORTH_WAITING = 16
-"""Tokens that a prompt must save to wait a step for another one's prefix. A guess, not tuned: groups share whole
-prompts, far above it.
+"""Tokens that a prompt must save by waiting a step for another prompt's prefix. Not tuned: groups share whole prompts,
+which are much longer.
 """
 PROMPT_TOKENS = 4096
-"""New prompt tokens in one step, unless a single prompt is longer: running sequences do not stall for longer than that.
+"""Most new prompt tokens in one step, unless a single prompt is longer. It bounds how long running sequences stall.
 Not tuned.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A stretch of a row that is to be computed."""
+    """Positions `[start, stop)` of a row that are to be computed."""
 
     row: int
     start: int
@@ -36,8 +36,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """The tokens of one step: one for each of the rows `[0, singles)`, then several for each row of `spans`, in order
-    of rows.
+    """The tokens of one step: one for each of the rows `[0, singles)`, then several for each row of `spans`, in row
+    order.
     """
 
     token_ids: Ints
@@ -60,7 +60,7 @@ class _Choice:
 
 
 class Scheduler:
-    """`running[r]` lives in row `r` of the cache."""
+    """Decides which sequences run. `running[r]` is in row `r` of the cache."""
 
     def __init__(self, cache: PrefixCache, *, slots: int) -> None:
         self.cache = cache
@@ -71,14 +71,14 @@ class Scheduler:
         self.prompt_tokens_reused = 0
 
     def admit(self) -> bool:
-        """Move waiting sequences into free rows. True if anybody came in."""
+        """Move waiting sequences into free rows. True if any was moved."""
         chosen = self._choose() if self.waiting and len(self.running) < self.slots else []
-        for choice in sorted(chosen, key=lambda c: c.missing > 1):  # those that lack one token go with the decoded rows
+        for choice in sorted(chosen, key=lambda c: c.missing > 1):  # one missing token: with the decoded rows
             self._enter(choice)
         return bool(chosen)
 
     def batch(self) -> Batch:
-        """What to compute so that each running sequence can be sampled from."""
+        """The tokens to compute so that the next token of each running sequence can be sampled."""
         cache, count = self.cache, len(self.running)
         known = cache.known[:count]
         missing = [len(s.prompt_ids) + len(s.token_ids) - k for s, k in zip(self.running, known.tolist(), strict=True)]
@@ -96,13 +96,13 @@ class Scheduler:
         )
 
     def computed(self, batch: Batch) -> None:
-        """The keys and values of `batch` are in place."""
+        """Record that the keys and values of `batch` are in the cache."""
         self.cache.known[: batch.singles] += 1
         for span in batch.spans:
             self.cache.known[span.row] = span.stop
 
     def release(self, sequence: Sequence) -> None:
-        """A running sequence has ended; the last row moves into its place."""
+        """Remove a running sequence; the sequence of the last row moves into its row."""
         row = sequence.row
         moved = self.cache.release(row)
         self.running[row] = self.running[moved]
@@ -111,9 +111,11 @@ class Scheduler:
         sequence.row = -1
 
     def _choose(self) -> list[_Choice]:
-        """Waiting sequences for the free rows, oldest first. Those that had better wait a step stay in the queue, with
-        their places
-        kept: nobody overtakes them, so rollouts of one task run side by side."""
+        """Waiting sequences for the free rows, oldest first.
+
+        A sequence that waits a step for a prefix keeps its place in the queue and its free row. None overtakes it, so
+        the rollouts of one task run side by side.
+        """
         chosen: list[_Choice] = []
         stay: list[Sequence] = []
         budget = PROMPT_TOKENS
@@ -132,7 +134,7 @@ class Scheduler:
         return chosen
 
     def _longest_prefix(self, sequence: Sequence) -> _Choice:
-        """The last token of a prompt is always computed: its hidden state is what the first token is sampled from."""
+        """The row that shares most with a prompt. The last token of a prompt is always computed: it has the logits."""
         shared = np.minimum(self.cache.shared_with(sequence.prompt_ids), self.cache.known)
         source = int(shared.argmax())
         return _Choice(sequence=sequence, source=source, shared=min(int(shared[source]), len(sequence.prompt_ids) - 1))

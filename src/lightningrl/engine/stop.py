@@ -1,6 +1,4 @@
-"""Has a stop string appeared? Looked for in decoded text, but decoded only when the newest token could have completed
-it.
-"""
+"""Find stop strings in a completion. Its text is decoded only if the newest token may have completed a stop string."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,7 +9,7 @@ class StopFinder:
         self._pieces: dict[int, str] = {}
 
     def found(self, token_ids: Sequence[int], stops: Sequence[str]) -> bool:
-        """Does the text of `token_ids` contain one of `stops`? To be asked after each token."""
+        """Whether the text of `token_ids` contains one of `stops`. Call it after each token."""
         piece = self._piece(token_ids[-1])
         if not any(_may_complete(piece, stop) for stop in stops):
             return False
@@ -26,8 +24,8 @@ class StopFinder:
 
 
 def _may_complete(piece: str, stop: str) -> bool:
-    """A token that brings the last character of `stop` shows it on its own, unless it is part of a longer code or a
-    space that some decoders strip at the start.
+    """Whether a token with the text `piece` may end `stop`. Its text shows the last character of `stop`, unless that is
+    part of a multi-byte character, or a space that some decoders strip at the start.
     """
     last = stop[-1]
     return last in piece or last == " " or not last.isascii()

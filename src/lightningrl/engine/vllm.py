@@ -1,8 +1,8 @@
-"""An engine of vLLM servers: token ids in, and the very ids and logprobs that were sampled back, over HTTP.
+"""An engine over vLLM servers: token ids in; sampled token ids and their log-probabilities out, over HTTP.
 
-docs/engines.md says how to start such a server. Checked with the first generation: that logprobs are of the
-distribution which was sampled from, and that prompts fit. Weights are loaded by each server from a folder that it must
-be able to read.
+docs/engines.md says how to start a server. Before the first generation the engine checks that prompts fit, and that
+log-probabilities belong to the distribution that is sampled from. Each server loads weights from a folder that it can
+read.
 """
 
 import asyncio
@@ -32,17 +32,20 @@ from lightningrl.types import Sampling, Weights
 
 FLAG = "--logprobs-mode processed_logprobs"
 DEV_MODE = "start vLLM with the environment variable `VLLM_SERVER_DEV_MODE=1`: only then can weights be loaded"
-LORA_MODE = "start vLLM with `--enable-lora`, a `--max-lora-rank` to fit, and the environment variable `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`"
+LORA_MODE = (
+    "start vLLM with `--enable-lora`, a sufficient `--max-lora-rank`, "
+    "and the environment variable `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`"
+)
 ROOM = "start vLLM with a `--max-loras` of at least the number of policies"
 NEEDED = {"full": "config.json", "lora": "adapter_config.json"}
-"""What a folder of each kind of weights has."""
+"""Kind of weights → the file that its folder must have."""
 LARK = "grammars need `--structured-outputs-config.backend guidance` on the server"
 TOKEN_ID = "token_id:"
-"""What vLLM writes before an id where a token's text would stand."""
+"""vLLM's prefix of a token id in place of the token's text."""
 PROBE_IDS = [1, 2, 3, 5, 8]
-"""A prompt for looking at the server itself; any vocabulary has these."""
+"""Prompt of the check of a server; every vocabulary has these ids."""
 SURE = 1e-3
-"""Nats: how near to 0 the logprob of the only token that may be drawn must be."""
+"""Nats: the only possible token must have a log-probability this close to 0."""
 
 
 class _Structured(msgspec.Struct):
@@ -50,9 +53,7 @@ class _Structured(msgspec.Struct):
 
 
 class _Request(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Every setting that a server's `generation_config` could change is named: only what is asked for shapes the
-    distribution.
-    """
+    """A completion request. It sets everything that a server's `generation_config` could change otherwise."""
 
     model: str
     prompt: list[int]
@@ -67,7 +68,7 @@ class _Request(msgspec.Struct, kw_only=True, omit_defaults=True):
     logprobs: int
     return_token_ids: bool
     return_tokens_as_token_ids: bool = False
-    """Of the likeliest tokens only the text would be told otherwise, and texts are not unique."""
+    """Report the likeliest tokens by id: without this they come as text, which is not unique."""
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -82,7 +83,7 @@ class _Logprobs(msgspec.Struct):
 class _TopLogprobs(msgspec.Struct):
     token_logprobs: tuple[float, ...]
     top_logprobs: tuple[dict[str, float], ...]
-    """token → logprob: the sampled one and the likeliest."""
+    """Token → log-probability, for the sampled token and the likeliest ones."""
 
 
 class _Reset(msgspec.Struct):
@@ -95,7 +96,7 @@ _with_top = msgspec.json.Decoder(list[Completion[_TopLogprobs]])
 
 
 class VLLMEngine:
-    """An `Engine` in front of `engine.urls`."""
+    """An `Engine` over the servers at `engine.urls`."""
 
     def __init__(self, setup: EngineSetup) -> None:
         self._max_length = setup.config.max_length
@@ -108,7 +109,8 @@ class VLLMEngine:
             refused=lambda sampling: LARK if sampling.grammar else None,
         )
         self._completions = Completions(setup, kind=kind)
-        self._adapters: dict[str, str] = {}  # of each server: the name of the one that this policy has there
+        self._adapters: dict[str, str] = {}
+        """Server URL → name of this policy's adapter on it."""
 
     @property
     def version(self) -> int:
@@ -120,10 +122,10 @@ class VLLMEngine:
         return self._completions.generate(prompt_ids, sampling=sampling, policy=policy, stream=stream)
 
     async def load(self, weights: Weights) -> None:
-        """Have every server read the folder `weights.uri`, and forget keys and values of earlier weights.
+        """Have every server read the folder `weights.uri` and drop its prefix cache.
 
-        A server holds the adapters of several policies, under names that are never used for two: keys and values go by
-        the name.
+        A server holds the adapters of several policies. Its prefix cache tells adapters apart by name, so no two
+        adapters ever have one name.
         """
         completions = self._completions
         completions.gate.refuse_if_closed()
@@ -133,7 +135,7 @@ class VLLMEngine:
         folder = Path(weights.uri).resolve()
         if not (folder / NEEDED[weights.kind]).is_file():
             raise EngineError(
-                f"no weights that vLLM could load at `{folder}`", hint="publish a Hugging Face folder, or an adapter's"
+                f"no weights that vLLM can load at `{folder}`", hint="publish a Hugging Face folder, or an adapter's"
             )
         await completions.greet()
         if weights.kind == "lora":
@@ -161,12 +163,12 @@ class VLLMEngine:
         )
         if not msgspec.json.decode(await pool.post(server, "/reset_prefix_cache", hint=hint), type=_Reset).success:
             raise EngineError(
-                f"`{server.url}` keeps its prefix cache, which belongs to other weights",
-                hint="does somebody else use the server?",
+                f"`{server.url}` cannot reset its prefix cache, which belongs to other weights",
+                hint="is the server used by something else?",
             )
 
     async def _load_adapter(self, server: Server, folder: Path, name: str) -> None:
-        """The old one goes first: a server has room for one of each policy."""
+        """Unload the old adapter, then load the new one: a server has room for one adapter per policy."""
         pool, old = self._completions.pool, self._adapters.get(server.url)
         if old == name:
             return
@@ -174,7 +176,7 @@ class VLLMEngine:
             await pool.post(server, "/v1/unload_lora_adapter", {"lora_name": old}, hint=ROOM)
             del self._adapters[server.url]
         served = models_in(await pool.get(server, "/v1/models"))
-        if name not in {model.id for model in served}:  # it may, from a run that was killed
+        if name not in {model.id for model in served}:  # else a run that was killed has loaded it
             payload = {"lora_name": name, "lora_path": str(folder)}
             await pool.post(
                 server,
@@ -186,8 +188,8 @@ class VLLMEngine:
         self._completions.ask_for(server, name)
 
     async def _greet(self, pool: Pool, server: Server) -> str:
-        """Its model's name. Long enough prompts must fit, and logprobs must be of the distribution that is sampled
-        from.
+        """The name of the server's model. Raises `EngineError` if the model's context is too short, or if its
+        log-probabilities are not those of the distribution that is sampled from.
         """
         hint = "is this vLLM? for other servers there is `engine.name=relay`"
         models = models_in(await pool.get(server, "/v1/models", hint=hint))
@@ -199,9 +201,7 @@ class VLLMEngine:
                 f"`{server.url}` takes `{model.max_model_len}` tokens, `engine.max_length` is `{self._max_length}`"
             )
             raise EngineError(message, hint="lower `engine.max_length`, or start vLLM with a larger `--max-model-len`")
-        if (
-            abs(await self._only(pool, server, model.id)) > SURE
-        ):  # unscaled, unmasked logprobs, or no logprobs at all but logits
+        if abs(await self._only(pool, server, model.id)) > SURE:  # raw logprobs (neither scaled nor masked), or logits
             hint = f"start vLLM with `{FLAG}`"
             raise EngineError(
                 f"`{server.url}` reports logprobs of another distribution than the one it samples from", hint=hint
@@ -209,7 +209,7 @@ class VLLMEngine:
         return model.id
 
     async def _only(self, pool: Pool, server: Server, model: str) -> float:
-        """What is reported for a token that was drawn from a distribution in which it is certain."""
+        """The reported log-probability of a token sampled with `top_k=1`, where it is certain: 0 if all is well."""
         sampling = Sampling(top_k=1, seed=0)
         question = Question(model=model, prompt=PROBE_IDS, max_tokens=1, sampling=sampling, stream=False)
         (answer,) = _plain.decode(b"[%b]" % await pool.complete(server, _encode(_request(question))))
@@ -222,7 +222,7 @@ class VLLMEngine:
 
 
 def _digest(folder: Path) -> str:
-    """Of an adapter: the same name for another one would bring back its keys and values."""
+    """Hash of an adapter's files, for its name. Another adapter under the same name would reuse its prefix cache."""
     return blake2b(b"".join(file.read_bytes() for file in sorted(folder.glob("adapter_*"))), digest_size=6).hexdigest()
 
 

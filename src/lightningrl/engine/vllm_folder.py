@@ -1,9 +1,8 @@
-"""What must a folder look like for vLLM to load all of it into a model that is running?
+"""Prepare a model folder so that a running vLLM reloads all of it.
 
 Where input and output embeddings are one tensor, Hugging Face folders hold it once, as the input's. On CPUs vLLM keeps
-a packed copy for the output, which `reload_weights` refreshes only if the folder names `lm_head.weight` (vLLM 0.32,
-measured by tests_vllm: without it the logprobs are those of a model that never existed, and nothing says so). So it is
-named.
+a packed copy for the output, and `reload_weights` refreshes it only if the folder has `lm_head.weight`. Without it vLLM
+mixes old and new weights without an error (vLLM 0.32, measured by tests_vllm). So `lm_head.weight` is added.
 """
 
 import asyncio
@@ -23,9 +22,7 @@ HEAD = "lm_head.safetensors"
 
 @asynccontextmanager
 async def with_output_head(folder: Path) -> AsyncIterator[Path]:
-    """`folder` itself, or, while the block runs, a folder beside it that has everything `folder` has and the output
-    embeddings too.
-    """
+    """`folder`; or, while the block runs, a folder beside it with the same files and the output embeddings."""
     beside = folder.with_name(f".{folder.name}.vllm")
     file = await asyncio.to_thread(_needs_head, folder)
     if file is None:
@@ -39,7 +36,7 @@ async def with_output_head(folder: Path) -> AsyncIterator[Path]:
 
 
 def _needs_head(folder: Path) -> Path | None:
-    """The file that holds the input embeddings, if the output's are tied to them and not written."""
+    """The file with the input embeddings, if the output's are tied to them and absent; else None."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if not config.get("tie_word_embeddings"):
         return None
@@ -48,7 +45,7 @@ def _needs_head(folder: Path) -> Path | None:
 
 
 def _write(beside: Path, folder: Path, file: Path) -> None:
-    shutil.rmtree(beside, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(beside, ignore_errors=True)  # left by a process that was killed
     beside.mkdir()
     for entry in folder.iterdir():
         if entry.is_file() and entry.name != INDEX:
@@ -61,7 +58,7 @@ def _write(beside: Path, folder: Path, file: Path) -> None:
 
 
 def _write_head(path: Path, source: Path) -> None:
-    """A safetensors file with one tensor, copied byte for byte: 8 bytes of length, a JSON header, the data."""
+    """Write a safetensors file with the output embeddings, copied byte for byte from `source`."""
     header, start = safetensors_header(source)
     entry = header[INPUT]
     first, last = entry["data_offsets"]
