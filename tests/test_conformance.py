@@ -39,7 +39,7 @@ def batch(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Batch:
     return asyncio.run(collected(recipe, tmp_path_factory.mktemp("run"), overrides=OVERRIDES))
 
 
-def test_a_real_batch_passes_with_all_that_its_attempts_left_behind(batch: Batch) -> None:
+def test_a_real_batch_with_failed_attempts_passes(batch: Batch) -> None:
     check(batch)
     assert [rollout.status for rollout in batch.rollouts].count("failed") == 1
     assert len(batch.calls) == len(batch.heard) == len(batch.accepted) + 3 == 9
@@ -203,9 +203,7 @@ def test_damage_is_seen(batch: Batch, damage: Callable[[Batch], Batch], said: st
         check(damage(batch))
 
 
-async def test_after_a_step_of_learning_all_are_asked_for_the_weights_that_were_published(
-    recipe: Path, tmp_path: Path
-) -> None:
+async def test_after_a_training_step_the_published_weights_are_checked(recipe: Path, tmp_path: Path) -> None:
     learnt = await collected(recipe, tmp_path, overrides=[*OVERRIDES, "trainer.learning_rate=1e-2"], steps=1)
     check(learnt)
     assert {heard.version for heard in learnt.heard} == {1}

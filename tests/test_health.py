@@ -46,7 +46,7 @@ def raised(rows: Sequence[Row], *, audit: str = "", credit: str = "uniform") -> 
     return [(step, text) for step, row in enumerate(rows) for text in health.stepped(row)]
 
 
-def test_a_healthy_run_says_nothing() -> None:
+def test_a_healthy_run_has_no_warnings() -> None:
     assert raised([HEALTHY] * 60) == []
     assert warnings_of([HEALTHY] * 60, {"policy": learner()}) == []
 
@@ -77,9 +77,7 @@ def test_a_healthy_run_says_nothing() -> None:
         ({"critic/explained_variance": -0.1}, "the critic explains `-10%`", "loss.value_coef"),
     ],
 )
-def test_what_goes_wrong_is_said_once_with_its_figure_and_what_to_do(
-    change: dict[str, float], figure: str, hint: str
-) -> None:
+def test_each_warning_is_raised_once_with_a_figure_and_a_hint(change: dict[str, float], figure: str, hint: str) -> None:
     rows = [HEALTHY] * 30 + [HEALTHY | change] * 30
     ((step, _),) = raised(rows)
     assert 30 <= step < 30 + RECENT
@@ -87,20 +85,20 @@ def test_what_goes_wrong_is_said_once_with_its_figure_and_what_to_do(
     assert figure in warning and hint in warning.partition("; hint: ")[2]
 
 
-def test_groups_that_are_all_silent_are_told_at_once() -> None:
+def test_groups_that_are_all_silent_are_reported_at_once() -> None:
     ((step, warning),) = raised([HEALTHY | {"groups/silent": 24.0, "reward/mean": 0.0}] * 2)
     assert step == 0 and "in `100%` of the groups" in warning
     assert raised([HEALTHY | {"groups/silent": 23.0}] * (RECENT - 1)) == [], "of few steps most groups say nothing yet"
 
 
-def test_a_program_whose_logs_were_graded_is_told_where_its_answer_goes_at_once() -> None:
+def test_graded_logs_of_a_program_are_reported_at_once() -> None:
     (warning,) = warnings_of([HEALTHY | {"reward/mean": 0.0, "answers/logs": 1.0}], {"policy": learner()})
     assert "`LIGHTNINGRL_OUTPUT`" in warning
     for harmless in ({"reward/mean": 0.01, "answers/logs": 0.9}, {"reward/mean": 0.0, "answers/logs": 0.0}):
         assert not warnings_of([HEALTHY | harmless], {"policy": learner()})
 
 
-def test_tasks_that_are_nearly_solved_are_nothing_wrong() -> None:
+def test_nearly_solved_tasks_are_a_note_and_not_a_warning() -> None:
     rows = [HEALTHY | {"groups/silent": 20.0, "reward/mean": 0.93}] * RECENT
     assert raised(rows) == [] and warnings_of(rows, {"policy": learner()}) == []
     (note,) = notes_of(rows, {"policy": learner()})
@@ -112,18 +110,18 @@ def test_tasks_that_are_nearly_solved_are_nothing_wrong() -> None:
 
 
 @pytest.mark.parametrize("name", ["loss/clip_fraction", "loss/ratio_max", "groups/silent", "policy/kl_engine"])
-def test_one_noisy_step_is_no_reason_to_warn(name: str) -> None:
+def test_one_noisy_step_raises_no_warning(name: str) -> None:
     noisy = HEALTHY | {name: {"groups/silent": 24.0, "loss/ratio_max": 300.0}.get(name, 0.4)}
     assert raised([HEALTHY] * 20 + [noisy] + [HEALTHY] * 20) == []
 
 
-def test_a_warning_comes_again_only_after_it_was_gone_for_a_while() -> None:
+def test_a_warning_is_raised_again_only_after_it_was_gone_for_a_while() -> None:
     skipped = HEALTHY | {"optim/skipped": 1.0}
     flapping = raised([HEALTHY, skipped, HEALTHY, skipped, *[HEALTHY] * QUIET, skipped])
     assert [step for step, _ in flapping] == [1, 4 + QUIET]
 
 
-def test_each_policy_is_looked_at_for_itself_and_named() -> None:
+def test_each_policy_is_checked_and_named() -> None:
     shared = {name: value for name, value in HEALTHY.items() if name.startswith(("reward/", "calls/"))}
     own = {name: value for name, value in HEALTHY.items() if name not in shared}
     row = shared | {f"{policy}/{name}": value for policy in ("solver", "critic") for name, value in own.items()}
@@ -170,16 +168,18 @@ def test_a_reward_that_rises_while_the_audit_falls_is_suspicious() -> None:
     ],
     ids=["noise", "both rise", "the audit stays", "both fall", "one bad step"],
 )
-def test_anything_else_is_not(final: Callable[[float], float], audit: Callable[[float], float], seed: int) -> None:
+def test_other_trends_are_not_suspicious(
+    final: Callable[[float], float], audit: Callable[[float], float], seed: int
+) -> None:
     assert raised(drifting(steps=200, final=final, audit=audit, noise=0.1, seed=seed), audit="exact") == []
 
 
-def test_an_audit_that_nobody_gives_is_named() -> None:
+def test_an_audit_reward_that_is_never_given_is_named() -> None:
     ((step, warning),) = raised([HEALTHY] * 10, audit="exact")
     assert step == 0 and "`exact`" in warning and "rewards given: `final`" in warning
 
 
-def test_rules_that_nobody_learns_from_are_named() -> None:
+def test_air_rules_that_credit_ignores_are_named() -> None:
     rows = [HEALTHY | {"reward/air.tool_ok": 0.2}] * 10
     ((step, warning),) = raised(rows)
     assert step == 0 and "`air.tool_ok`" in warning and 'algorithm.credit = "air"' in warning

@@ -29,7 +29,7 @@ def test_a_missing_recipe_is_refused(small_recipe: SmallRecipe) -> None:
     assert done.returncode == 2 and "no recipe at `nowhere.toml`" in done.stderr
 
 
-def test_the_folder_of_a_recipe_is_as_good_as_its_file(small_recipe: SmallRecipe) -> None:
+def test_a_recipe_can_be_given_by_its_folder(small_recipe: SmallRecipe) -> None:
     assert small_recipe.cli("train", str(small_recipe.folder), "--dry-run").returncode == 0
 
 
@@ -40,7 +40,7 @@ def test_tasks_that_cannot_be_made_are_refused_before_anything_runs(small_recipe
     assert "`agent:tasks` failed on split `heldout`: OSError: no data here" in refused(small_recipe)
 
 
-def test_a_run_in_which_nobody_learns_is_refused(small_recipe: SmallRecipe) -> None:
+def test_a_run_without_a_trained_policy_is_refused(small_recipe: SmallRecipe) -> None:
     assert "no call may be trained: `agent` 16 times" in refused(
         small_recipe, "routes=[{train=false}]", "tasks.heldout=2"
     )
@@ -83,7 +83,7 @@ def test_a_port_in_use_is_refused(small_recipe: SmallRecipe) -> None:
     ],
     ids=["agent raises", "agent hangs", "reward is NaN", "reward raises"],
 )
-def test_failing_user_code_ends_the_run_and_says_whose_it_was(
+def test_failing_user_code_ends_the_run_with_its_error(
     small_recipe: SmallRecipe, old: str, new: str, said: str
 ) -> None:
     small_recipe.rewrite_agent(lambda text: text.replace(old, new))
@@ -95,7 +95,7 @@ def test_failing_user_code_ends_the_run_and_says_whose_it_was(
         )
 
 
-def test_rewards_outside_of_their_declared_range_teach_nothing_and_are_no_reward_of_0(
+def test_rewards_outside_of_their_declared_range_are_not_trained(
     small_recipe: SmallRecipe,
 ) -> None:
     small_recipe.rewrite_agent(lambda text: text.replace("len(answer) % 5 / 4", "[0.25, 7][len(answer) % 2]"))
@@ -122,7 +122,7 @@ def test_an_agent_that_never_calls_the_model_is_named(small_recipe: SmallRecipe)
         )
 
 
-def test_an_agent_with_an_address_built_in_is_told_so_in_two_lines(small_recipe: SmallRecipe) -> None:
+def test_an_agent_with_a_hard_coded_address_is_reported_in_two_lines(small_recipe: SmallRecipe) -> None:
     small_recipe.rewrite_agent(
         lambda text: text.replace("OpenAI(", "OpenAI(base_url='http://127.0.0.1:9/v1', max_retries=0, ")
     )
@@ -133,7 +133,7 @@ def test_an_agent_with_an_address_built_in_is_told_so_in_two_lines(small_recipe:
     assert "Traceback" not in message
 
 
-def test_a_program_that_prints_logs_and_gets_nothing_for_it_is_told_where_its_answer_goes(
+def test_a_program_whose_logs_are_graded_gets_a_hint(
     small_recipe: SmallRecipe,
 ) -> None:
     (small_recipe.folder / "program.py").write_text(
@@ -152,7 +152,7 @@ def test_a_program_that_prints_logs_and_gets_nothing_for_it_is_told_where_its_an
     assert "`LIGHTNINGRL_OUTPUT`" in " ".join((done.stdout + done.stderr).split())
 
 
-def test_a_run_goes_on_once_the_agent_is_mended(small_recipe: SmallRecipe) -> None:
+def test_a_run_resumes_after_the_agent_is_mended(small_recipe: SmallRecipe) -> None:
     broken = ("    return answer\n", "    raise ValueError('no luck today')\n")
     small_recipe.rewrite_agent(lambda text: text.replace(broken[0], broken[1]))
     assert "no luck today" in refused(small_recipe, "tasks.heldout=2", "loop.steps=1")

@@ -52,7 +52,7 @@ def card(folder: Path, *overrides: str, name: str = "") -> ModelCard:
     return ModelCard.load(folder / "out" / name / "README.md")
 
 
-def test_the_card_has_what_the_hub_reads_and_the_figures_of_the_run(tmp_path: Path) -> None:
+def test_the_card_has_front_matter_and_the_results_of_the_run(tmp_path: Path) -> None:
     found = card(tmp_path, "trainer.learning_rate=3e-5")
     data = found.data.to_dict()
     assert data["base_model"] == "Qwen/Qwen3-0.6B" and data["base_model_relation"] == "finetune"

@@ -17,7 +17,7 @@ def said(text: str, *, terminal: bool, width: int = 40) -> list[str]:
     return out.getvalue().splitlines()
 
 
-def test_square_brackets_are_no_markup(capsys) -> None:
+def test_square_brackets_are_not_markup(capsys) -> None:
     console = make_console(stderr=False)
     table = Table(title="pip [title]", box=None)
     table.add_row('pip install "lightningrl[train]"')
@@ -30,7 +30,7 @@ def test_square_brackets_are_no_markup(capsys) -> None:
     )
 
 
-def test_what_a_terminal_would_obey_is_shown_as_symbols(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_are_shown_as_symbols(capsys: pytest.CaptureFixture[str]) -> None:
     console = make_console(stderr=False)
     hostile = "\x1b]0;renamed\x07 \x1b[2J \x9b2J"
     table = Table(box=None)

@@ -48,11 +48,11 @@ def test_dry_run_prints_settings_that_read_back(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_doctor_finds_this_machine_fit(tmp_path: Path) -> None:
+def test_doctor_passes_on_this_machine(tmp_path: Path) -> None:
     found = json.loads(lightningrl(tmp_path, "doctor", "--json").splitlines()[-1])
     assert {check["name"] for check in found} >= {"python", "torch", "langgraph", "sqlite", "gpu", "vllm"}
     assert all(check["ok"] is not False for check in found)
 
 
-def test_the_version_is_told(tmp_path: Path) -> None:
+def test_the_version_is_printed(tmp_path: Path) -> None:
     assert lightningrl(tmp_path, "--version") == f"lightningrl {__version__}\n"

@@ -76,7 +76,7 @@ def test_a_model_and_a_server_are_measured_on_the_same_tasks(
     assert "as it answers" in done.stderr and f"{foreign.url}#big" in done.stderr
 
 
-def test_a_server_needs_no_model_of_ours(small_recipe: SmallRecipe, foreign: Foreign) -> None:
+def test_a_server_is_measured_without_a_local_model(small_recipe: SmallRecipe, foreign: Foreign) -> None:
     (small_recipe.folder / "model").unlink()
     done = small_recipe.cli(
         "eval", str(small_recipe.path), "--checkpoint", f"{foreign.url}#big", "--key-env", "", "--json"
@@ -86,7 +86,7 @@ def test_a_server_needs_no_model_of_ours(small_recipe: SmallRecipe, foreign: For
     assert score["heldout"] == 1.0 and "against" not in score
 
 
-def test_a_key_that_is_not_there_is_said(
+def test_a_missing_key_is_reported(
     small_recipe: SmallRecipe, foreign: Foreign, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FOREIGN_KEY", raising=False)

@@ -40,7 +40,7 @@ def without(tmp_path: Path):
     return run
 
 
-def test_an_extra_is_what_the_package_says() -> None:
+def test_the_packages_of_an_extra_come_from_the_metadata() -> None:
     assert set(packages("train")) >= TRAIN and set(packages("recipes")) == RECIPES
     assert (extra_of("torch.nn"), extra_of("huggingface_hub"), extra_of("langchain_openai")) == (
         "train",
@@ -57,14 +57,14 @@ def test_the_demo_names_all_that_is_missing(without) -> None:
     assert 'hint: pip install "lightningrl[train,recipes]"' in done.stderr
 
 
-def test_training_asks_for_no_more_than_it_needs(without) -> None:
+def test_training_requires_only_its_own_packages(without) -> None:
     recipe = SRC.parent / "recipes" / "from_scratch" / "recipe.toml"
     done = without({"torch"} | RECIPES, "train", str(recipe))
     assert done.returncode == 2
     assert done.stderr.splitlines() == ["error: `torch` is not installed", 'hint: pip install "lightningrl[train]"']
 
 
-def test_doctor_tells_what_every_run_needs_from_what_only_the_demo_does(without) -> None:
+def test_doctor_tells_required_from_optional_packages(without) -> None:
     done = without({"torch", "langgraph"}, "doctor", "--json")
     assert done.returncode == 1
     found = {check["name"]: check for check in json.loads(done.stdout)}

@@ -41,7 +41,7 @@ def health(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_health_of_a_run_is_told_in_figures_and_in_words(run: Path) -> None:
+def test_the_report_has_metrics_and_warnings(run: Path) -> None:
     told = json.loads(health(str(run), "--json").stdout)
     assert told["steps"] == 24
     signals = {signal["name"]: signal for signal in told["signals"]}
@@ -64,7 +64,7 @@ def test_the_health_of_a_run_is_told_in_figures_and_in_words(run: Path) -> None:
         (5, "no warnings: the run is healthy"),
     ],
 )
-def test_of_a_short_run_it_is_said_that_it_cannot_be_told(run: Path, steps: int, said: str) -> None:
+def test_a_short_run_is_inconclusive(run: Path, steps: int, said: str) -> None:
     found = checkup(
         [{"kind": "step", "step": step, **HEALTHY} for step in range(steps)], load_config(run / "config.toml")
     )
@@ -80,7 +80,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     assert refused.returncode == 2 and "holds no run" in refused.stderr and "hint:" in refused.stderr
 
 
-def test_figures_of_several_policies_are_told_apart(run: Path) -> None:
+def test_metrics_of_several_policies_are_shown_by_policy(run: Path) -> None:
     (run / "recipe.toml").write_text(RECIPE + POLICIES)
     row = {"kind": "step", "step": 0, "reward/final": 0.5, "solver/policy/entropy": 0.7, "critic/policy/entropy": 0.2}
     found = checkup([row], load_config(run / "recipe.toml"))
@@ -104,7 +104,7 @@ def test_a_watcher_warns_when_it_happens_and_not_again_after_a_restart(run: Path
     assert console.export_text() == ""
 
 
-def test_a_run_warns_while_it_goes_on_and_shows_its_health_in_the_end(small_recipe: SmallRecipe) -> None:
+def test_training_prints_warnings_and_a_report_at_its_end(small_recipe: SmallRecipe) -> None:
     """The agent limits answers to six tokens, which cuts off nearly every answer of an untrained model."""
     done = small_recipe.cli(
         "train", str(small_recipe.path), "--run-dir", "run", "loop.steps=6", "tasks.heldout=1", "algorithm.audit=exact"

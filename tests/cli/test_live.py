@@ -11,7 +11,7 @@ from lightningrl.progress import Exam
 STEP = {"reward/mean": 0.25, "tokens/sampled": 900.0, "time/collect_s": 2.0, "time/learn_s": 1.0}
 
 
-def test_the_chart_of_training_has_the_whole_run_as_its_width() -> None:
+def test_the_width_of_the_training_chart_is_the_whole_run() -> None:
     assert training_chart({}, steps=4, width=8) == ""
     assert training_chart({0: 0.0, 1: 0.5}, steps=4, width=8) == "▁▁▅▅"
     assert training_chart({2: 1.0}, steps=4, width=8) == "    ██", "a run that goes on without its first rows"
@@ -21,13 +21,13 @@ def test_the_chart_of_training_has_the_whole_run_as_its_width() -> None:
 
 @pytest.mark.parametrize("width", [3, 7, 58, 171])
 @pytest.mark.parametrize("steps", [1, 2, 7, 120, 500])
-def test_no_chart_outgrows_its_width(steps: int, width: int) -> None:
+def test_charts_fit_their_width(steps: int, width: int) -> None:
     for done in range(1, steps + 1):
         assert len(training_chart(dict.fromkeys(range(done), 0.5), steps=steps, width=width)) <= width
         assert len(exams_chart({0: 0.5, done: 0.5}, steps=steps, width=width)) <= width
 
 
-def test_exams_stand_where_their_step_stands() -> None:
+def test_exams_are_in_the_columns_of_their_steps() -> None:
     assert exams_chart({0: 0.0, 2: 0.5, 4: 1.0}, steps=4, width=9) == "▁···▅···█"
 
 
@@ -58,7 +58,7 @@ def test_without_a_terminal_there_is_one_plain_line_for_each_event() -> None:
     assert "step   1/3" in step and "train reward 0.250" in step and "300 tokens/s" in step and "left 0:06" in step
 
 
-def test_in_a_terminal_a_panel_shows_where_the_run_is_and_what_goes_on() -> None:
+def test_in_a_terminal_a_panel_shows_the_progress() -> None:
     first, *_, last = frames(watched(terminal=True))
     assert "starting" in first
     assert any("loading the model `small`" in frame for frame in frames(watched(terminal=True)))
@@ -73,7 +73,7 @@ def test_the_panel_is_as_wide_as_the_terminal(width: int) -> None:
     assert max(line.count("━") for line in lines) > width - 45
 
 
-def test_what_a_terminal_echoes_lands_below_the_panel() -> None:
+def test_text_that_a_terminal_echoes_appears_below_the_panel() -> None:
     """A `^C` after the last line of the panel would move the panel up a line, so that it is not erased."""
     for frame in frames(watched(terminal=True)):
         assert re.fullmatch(r"\n[\r\n]*", frame.rpartition("╯")[2]), (

@@ -22,7 +22,7 @@ def lightningrl(folder: Path, *arguments: str) -> subprocess.CompletedProcess[st
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
 
 
-def test_what_is_laid_out_trains_at_once_under_its_own_name(tmp_path: Path) -> None:
+def test_a_new_folder_can_be_trained_at_once_under_its_own_name(tmp_path: Path) -> None:
     made = lightningrl(tmp_path, "new", "my-agent")
     assert made.returncode == 0, made.stderr
     assert "cd my-agent && lightningrl train recipe.toml" in made.stdout
@@ -72,16 +72,14 @@ def test_json_has_one_object_on_stdout(tmp_path: Path, monkeypatch: pytest.Monke
     assert "watch it learn" in done.stderr
 
 
-def test_an_empty_folder_is_as_good_as_a_new_one_and_here_is_a_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_empty_folder_and_the_current_one_can_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     made = lay_out(Path("."))
     assert (made.name, made.next) == ("here", ["lightningrl train recipe.toml"])
 
 
-def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_with_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     done = lightningrl(tmp_path.parent, "new", tmp_path.name)
     assert done.returncode == 2
@@ -97,7 +95,7 @@ def test_a_name_that_runs_cannot_have_is_refused(tmp_path: Path, name: str) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_where_no_folder_can_be_is_refused(tmp_path: Path) -> None:
+def test_a_path_where_no_folder_can_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "agent"):
         with pytest.raises(UserError, match=r"cannot make the folder .*: Not a directory") as caught:
@@ -105,7 +103,7 @@ def test_a_place_where_no_folder_can_be_is_refused(tmp_path: Path) -> None:
         assert caught.value.hint
 
 
-def test_what_the_command_line_takes_from_the_recipes_is_in_a_wheel() -> None:
+def test_recipes_that_the_command_line_copies_are_in_the_wheel() -> None:
     included = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"][
         "force-include"
     ]

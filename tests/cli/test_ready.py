@@ -33,7 +33,7 @@ def said(config: Config, *splits: str) -> list[str]:
     return console.file.getvalue().splitlines()
 
 
-def test_a_few_broken_lines_are_named_and_of_the_others_there_is_a_count(small_recipe: SmallRecipe) -> None:
+def test_a_few_broken_lines_are_named_and_the_others_are_counted(small_recipe: SmallRecipe) -> None:
     lines = said(config(small_recipe, *GOOD, *(['{"inp'] * 1_207)), "heldout", "train")
     assert [line.partition(" is left out: ")[0].partition("` ")[2] for line in lines[:5]] == [
         f"line {number}" for number in range(3, 8)
@@ -42,11 +42,11 @@ def test_a_few_broken_lines_are_named_and_of_the_others_there_is_a_count(small_r
     assert lines[6].startswith("hint: a row is a line such as") and len(lines) == 7
 
 
-def test_a_whole_file_is_nothing_to_talk_about(small_recipe: SmallRecipe) -> None:
+def test_a_valid_file_has_no_warnings(small_recipe: SmallRecipe) -> None:
     assert said(config(small_recipe, *GOOD), "heldout", "train") == []
 
 
-def test_why_no_task_is_left_is_said_before_that(small_recipe: SmallRecipe) -> None:
+def test_warnings_about_lines_precede_the_error(small_recipe: SmallRecipe) -> None:
     first, hint, error = said(config(small_recipe, GOOD[0], '{"input": {}, "split": "held-out"}'), "heldout", "train")
     assert first.endswith(
         "line 2 is left out: there is no split `held-out`: did you mean `heldout`? known: `train`, `heldout`"
@@ -54,7 +54,7 @@ def test_why_no_task_is_left_is_said_before_that(small_recipe: SmallRecipe) -> N
     assert hint.startswith("hint:") and error.startswith("error: no task of split `heldout` in `")
 
 
-def test_a_function_of_the_recipe_warns_in_the_same_way(small_recipe: SmallRecipe) -> None:
+def test_warnings_of_a_function_are_shown_in_the_same_way(small_recipe: SmallRecipe) -> None:
     warn = 'warnings.warn(f"row 7 of {split} is left out\\nhint: mend it", stacklevel=1)'
     small_recipe.rewrite_agent(
         lambda text: text.replace("    return [{", f"    import warnings; {warn}\n    return [{{")
@@ -77,7 +77,7 @@ def test_tasks_that_are_in_both_splits_are_counted_and_one_is_shown(small_recipe
     assert said(config(small_recipe, *rows), "heldout") == [], "an evaluation trains on none"
 
 
-def test_so_are_those_that_a_function_makes(small_recipe: SmallRecipe) -> None:
+def test_tasks_of_a_function_in_both_splits_are_counted(small_recipe: SmallRecipe) -> None:
     small_recipe.rewrite_agent(lambda text: text.replace(', "split": split}', "}"))
     warning, _ = said(load_config(small_recipe.path), "heldout", "train")
     assert warning == 'warning: 4 held-out tasks are also training tasks, such as `{"question":"say a word"}`'
@@ -172,7 +172,7 @@ def test_an_unknown_name_is_refused_with_those_that_are_known(
     assert hint in (caught.value.hint or "")
 
 
-def test_a_recipes_own_credit_is_as_good_as_one_that_is_built_in(recipe: Path) -> None:
+def test_a_recipe_may_name_a_credit_of_its_own(recipe: Path) -> None:
     (recipe.parent / "own_credit_of_names.py").write_text("def half(group, *, share: float): ...\n")
     own = ["algorithm.credit=own_credit_of_names:half"]
     check_names(load_config(recipe, [*own, "algorithm.credit_options={share=0.5}"]))
@@ -180,7 +180,7 @@ def test_a_recipes_own_credit_is_as_good_as_one_that_is_built_in(recipe: Path) -
         check_names(load_config(recipe, own))
 
 
-def test_a_dry_run_shows_every_setting_of_every_policy_and_refuses_what_a_run_would(small_recipe: SmallRecipe) -> None:
+def test_a_dry_run_shows_all_settings_and_refuses_unknown_names(small_recipe: SmallRecipe) -> None:
     small_recipe.path.write_text(RECIPE + POLICIES)
     shown = small_recipe.cli("train", str(small_recipe.path), "--dry-run", "loss.clip_high=0.4")
     policies = tomllib.loads(shown.stdout)["policies"]

@@ -197,7 +197,7 @@ async def test_rollouts_are_found_by_reward_failure_task_step_and_split(tmp_path
     await asyncio.to_thread(look)
 
 
-def test_where_there_are_no_records_it_says_so(tmp_path: Path) -> None:
+def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no records"):
         read(tmp_path)
     done = cli("nowhere", cwd=tmp_path)

@@ -31,7 +31,7 @@ def calls_of(path: Path) -> list[Call]:
     return asyncio.run(read())
 
 
-def test_another_runs_checkpoint_answers_and_does_not_change(small_recipe: SmallRecipe) -> None:
+def test_a_checkpoint_of_another_run_answers_unchanged(small_recipe: SmallRecipe) -> None:
     with_a_checker(small_recipe)
     plain = ("loop.steps=2", "loop.group_size=2", "tasks.heldout=1")
     small_recipe.train("--run-dir", "first", *plain)
@@ -49,7 +49,7 @@ def test_another_runs_checkpoint_answers_and_does_not_change(small_recipe: Small
         assert abs(logprobs_of(checkpoint.hf, call) - call.logprobs).max() < 1e-4
 
 
-def test_weights_that_are_not_there_are_named(small_recipe: SmallRecipe) -> None:
+def test_missing_weights_are_named(small_recipe: SmallRecipe) -> None:
     done = small_recipe.cli(
         "train", str(small_recipe.path), "--run-dir", "run", 'routes=[{policy="frozen", weights="./nothing"}]'
     )

@@ -17,7 +17,7 @@ def weights(folder: Path) -> bytes:
     return (folder / "model" / "model.safetensors").read_bytes()
 
 
-def test_a_run_leaves_everything_behind_and_eval_reproduces_its_figures(small_recipe: SmallRecipe) -> None:
+def test_a_run_writes_all_its_files_and_eval_reproduces_its_results(small_recipe: SmallRecipe) -> None:
     result = small_recipe.train("--run-dir", "run", "loop.eval_every=1", "tasks.heldout=8")
     run = small_recipe.folder / "run"
     for name in (
@@ -103,7 +103,7 @@ def test_an_agent_that_is_a_program_is_trained_too(small_recipe: SmallRecipe) ->
     assert weights(small_recipe.folder / "run") != (small_recipe.folder / "model" / "model.safetensors").read_bytes()
 
 
-def test_an_agent_that_narrows_its_sampling_is_trained_all_the_same(small_recipe: SmallRecipe) -> None:
+def test_an_agent_that_narrows_its_sampling_is_trained(small_recipe: SmallRecipe) -> None:
     small_recipe.rewrite_agent(
         lambda text: text.replace(
             "max_tokens=6", "max_tokens=6, temperature=0, top_p=0.5, seed=1, extra_body={'top_k': 2}"

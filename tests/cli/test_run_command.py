@@ -148,7 +148,7 @@ def test_an_agent_is_captured_token_by_token(place: Place) -> None:
     assert (rollout["status"], rollout["calls"], rollout["sampled_tokens"]) == ("succeeded", 2, found["sampled_tokens"])
 
 
-def test_every_dialect_finds_its_way(place: Place) -> None:
+def test_every_dialect_is_served(place: Place) -> None:
     found = place.ask("""
 assert chat("hi", **key) == "hello"
 body = {"model": "claude", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
@@ -169,7 +169,7 @@ assert said["choices"][0]["text"] == "hello", said
     assert found["calls"] == found["rendered"] == 5
 
 
-def test_what_the_agent_rewrites_is_reported_with_the_reason(place: Place) -> None:
+def test_rewritten_history_is_reported_with_the_reason(place: Place) -> None:
     found = place.ask(
         'chat("hi", **key); chat("hi", "hello", "go on", **key); chat("hi", "something else", "go on", **key)'
     )
@@ -178,7 +178,7 @@ def test_what_the_agent_rewrites_is_reported_with_the_reason(place: Place) -> No
     assert why and times == 1
 
 
-def test_answers_that_are_rendered_anew_behind_a_bridge_are_reported_with_the_reason(place: Place) -> None:
+def test_partly_bridged_calls_are_reported_with_the_reason(place: Place) -> None:
     asked = 'chat("a", **key); chat("a", "hello", "b", **key); chat("a", "hello", "cleared", "hello", "c", **key)'
     found = place.ask(f'{asked}; chat("a", "hello", "cleared", "hello", "c", "hello", "d", **key)')
     assert [found[capture] for capture in ("rendered", "bridged", "partly", "forked")] == [1, 2, 1, 0]
@@ -206,7 +206,7 @@ def test_refusals_and_broken_answers_are_counted(place: Place) -> None:
     assert why == "script `scripts:broken` raised `ValueError`: no luck today"
 
 
-def test_callers_without_a_key_are_let_in_each_session_by_itself(place: Place) -> None:
+def test_callers_without_a_key_get_an_attempt_for_each_session(place: Place) -> None:
     found = place.ask("""
 chat("hi", **key)
 chat("hi", authorization="Bearer made-up")
@@ -217,7 +217,7 @@ chat("hi", **{"x-session-id": "two"})
     assert (found["calls"], found["attempts"], found["bridged"], found["errors"]) == (5, 3, 1, {})
 
 
-def test_streams_belong_to_the_command(place: Place) -> None:
+def test_the_command_gets_stdin_stdout_and_stderr(place: Place) -> None:
     done = place.run(
         "--engine", "scripts:script", "--", "sh", "-c", "cat; echo to stderr >&2; exit 7", input="in and out ü"
     )
@@ -237,12 +237,12 @@ def test_settings_may_come_from_a_recipe(place: Place, small_recipe: SmallRecipe
     assert found["exit_code"] == 0 and found["agents"] == {"writer": 1}
 
 
-def test_options_of_the_command_are_the_commands(place: Place) -> None:
+def test_options_after_the_command_belong_to_the_command(place: Place) -> None:
     done = place.run("--engine", "scripts:script", "echo", "--json", "--engine", "x")
     assert done.stdout == "--json --engine x\n"
 
 
-def test_the_environment_leads_to_the_gateway_alone(place: Place) -> None:
+def test_the_environment_points_to_the_gateway_alone(place: Place) -> None:
     program = "import json, os; print(json.dumps(dict(os.environ)))"
     env = {
         **os.environ,
@@ -267,7 +267,7 @@ def test_the_environment_leads_to_the_gateway_alone(place: Place) -> None:
     )
 
 
-def test_a_signal_reaches_the_command_and_its_exit_code_is_ours(place: Place) -> None:
+def test_a_signal_reaches_the_command_and_its_exit_code_is_returned(place: Place) -> None:
     for number, code in ((signal.SIGTERM, 33), (signal.SIGINT, 32)):
         polite = "trap 'exit 33' TERM; trap 'exit 32' INT; echo ready; while :; do sleep 0.05; done"
         running = subprocess.Popen(
@@ -281,7 +281,7 @@ def test_a_signal_reaches_the_command_and_its_exit_code_is_ours(place: Place) ->
         assert running.returncode == code
 
 
-def test_what_a_command_leaves_behind_is_ended_with_it(place: Place) -> None:
+def test_child_processes_of_a_command_are_ended_with_it(place: Place) -> None:
     ignores = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(300)"
     stubborn = f"{sys.executable} -c '{ignores}'"
     done = place.run(
@@ -375,7 +375,7 @@ def test_an_engine_that_is_a_model_answers_too(place: Place, model_folder: Path)
         (["--engine", "scripts:script", "--run-dir", "used", "--", "true"], "holds a run already"),
     ],
 )
-def test_what_cannot_be_run_is_refused_with_a_hint(place: Place, arguments: list[str], said: str) -> None:
+def test_invalid_options_are_refused_with_a_hint(place: Place, arguments: list[str], said: str) -> None:
     (place.folder / "used").mkdir()
     (place.folder / "used" / "store.sqlite").touch()
     with (place.folder / "scripts.py").open("a") as file:

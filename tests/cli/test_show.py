@@ -101,7 +101,7 @@ async def test_the_advantages_that_are_shown_are_those_that_training_used(
         assert again.transition.left_out == lesson.transition.left_out
 
 
-def test_a_real_run_is_shown_from_its_folder(small_recipe: SmallRecipe) -> None:
+def test_a_real_run_is_shown(small_recipe: SmallRecipe) -> None:
     small_recipe.train("--run-dir", "run", "loop.steps=1", "tasks.heldout=2")
     done = small_recipe.cli("show", "run", "--json", "--tokens", "advantage")
     assert done.returncode == 0, done.stderr
@@ -156,7 +156,7 @@ async def written(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 160])
-async def test_what_was_said_and_why_it_got_its_reward_is_on_one_page(tmp_path: Path, width: int) -> None:
+async def test_the_page_has_the_conversation_and_the_rewards(tmp_path: Path, width: int) -> None:
     await written(tmp_path)
     view = await asyncio.to_thread(read, tmp_path, None)
     assert view.rollout.id == "train-00000-000-00", "the latest below its group's mean"
@@ -179,14 +179,14 @@ async def test_what_was_said_and_why_it_got_its_reward_is_on_one_page(tmp_path: 
     assert "lightningrl show runs/r train-00000-000-01" in commands[0]
 
 
-async def test_a_run_whose_settings_cannot_be_read_is_shown_all_the_same(tmp_path: Path) -> None:
+async def test_a_run_with_unreadable_settings_is_shown(tmp_path: Path) -> None:
     await written(tmp_path)
     (tmp_path / "config.toml").write_text("[from_another_version]\nsetting = 1\n")
     page = " ".join(printed(await asyncio.to_thread(read, tmp_path, None)).split())
     assert "reward 0" in page and "unknown, because the run's settings cannot be read" in page
 
 
-async def test_a_rollout_that_failed_is_shown_with_its_error(tmp_path: Path) -> None:
+async def test_a_failed_rollout_is_shown_with_its_error(tmp_path: Path) -> None:
     await written(tmp_path)
     async with opened(tmp_path) as run:
         page = printed(await look_at(run, "bro"))
@@ -195,7 +195,7 @@ async def test_a_rollout_that_failed_is_shown_with_its_error(tmp_path: Path) -> 
         assert text in page, text
 
 
-async def test_a_rollout_that_is_not_there_is_named_with_the_one_that_was_meant(tmp_path: Path) -> None:
+async def test_an_unknown_rollout_is_refused_with_the_closest_id(tmp_path: Path) -> None:
     await written(tmp_path)
     async with opened(tmp_path) as run:
         with pytest.raises(UserError, match="did you mean `train-00000-000-01`"):
@@ -207,7 +207,7 @@ async def test_a_rollout_that_is_not_there_is_named_with_the_one_that_was_meant(
 
 
 @pytest.mark.parametrize("capture", get_args(Capture))
-def test_every_way_in_which_a_prompt_came_about_is_told(capture: Capture) -> None:
+def test_every_capture_is_described(capture: Capture) -> None:
     attempt = Attempt(id="r.1", rollout_id="r", number=1, token="t")
     one = call(attempt, 0, prompt=[1], said=[2], capture=capture, capture_reason="a reason")
     said = Said(earlier=0, messages=(), answer=None)

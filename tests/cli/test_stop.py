@@ -67,7 +67,7 @@ def stopped(running: subprocess.Popen[str], number: signal.Signals) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_a_run_that_is_stopped_says_how_to_go_on_and_leaves_no_process_behind(
+def test_a_stopped_run_says_how_to_continue_and_leaves_no_process(
     small_recipe: SmallRecipe, number: signal.Signals
 ) -> None:
     running = start(
@@ -106,7 +106,7 @@ def test_a_second_signal_ends_a_run_at_once(small_recipe: SmallRecipe) -> None:
         time.sleep(0.05)
 
 
-def test_an_evaluation_that_is_stopped_says_so(small_recipe: SmallRecipe) -> None:
+def test_a_stopped_evaluation_says_that_it_keeps_no_results(small_recipe: SmallRecipe) -> None:
     small_recipe.rewrite_agent(
         lambda text: text.replace("    global client", "    global client\n    open('asked', 'w').close()")
     )
@@ -115,7 +115,7 @@ def test_an_evaluation_that_is_stopped_says_so(small_recipe: SmallRecipe) -> Non
     assert "stopped by SIGTERM; an evaluation keeps no partial results" in stopped(running, signal.SIGTERM)
 
 
-def test_a_command_is_handed_the_signal_and_what_was_captured_is_shown(small_recipe: SmallRecipe) -> None:
+def test_a_command_gets_the_signal_and_its_captured_calls_are_shown(small_recipe: SmallRecipe) -> None:
     (small_recipe.folder / "script.py").write_text("def answer(request):\n    return 'hello'\n")
     command = ["sh", "-c", "touch started; exec sleep 600"]
     running = start(small_recipe, "run", "--engine", "script:answer", "--run-dir", "run", "--", *command)
@@ -124,7 +124,7 @@ def test_a_command_is_handed_the_signal_and_what_was_captured_is_shown(small_rec
     assert "captured" in said and "exit code  143" in said
 
 
-def test_signals_that_are_to_be_ignored_are_ignored(small_recipe: SmallRecipe) -> None:
+def test_signals_that_the_parent_ignores_stay_ignored(small_recipe: SmallRecipe) -> None:
     """Ignored signals are inherited, as after `nohup`."""
     script = (
         "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); "

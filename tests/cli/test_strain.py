@@ -108,19 +108,19 @@ def told(folder: Path, code: str, *arguments: str, max_length: int = 1_000_000) 
 @pytest.mark.parametrize(
     ("size", "max_length", "status"), [(4_000_000, 32_768, 400), (500_000, 1_000_000, 200)], ids=["refused", "fits"]
 )
-def test_nobody_waits_for_a_long_prompt_of_another(tmp_path: Path, size: int, max_length: int, status: int) -> None:
+def test_a_long_prompt_does_not_delay_other_callers(tmp_path: Path, size: int, max_length: int, status: int) -> None:
     found = told(tmp_path, LONG_PROMPT, str(size), max_length=max_length)
     assert found["status"] == status
     assert found["longest"] < 1.0, found
 
 
-def test_strangers_cannot_fill_the_memory(tmp_path: Path) -> None:
+def test_callers_without_a_token_cannot_fill_the_memory(tmp_path: Path) -> None:
     found = told(tmp_path, STRANGERS)
     assert (found["answers"], found["count"]) == (["HTTP/1.1 401"], 20)
     assert found["grown"] < 50, found  # MB; their bodies have 800
 
 
-def test_a_long_prompt_does_not_hold_up_the_end(tmp_path: Path) -> None:
+def test_a_long_prompt_does_not_delay_the_end(tmp_path: Path) -> None:
     with subprocess.Popen(
         command(tmp_path, ENDLESS, max_length=10_000_000), cwd=tmp_path, stdout=subprocess.PIPE, text=True
     ) as running:

@@ -51,13 +51,13 @@ def rising(steps: int) -> list[Row]:
     return [LEVEL | {"reward/mean": 0.3 + 0.01 * step} for step in range(steps)]
 
 
-def test_a_run_that_learns_has_no_reason_to_give() -> None:
+def test_a_run_that_has_learnt_has_no_reason() -> None:
     found = verdict([LEVEL] * 40, after=0.8)
     assert (found.learnt, found.reason) == ("yes", "")
     assert found.change.mean == pytest.approx(0.5) and 0 < found.change.low < 0.5 < found.change.high
 
 
-def test_what_may_be_chance_has_not_been_learnt() -> None:
+def test_a_change_within_noise_does_not_count_as_learnt() -> None:
     assert verdict([LEVEL] * 40, after=0.3 + 1 / TASKS).learnt == "no"
     assert verdict([LEVEL] * 40, before=0.8, after=0.3).learnt == "worse"
 
@@ -78,19 +78,19 @@ def test_what_may_be_chance_has_not_been_learnt() -> None:
         ([LEVEL] * 40, 0.3, "none stands out", "trainer.learning_rate"),
     ],
 )
-def test_a_run_that_has_not_learnt_says_why(rows: list[Row], before: float, reason: str, hint: str) -> None:
+def test_a_run_that_has_not_learnt_has_a_reason(rows: list[Row], before: float, reason: str, hint: str) -> None:
     found = verdict(rows, before=before, after=before)
     assert found.learnt == "no"
     text, _, advice = found.reason.partition("; hint: ")
     assert reason in text and hint in advice
 
 
-def test_a_small_change_on_few_tasks_is_told_apart_from_none() -> None:
+def test_a_small_change_on_few_tasks_is_reported_as_such() -> None:
     found = verdict([LEVEL] * 40, after=0.3 + 1 / TASKS)
     assert "60 held-out tasks cannot tell" in found.reason and "tasks.heldout" in found.reason
 
 
-def test_greedy_answers_show_first_what_is_learnt() -> None:
+def test_a_gain_of_greedy_answers_alone_is_reported() -> None:
     found = verdict([LEVEL] * 4, greedy=0.7)
     assert found.learnt == "no" and "it has begun to learn" in found.reason
 

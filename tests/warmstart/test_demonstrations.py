@@ -72,7 +72,7 @@ def template_of(answers: list[list[Answer]], folder: Path) -> ChatTemplate:
         ({"messages": ["hi"]}, "messages"),
     ],
 )
-def test_a_bad_line_is_named_and_what_a_good_one_is_like(colours: Path, row: object, said: str) -> None:
+def test_an_invalid_line_is_named_with_an_example(colours: Path, row: object, said: str) -> None:
     with pytest.raises(UserError) as caught:
         of_file(colours, GOOD, "", row)
     assert "shown.jsonl` line 3 is not a demonstration" in caught.value.message and said in caught.value.message
@@ -93,7 +93,7 @@ def test_every_answer_is_imitated_but_those_of_weight_0(colours: Path) -> None:
     assert [answer.message.content for answer in several] == ["ho", "ho"]
 
 
-def test_an_answer_reads_to_the_model_as_the_gateway_would_have_served_it(colours: Path) -> None:
+def test_token_ids_are_those_that_the_gateway_would_have_served(colours: Path) -> None:
     answers = of_file(colours, WITH_TOOL)
     template = template_of(answers, colours / "model")
     [[call, last]] = examples_of(answers, template, max_length=64)
@@ -108,7 +108,7 @@ def test_an_answer_reads_to_the_model_as_the_gateway_would_have_served_it(colour
     ]
 
 
-def test_what_repeats_in_every_conversation_is_one_token(colours: Path) -> None:
+def test_repeated_phrases_are_single_tokens(colours: Path) -> None:
     answers = of_file(colours, WITH_TOOL)
     template = template_of(answers, colours / "model")
     [[call, _]] = examples_of(answers, template, max_length=64)
@@ -129,7 +129,7 @@ def test_what_repeats_in_every_conversation_is_one_token(colours: Path) -> None:
         assert template.decode(template.encode(text)) == text
 
 
-def test_a_demonstration_that_does_not_fit_is_named(colours: Path) -> None:
+def test_a_demonstration_that_is_too_long_is_named(colours: Path) -> None:
     answers = of_file(colours, GOOD, WITH_TOOL)
     template = template_of(answers, colours / "model")
     with pytest.raises(UserError, match=r"demonstration 2 has `.*` tokens, and `engine.max_length` is `12`"):

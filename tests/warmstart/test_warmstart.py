@@ -35,7 +35,7 @@ def weights(folder: Path) -> str:
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
-def test_a_teacher_is_imitated_until_reward_can_start(colours: Path) -> None:
+def test_a_teacher_is_imitated_until_success_is_high_enough(colours: Path) -> None:
     found = made(colours)
     assert found.reached and 0.2 <= found.success <= 0.5, found
     assert 130 <= found.demonstrations <= 150, "every fourth rollout of the teacher is wrong, and earns nothing"
@@ -72,7 +72,7 @@ def test_a_base_is_trained_further_with_its_own_tokenizer(colours: Path) -> None
 
 
 @pytest.mark.parametrize("out", ["models", "models/notes.txt", "."])
-def test_what_was_not_made_here_is_not_replaced(colours: Path, out: str) -> None:
+def test_a_folder_of_other_origin_is_not_replaced(colours: Path, out: str) -> None:
     (colours / "models").mkdir()
     notes = colours / "models" / "notes.txt"
     notes.write_text("mine")
@@ -81,7 +81,7 @@ def test_what_was_not_made_here_is_not_replaced(colours: Path, out: str) -> None
     assert notes.read_text() == "mine"
 
 
-def test_the_command_says_when_success_is_too_low_and_why(colours: Path) -> None:
+def test_too_low_a_success_is_reported_with_the_reason(colours: Path) -> None:
     strangers = ("warmstart.teacher=", "warmstart.demonstrations=parrot:strangers", "warmstart.steps=6")
     done = run_command("warmstart", "recipe.toml", *strangers, "--json", cwd=colours)
     assert done.returncode == 1, done.stderr
@@ -107,7 +107,7 @@ def test_the_command_says_when_success_is_too_low_and_why(colours: Path) -> None
         (["warmstart.shape={depth = 3}"], "`warmstart.shape"),
     ],
 )
-def test_what_cannot_be_made_is_refused_with_a_hint(colours: Path, overrides: list[str], said: str) -> None:
+def test_invalid_settings_are_refused_with_a_hint(colours: Path, overrides: list[str], said: str) -> None:
     with pytest.raises(UserError) as caught:
         made(colours, *overrides)
     assert said in caught.value.message and caught.value.hint
