@@ -48,9 +48,14 @@ class RunFolder:
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
+def dated(name: str) -> Path:
+    """The folder of a new run: `runs/NAME-20260101-120000`."""
+    return RUNS / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
 def new_folder(config: Config, path: Path | None = None) -> RunFolder:
     """Make the folder of a new run. Raises `UserError` if it has a run already."""
-    path = path or RUNS / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path = path or dated(config.name)
     folder = RunFolder(path)
     if folder.config.exists():
         raise UserError(

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from lightningrl.chat import ChatTemplate
 from lightningrl.cli.console import say
-from lightningrl.cli.folder import RUNS
+from lightningrl.cli.folder import RUNS, dated
 from lightningrl.cli.rollouts import tally
 from lightningrl.cli.stop import Interrupted, run
 from lightningrl.config import Config, RouteConfig
@@ -253,10 +253,10 @@ def _folder(path: Path | None) -> Path:
             raise UserError(f"`{path}` holds a run already", hint="give another `--run-dir`")
         path.mkdir(parents=True, exist_ok=True)
         return path
-    stem = f"run-{time.strftime('%Y%m%d-%H%M%S')}"
+    first = dated("run")
     RUNS.mkdir(exist_ok=True)
     for number in range(1, 1000):
-        path = RUNS / (stem if number == 1 else f"{stem}-{number}")
+        path = first if number == 1 else first.with_name(f"{first.name}-{number}")
         try:
             path.mkdir()
         except FileExistsError:  # another run began in the same second

@@ -9,7 +9,7 @@ from types import TracebackType
 from rich.console import Console
 
 from lightningrl.cli.console import advise, say
-from lightningrl.cli.folder import RUNS, RunFolder, new_folder
+from lightningrl.cli.folder import RunFolder, dated, new_folder
 from lightningrl.cli.ready import check_tasks
 from lightningrl.cli.report import near
 from lightningrl.cli.stop import Interrupted, run
@@ -124,7 +124,7 @@ def warmstart(
         )
     target = _target(config, out)
     check_tasks(config, ("train",), console=console)
-    folder = new_folder(config, run_dir or RUNS / f"{config.name}-warmstart-{time.strftime('%Y%m%d-%H%M%S')}")
+    folder = new_folder(config, run_dir or dated(f"{config.name}-warmstart"))
     try:
         with Narrator(console) as narrator:
             shown, tasks = _shown(config, folder, narrator)

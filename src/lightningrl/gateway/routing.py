@@ -129,23 +129,22 @@ def _google(name: str) -> dict[str, Any]:
 
 def fingerprint(request: ChatRequest) -> str:
     """Equal for requests with the same system prompt and the same tools: most often that is one role of an agent."""
-    text = (
-        _system(request).encode("utf-8", "surrogatepass") + b"\n" + msgspec.json.encode(request.tools, order="sorted")
-    )
-    return hashlib.blake2b(text, digest_size=6).hexdigest()
+    system = system_prompt(request).encode("utf-8", "surrogatepass")
+    tools = msgspec.json.encode(request.tools, order="sorted")
+    return hashlib.blake2b(system + b"\n" + tools, digest_size=6).hexdigest()
 
 
 def _fits(route: Route, request: ChatRequest, caller: str) -> bool:
     return (
         (route.model == "*" or fnmatchcase(request.model, route.model))
         and (route.caller == "*" or fnmatchcase(caller, route.caller))
-        and (route.system == "*" or fnmatchcase(_system(request), route.system))
+        and (route.system == "*" or fnmatchcase(system_prompt(request), route.system))
         and (route.fingerprint == "*" or fnmatchcase(fingerprint(request), route.fingerprint))
     )
 
 
-def _system(request: ChatRequest) -> str:
-    """The instructions that a conversation begins with."""
+def system_prompt(request: ChatRequest) -> str:
+    """All system messages at the beginning of a conversation, joined."""
     texts: list[str] = []
     for message in request.messages:
         if message.role != "system":

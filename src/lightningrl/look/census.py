@@ -9,7 +9,7 @@ import numpy as np
 
 from lightningrl.dialects.base import ChatRequest
 from lightningrl.dialects.recorded import Reader
-from lightningrl.gateway.routing import fingerprint
+from lightningrl.gateway.routing import fingerprint, system_prompt
 from lightningrl.prefix import common_prefix
 from lightningrl.types import Call, Capture
 
@@ -108,9 +108,9 @@ class Census:
             return
         role = self.roles.get(name := fingerprint(request))
         if role is None:
-            system = next((message.content for message in request.messages[:1] if message.role == "system"), "")
+            system = " ".join(system_prompt(request).split())[:200]
             tools = tuple(str(tool.get("function", {}).get("name", "?")) for tool in request.tools)
-            role = self.roles[name] = Role(system=" ".join(system.split())[:200], tools=tools)
+            role = self.roles[name] = Role(system=system, tools=tools)
         role.calls += 1
         role.sampled_tokens += len(call.completion_ids)
         role.agents[call.agent] += 1
