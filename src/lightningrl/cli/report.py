@@ -160,7 +160,7 @@ def next_steps(console: Console, config: Config, *, run_dir: Path) -> None:
     }
     agent = config.root / f"{(config.agent.entry or '').partition(':')[0]}.py"
     if agent.is_file():
-        rows["read the agent, unchanged"] = near(agent)
+        rows["read the code of the agent"] = near(agent)
     for aim, command in rows.items():
         say(console, f"  {aim}:")
         say(console, f"    {command}")
