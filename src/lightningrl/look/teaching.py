@@ -19,7 +19,7 @@ from lightningrl.tracing import spans_of, united
 from lightningrl.types import Call, Reward, Rollout, Span
 
 TRAINED = re.compile(r"train-(?P<step>\d{5})(?:-retry(?P<retry>\d+))?-")
-"""Ids of training rollouts; `loop.py` makes them."""
+"""Ids of training rollouts; `rollouts.py` makes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ def air_of(config: Config, spans: Sequence[Span], calls: Sequence[Call]) -> list
 
 
 async def step_batch(records: Records, step: int, *, names: set[str]) -> list[Rollout]:
-    """The rollouts that a step learns from. Dynamic sampling replaces silent groups, as in `Loop.collect`."""
+    """The rollouts that a step learns from. Dynamic sampling replaces silent groups, as in `Rollouts.collect`."""
     rounds: dict[int, list[Rollout]] = {}
     for rollout in await records.rollouts(where=Where(prefix=f"train-{step:05d}-")):
         found = TRAINED.match(rollout.id)
