@@ -27,10 +27,10 @@ from lightningrl.data.tasks import asked, derived_seed
 from lightningrl.errors import UserError
 from lightningrl.learner import Learner
 from lightningrl.progress import MODES, Exam, Mode, Summary, Watcher
-from lightningrl.rollouts import Rollouts, accepted_attempts, never_called
+from lightningrl.rollouts import Rollouts, never_called
 from lightningrl.store import Store
 from lightningrl.tracing import spans_of, united
-from lightningrl.types import Call, Reward, Rollout
+from lightningrl.types import Call, Reward, Rollout, accepted_attempts
 
 
 class Loop:

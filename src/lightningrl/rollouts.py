@@ -19,7 +19,7 @@ from lightningrl.data.tasks import derived_seed, load_tasks
 from lightningrl.errors import AgentError, GraderError
 from lightningrl.progress import MODES, TEMPERATURE, Exam, Mode, Watcher
 from lightningrl.store import Store, wait
-from lightningrl.types import FINAL, Attempt, Rollout, Task
+from lightningrl.types import FINAL, Attempt, Rollout, Task, accepted_attempts
 
 MORE_TRIES = 3
 """Tasks tried after a first one without a call. One task may be special; several without a call are a wrong URL."""
@@ -178,11 +178,6 @@ class Rollouts:
             resume = f"lightningrl train {self._folder}/config.toml --run-dir {self._folder} --resume"
             hint = f"nothing was lost: mend it, then `{resume}`; {hint}"
         return kind(f"all {len(rollout_ids)} rollouts of {what} failed; {count} times: {example}", hint=hint)
-
-
-def accepted_attempts(rollouts: Sequence[Rollout]) -> list[str]:
-    """Ids of the attempts that teach: one for each rollout that succeeded."""
-    return [rollout.accepted_attempt_id for rollout in rollouts if rollout.accepted_attempt_id]
 
 
 def never_called(detail: str, *, log: Path) -> AgentError:

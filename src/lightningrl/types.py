@@ -219,6 +219,11 @@ class Weights:
     kind: Literal["full", "lora"] = "full"
 
 
+def accepted_attempts(rollouts: Iterable[Rollout]) -> list[str]:
+    """Ids of the attempts that teach: one for each rollout that succeeded."""
+    return [rollout.accepted_attempt_id for rollout in rollouts if rollout.accepted_attempt_id]
+
+
 OfAttempt = TypeVar("OfAttempt", Call, Span, Reward)
 
 

@@ -16,7 +16,7 @@ from lightningrl.errors import LightningError
 from lightningrl.look.opened import Opened
 from lightningrl.store import Records, Where
 from lightningrl.tracing import spans_of, united
-from lightningrl.types import Call, Reward, Rollout, Span
+from lightningrl.types import Call, Reward, Rollout, Span, accepted_attempts
 
 TRAINED = re.compile(r"train-(?P<step>\d{5})(?:-retry(?P<retry>\d+))?-")
 """Ids of training rollouts; `rollouts.py` makes them."""
@@ -77,7 +77,7 @@ async def _recomputed(records: Records, config: Config, step: int) -> tuple[dict
     """(call id → lesson, AIR rewards) of a whole step."""
     learners = config.learners()
     batch = await step_batch(records, step, names={learner.algorithm.reward for learner in learners.values()})
-    accepted = [rollout.accepted_attempt_id for rollout in batch if rollout.accepted_attempt_id]
+    accepted = accepted_attempts(batch)
     calls, rewards = await records.calls(accepted), await records.rewards(accepted)
     air = air_of(config, await records.spans(accepted), calls)
     lessons: dict[str, Lesson] = {}
@@ -113,9 +113,7 @@ async def step_batch(records: Records, step: int, *, names: set[str]) -> list[Ro
         rounds.setdefault(int(found["retry"] or 0) if found else 0, []).append(rollout)
     batch = rounds.pop(0, [])
     for retry in sorted(rounds):
-        rewards = await records.rewards(
-            [rollout.accepted_attempt_id for rollout in batch if rollout.accepted_attempt_id]
-        )
+        rewards = await records.rewards(accepted_attempts(batch))
         silent = silent_groups(batch, rewards, names=names)
         batch = [rollout for rollout in batch if rollout.group_id not in silent] + rounds[retry]
     return batch
