@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from lightningrl.engine.base import EngineBusy
-from lightningrl.gateway import app, http
+from lightningrl.gateway import answering, http
 
 from .conftest import Stage
 
@@ -57,7 +57,7 @@ async def test_a_busy_engine_is_429_and_leaves_no_record(stage: Stage) -> None:
 
 async def test_a_silent_stream_is_kept_alive(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     attempt = await stage.begin()
-    monkeypatch.setattr(app, "KEEP_ALIVE_S", 0.1)
+    monkeypatch.setattr(answering, "KEEP_ALIVE_S", 0.1)
     stage.engine.delay_s = 0.35
     body, headers = {"model": "m", "messages": [USER], "stream": True}, {"authorization": f"Bearer {attempt.token}"}
     async with httpx2.AsyncClient() as client:
@@ -220,7 +220,7 @@ async def test_models_are_listed_for_every_vendor(stage: Stage) -> None:
 
 async def test_a_stream_that_is_a_json_list_is_said_to_be_one(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     attempt = await stage.begin()
-    monkeypatch.setattr(app, "KEEP_ALIVE_S", 0.05)  # a comment would break the list
+    monkeypatch.setattr(answering, "KEEP_ALIVE_S", 0.05)  # a comment would break the list
     stage.engine.delay_s = 0.2
     body, headers = {"contents": [{"role": "user", "parts": [{"text": "x"}]}]}, {"x-goog-api-key": attempt.token}
     async with httpx2.AsyncClient() as client:

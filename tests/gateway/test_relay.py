@@ -17,7 +17,7 @@ import pytest
 
 from lightningrl.gateway import Route, create_app
 from lightningrl.gateway.app import Gateway
-from lightningrl.gateway.relay import Upstream
+from lightningrl.gateway.upstream import Upstream
 from lightningrl.types import Attempt, Call
 
 from .conftest import Stage, serving

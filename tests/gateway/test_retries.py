@@ -8,7 +8,7 @@ import httpx2
 import openai
 import pytest
 
-from lightningrl.gateway import app, retries
+from lightningrl.gateway import answering
 from lightningrl.types import Attempt
 
 from .conftest import Stage
@@ -151,7 +151,7 @@ async def test_a_repeated_stream_that_breaks_says_so_after_it_was_kept_alive(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempt = await stage.begin()
-    monkeypatch.setattr(app, "KEEP_ALIVE_S", 0.05)
+    monkeypatch.setattr(answering, "KEEP_ALIVE_S", 0.05)
     stage.engine.delay_s = 0.4
     stage.engine.error = RuntimeError("boom")
     first = asyncio.create_task(ask(stage, attempt, stream=True))
@@ -239,7 +239,7 @@ async def test_an_answer_that_was_written_and_not_read_is_given_again(stage: Sta
 async def test_a_repetition_that_comes_late_is_sampled(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     attempt = await stage.begin()
     counting(stage)
-    monkeypatch.setattr(retries, "WRITTEN_S", 0.05)
+    monkeypatch.setattr(answering, "WRITTEN_S", 0.05)
     await ask(stage, attempt)
     await asyncio.sleep(0.1)
     assert text_of(await ask(stage, attempt, headers=RETRY)) == "b"

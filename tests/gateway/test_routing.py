@@ -11,8 +11,8 @@ import pytest
 
 from lightningrl.dialects.base import ChatRequest, Refused
 from lightningrl.gateway import Route, create_app
-from lightningrl.gateway.relay import Upstream
 from lightningrl.gateway.routing import choose, fingerprint, model, role
+from lightningrl.gateway.upstream import Upstream
 from lightningrl.gateway.visitors import Guests
 from lightningrl.messages import Message
 

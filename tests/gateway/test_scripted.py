@@ -16,7 +16,7 @@ from lightningrl.dialects.base import ChatRequest
 from lightningrl.engine.base import Delta
 from lightningrl.engine.conformance import CHECKS, Conformance, different_seeds_differ
 from lightningrl.errors import EngineError
-from lightningrl.gateway.scripted import PLAIN, Script, ScriptedEngine, asked
+from lightningrl.gateway.scripted import PLAIN, Script, ScriptedEngine, current_request
 from lightningrl.messages import Message, ToolCall
 from lightningrl.types import Sampling
 
@@ -40,11 +40,11 @@ async def said(
 ) -> Message:
     """What arrives at the agent's side of the gateway."""
     messages = messages or (Message(role="user", content="hi"),)
-    token = asked.set(ChatRequest(body={}, model="m", messages=messages, tools=tuple(tools)))
+    token = current_request.set(ChatRequest(body={}, model="m", messages=messages, tools=tuple(tools)))
     try:
         (delta,) = await deltas(ScriptedEngine(script, template), template.render(messages, tools=tools), **sampling)
     finally:
-        asked.reset(token)
+        current_request.reset(token)
     stream = AnswerStream(template, stop=sampling.get("stop", ()), tools=bool(tools), seed=b"")
     stream.feed(delta.token_ids)
     return stream.finish().message
@@ -77,12 +77,12 @@ async def test_a_script_that_wants_to_know_is_told_the_response_format(
     async def waiting(prompt: str, messages: list[Any], tools: list[Any], response_format: Any = "nothing") -> str:
         return script(prompt, messages, tools, response_format=response_format)
 
-    token = asked.set(
+    token = current_request.set(
         ChatRequest(body={}, model="m", messages=(Message(role="user", content="hi"),), json_schema=schema)
     )
     for each in (script, waiting):
         await deltas(ScriptedEngine(each, plain), [1])
-    asked.reset(token)
+    current_request.reset(token)
     assert got == [told, told]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from lightningrl.gateway import retries
+from lightningrl.gateway import answering
 from lightningrl.gateway.capture import Exchange
 from lightningrl.types import Attempt
 
@@ -39,7 +39,7 @@ async def test_sessions_of_attempts_that_have_ended_are_forgotten(stage: Stage) 
 
 
 async def test_what_it_took_to_make_an_answer_is_let_go_with_it(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "WRITTEN_S", 0.0)
+    monkeypatch.setattr(answering, "WRITTEN_S", 0.0)
     attempt = await stage.begin()
     async with httpx2.AsyncClient() as client:
         for _ in range(20):

@@ -18,7 +18,7 @@ from lightningrl import plugins
 from lightningrl.chat import ChatTemplate
 from lightningrl.engine.base import Delta, EngineSetup
 from lightningrl.engine.embedded import embedded
-from lightningrl.gateway.scripted import ScriptedEngine, asked
+from lightningrl.gateway.scripted import ScriptedEngine, current_request
 from lightningrl.types import Sampling, Weights
 
 
@@ -34,7 +34,7 @@ class Forced:
     async def generate(
         self, prompt_ids: Sequence[int], *, sampling: Sampling, policy: str, stream: bool = False
     ) -> AsyncIterator[Delta]:
-        if asked.get() is None:
+        if current_request.get() is None:
             async for delta in self._embedded.generate(prompt_ids, sampling=sampling, policy=policy, stream=stream):
                 yield delta
             return

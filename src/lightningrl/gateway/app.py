@@ -1,49 +1,53 @@
-"""The gateway as an ASGI application: who asks (`identity`), in which dialect, answered by whom (`routing`), recorded
-how (`capture`).
+"""The gateway, an ASGI application. It answers the calls of agents and records them. The way of one call:
 
-A raw ASGI callable: measured 1.7 times cheaper per request than Starlette's router, and a client that goes away is seen
-at once.
+1.  An agent's SDK posts a request. `Gateway._serve` finds the dialect of its path, e.g. `/chat/completions` is
+    `openai.chat`, and reads the attempt's token from it (`identity.py`: API key, path or baggage header).
+    `Sessions.admit` looks the token up in the store: unknown tokens and ended attempts are refused.
+2.  `_Request.answer` decodes the body. `Sessions.open` returns what the gateway remembers of the attempt
+    (`sessions.py`), and `Dialect.parse` turns the body into a `ChatRequest`, which is the same for all dialects.
+3.  `routing.choose` picks the first route that fits: it names the policy that answers, and the agent's role.
+4.  `Prompts.of` makes the prompt. `ConversationTree.prompt` (`chat/tree.py`) finds the longest earlier call that this
+    conversation continues, takes its exact token ids, and renders only the new messages behind them. If no call fits
+    without doubt, it renders all messages afresh, and the call is a new root or a fork.
+5.  `Exchange` (`capture.py`) plans a `Generation` (`generation.py`) for each answer: its sampling settings and seed
+    (`sampling.py`), and the grammar for constrained decoding (`constraint.py`).
+6.  `Exchange.run` samples: `Engine.generate` gets token ids, and yields token ids and log-probabilities. A stream shows
+    their text at once, through `Delivery.begin` (`delivery.py`).
+7.  `Exchange.run` makes a `Call` of them and appends it to the store. Then the conversation tree remembers it.
+8.  `Delivery.give` sends the response, or the end of the stream, in the request's own dialect. So an agent has the end
+    of an answer only if the call is durable.
+
+Read this file, `capture.py` and `generation.py` for one call. The rest is for rare cases: repeated requests and clients
+that go away (`answering.py`), other servers (`relay.py`), everything but calls (`endpoints.py`).
+
+It is a raw ASGI callable: it costs 1.7 times less per request than Starlette's router, and sees at once when a client
+goes away.
 """
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-import msgspec
-
-from lightningrl.chat.template import BadConversation
-from lightningrl.dialects import openai_wire as wire
-from lightningrl.dialects.base import ChatRequest, Dialect, Refused, Reply
-from lightningrl.errors import LightningError, StoreFailed
+from lightningrl.dialects.base import ChatRequest, Dialect, Refused
 from lightningrl.gateway import http, routing
-from lightningrl.gateway.capture import Backstage, Exchange
-from lightningrl.gateway.delivery import Delivery, Streamed, Whole
-from lightningrl.gateway.generation import ENDED
-from lightningrl.gateway.http import Gone, Receive, Scope, Send, respond
-from lightningrl.gateway.identity import Caller, caller_of, split_path
+from lightningrl.gateway.backend import Backend
+from lightningrl.gateway.capture import Exchange
+from lightningrl.gateway.endpoints import Endpoints
+from lightningrl.gateway.http import Gone, Incoming, Receive, Scope, Send, respond
+from lightningrl.gateway.identity import Caller
 from lightningrl.gateway.prompts import Prompts
-from lightningrl.gateway.relay import HandedOn, Relayed, Upstream, relayed_call
-from lightningrl.gateway.retries import Answering, Unread
-from lightningrl.gateway.rewards import Rewards
+from lightningrl.gateway.refusals import refusal_of, too_busy
+from lightningrl.gateway.relay import Relay, outline
 from lightningrl.gateway.routing import Route
 from lightningrl.gateway.sessions import Session, Sessions
-from lightningrl.gateway.traces import Traces
+from lightningrl.gateway.upstream import Upstream
 
-log = logging.getLogger(__name__)
-
-KEEP_ALIVE_S = 10.0
-"""A stream is never silent for longer: proxies and clients give up after 30 to 60 s."""
-EMBEDDINGS = "/embeddings"
-BUSY_S = 1.0
-"""When to come again after 429."""
 VENDORS: tuple[tuple[bytes, str], ...] = (
     (b"anthropic-version", "anthropic.messages"),
     (b"x-goog-api-key", "google.gemini"),
 )
-"""Whose error shape to use where the path does not tell."""
+"""Headers that tell in which dialect to refuse a request whose path is no dialect's."""
 
 
 class Gateway:
@@ -51,327 +55,159 @@ class Gateway:
 
     def __init__(
         self,
-        backstage: Backstage,
+        backend: Backend,
         *,
         routes: Sequence[Route],
         dialects: Sequence[Dialect],
         sessions: Sessions,
         upstreams: Mapping[str, Upstream],
-        embeddings: str,
+        endpoints: Endpoints,
         max_in_flight: int,
-        beside: Mapping[str, Traces | Rewards],
     ) -> None:
-        """`beside`: who answers what is no request to a model, by path."""
-        self._beside = beside
-        self.backstage = backstage
-        self.prompts = Prompts(backstage.template, most=backstage.max_length - 1)
+        self.backend = backend
         self.routes = tuple(routes)
-        self._dialects = {dialect.name: dialect for dialect in dialects}
-        self._plain = self._dialects.get("openai.chat", dialects[0])
-        """Complains where no dialect has been chosen."""
         self.sessions = sessions
         self.upstreams = upstreams
-        self._embeddings = upstreams.get(embeddings)
+        self.prompts = Prompts(backend.template, most=backend.max_length - 1)
+        self._dialects = {dialect.name: dialect for dialect in dialects}
+        self._endpoints = endpoints
         self._max_in_flight = max_in_flight
         self._in_flight = 0
         self.refusals: dict[str, int] = {}
-        """`status code` → how often a request was refused so."""
+        """Status and code → number of requests that were refused so."""
         self.complaints: dict[str, str] = {}
-        """`status code` → what was said the first time."""
+        """Status and code → message of the first such refusal."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await _live(receive, send)
-        elif scope["type"] == "http":
-            self._in_flight += 1
-            try:
-                await self._serve(scope, receive, send)
-            finally:
-                self._in_flight -= 1
-        else:
-            await _no_websocket(scope, send)
-
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        token, path = split_path(scope["path"])
-        query = scope["query_string"].decode("latin-1")
-        spoken = next(
-            ((d, added) for d in self._dialects.values() if (added := d.match(path, query)) is not None), None
-        )
-        dialect = spoken[0] if spoken else self._complainer(scope)
+        if scope["type"] != "http":
+            await http.other(scope, receive, send)
+            return
+        self._in_flight += 1
         try:
-            if scope["method"] in ("GET", "HEAD") and (found := self._get(path, scope)) is not None:
-                await respond(send, 200, found)
+            await self._serve(http.incoming(scope, receive, send))
+        finally:
+            self._in_flight -= 1
+
+    async def _serve(self, incoming: Incoming) -> None:
+        """Answer one HTTP request. Whatever goes wrong, the client gets a response in its own dialect."""
+        dialect, added = self._dialect_of(incoming)
+        try:
+            if dialect is None or incoming.method != "POST":
+                known, busy = dialect is not None, self._is_busy()
+                await self._endpoints.serve(incoming, self.routes, known=known, busy=busy)
                 return
-            if spoken is None and path in self._beside and scope["method"] == "POST":
-                await self._beside[path].serve(scope, receive, send, path_token=token, query=query)
-                return
-            embedding = wire.matched(path, EMBEDDINGS) if spoken is None else None
-            if scope["method"] != "POST" or (spoken is None and embedding is None):
-                raise Refused(
-                    405 if spoken else 404, f"`{scope['method']} {path}` is not served here", code="not_found"
-                )
-            caller = caller_of(scope, path_token=token)
-            await self.sessions.admit(caller)  # a stranger's body is never read
-            body = await http.read(scope, receive)
-            if self._in_flight > self._max_in_flight:
-                await self._turn_away(caller, path, body)
-            elif spoken is not None:
-                await _Request(self, scope, receive, send, dialect=dialect, caller=caller, path=path).answer(
-                    body, spoken[1]
-                )
-            else:
-                await self.sessions.open(caller)
-                await http.while_there(receive, self._embed(query, scope, body, embedding or {}, send))
+            caller = incoming.caller()
+            await self.sessions.admit(caller)  # before the body is read: a stranger's is not
+            body = await incoming.read()
+            if self._is_busy():
+                await self._turn_away(incoming, caller, body)
+            await _Request(self, incoming, dialect, caller).answer(body, added)
         except Gone:
             return
-        except asyncio.CancelledError:  # the server ends
-            await self._refuse(dialect, self.cut_off(), send)
-        except Exception as error:  # noqa: BLE001 - the client gets the error in its own format
-            await self._refuse(dialect, _refusal(error), send)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a client is told, whoever's failure it is
+            await self._refuse(dialect or self._guess(incoming), refusal_of(error), incoming.send)
 
-    def cut_off(self) -> Refused:
-        """What a request is told that was still open when the server's grace period was over."""
-        self.backstage.ending.set()
-        return Refused(503, ENDED, code="run_ended", final=True)
+    def _dialect_of(self, incoming: Incoming) -> tuple[Dialect | None, Mapping[str, Any]]:
+        """The dialect of a path, and the fields of the body that stand in the path."""
+        for dialect in self._dialects.values():
+            added = dialect.match(incoming.path, incoming.query)
+            if added is not None:
+                return dialect, added
+        return None, {}
 
-    async def _turn_away(self, caller: Caller, path: str, body: bytes) -> None:
+    def _is_busy(self) -> bool:
+        return self._in_flight > self._max_in_flight
+
+    async def _turn_away(self, incoming: Incoming, caller: Caller, body: bytes) -> None:
         session = await self.sessions.open(caller)
-        session.unread.failed((await http.understood(path, body))[1])
-        raise Refused(429, "too many requests are being answered", code="too_busy", retry_after_s=BUSY_S)
+        session.unread.failed((await http.understood(incoming.path, body))[1])
+        raise too_busy()
 
     async def _refuse(self, dialect: Dialect, refused: Refused, send: Send) -> None:
-        said = f"{refused.status} {refused.code or ''}".strip()
-        self.refusals[said] = self.refusals.get(said, 0) + 1
-        self.complaints.setdefault(said, refused.message)
-        await respond(
-            send, refused.status, dialect.error(refused), retry_after_s=refused.retry_after_s, final=refused.final
-        )
+        name = f"{refused.status} {refused.code or ''}".strip()
+        self.refusals[name] = self.refusals.get(name, 0) + 1
+        self.complaints.setdefault(name, refused.message)
+        body, wait_s = dialect.error(refused), refused.retry_after_s
+        await respond(send, refused.status, body, retry_after_s=wait_s, final=refused.final)
 
-    def _complainer(self, scope: Scope) -> Dialect:
-        names = {name for name, _ in scope["headers"]}
-        found = next((self._dialects.get(dialect) for header, dialect in VENDORS if header in names), None)
-        return found or self._plain
-
-    def _get(self, path: str, scope: Scope) -> dict[str, Any] | None:
-        """What may be asked without a token: is anybody there, and which models are there? None: that is not what was
-        asked.
-        """
-        if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in scope["headers"]):
-            raise Refused(
-                426, "this server speaks HTTP", code="upgrade_required", hint="send a POST, with `stream` if you like"
-            )
-        if path in ("/", "/health"):
-            return {"status": "ok"}
-        if path == "/models":
-            return routing.models(self.routes)
-        return routing.model(self.routes, path.removeprefix("/models/")) if path.startswith("/models/") else None
-
-    async def _embed(self, query: str, scope: Scope, body: bytes, added: Mapping[str, Any], send: Send) -> None:
-        if self._embeddings is None:
-            hint = "set `gateway.embeddings` to an upstream"
-            raise Refused(404, "this server has no model for embeddings", code="not_found", hint=hint)
-        raw = {**http.decode(body), **added}
-        body = msgspec.json.encode(raw) if added else body  # Azure's clients name the model in the path
-        relayed, asked = Relayed(), str(raw.get("model"))
-        await self._embeddings.relay(
-            relayed, path=EMBEDDINGS, query=query, headers=scope["headers"], body=body, asked=asked, send=send
-        )
-        await relayed.give(send)
+    def _guess(self, incoming: Incoming) -> Dialect:
+        """The dialect to refuse a request in whose path is no dialect's."""
+        headers = {name for name, _ in incoming.scope["headers"]}
+        names = [name for header, name in VENDORS if header in headers]
+        known = [self._dialects[name] for name in (*names, "openai.chat") if name in self._dialects]
+        return known[0] if known else next(iter(self._dialects.values()))
 
 
 class _Request:
-    """One request, from its body to the last byte of its answer. Its verbs raise `Refused` as long as nothing has been
-    sent.
-    """
+    """One call of an agent, from its body to the last byte of the answer."""
 
-    def __init__(
-        self,
-        gateway: Gateway,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        *,
-        dialect: Dialect,
-        caller: Caller,
-        path: str,
-    ) -> None:
+    def __init__(self, gateway: Gateway, incoming: Incoming, dialect: Dialect, caller: Caller) -> None:
         self._gateway = gateway
-        self._scope = scope
-        self._receive = receive
-        self._send = send
+        self._incoming = incoming
         self._dialect = dialect
         self._caller = caller
-        self._path = path
 
     async def answer(self, body: bytes, added: Mapping[str, Any]) -> None:
-        raw, digest = await http.understood(self._path, body)
+        """Raises `Refused` if nothing has been sent yet. `added`: fields of the body that stand in the path."""
+        receive, send = self._incoming.receive, self._incoming.send
+        raw, digest = await http.understood(self._incoming.path, body)
         session = await self._gateway.sessions.open(self._caller)
         with session.busy():
             request = self._parse({**raw, **added} if added else raw, session)
             if request.counted is not None and self._upstream_of(request) is None:
-                await respond(
-                    self._send, 200, request.counted(await self._gateway.prompts.count(session, request, self._receive))
-                )
+                count = await self._gateway.prompts.count(session, request, receive)
+                await respond(send, 200, request.counted(count))
                 return
-            route = routing.choose(self._gateway.routes, request, caller=self._caller.agent)
-            upstream = self._gateway.upstreams.get(route.policy)
-            if upstream is not None:
-                await self._relay(upstream, session, request, route, body, digest)
+            answering = session.unread.join(digest) if self._caller.retries else None
+            if answering is None:
+                work = await self._work(session, request, body)
+                delivery = work.delivery(send)
+                answering = session.unread.begin(digest, work, delivery)
             else:
-                await self._sample(session, request, route, digest)
+                delivery = answering.delivery(send)
+            await answering.hand_over(delivery, receive)
 
     def _parse(self, raw: Mapping[str, Any], session: Session) -> ChatRequest:
         try:
             return self._dialect.parse(raw, session.past)
         except Refused:
-            outline = self._outline(raw, session)
-            if self._upstream_of(outline) is not None:
-                return outline  # an upstream may understand what we do not, e.g. pictures
-            raise
-
-    def _outline(self, raw: Mapping[str, Any], session: Session) -> ChatRequest:
-        """As much of a request that cannot be read as its route needs."""
-        with contextlib.suppress(Refused):
-            return replace(self._dialect.parse(routing.opening(raw), session.past), body=raw)
-        return ChatRequest(body=raw, model=str(raw.get("model", "")))
+            request = outline(self._dialect, raw, session.past)
+            if self._upstream_of(request) is None:
+                raise
+            return request  # an upstream may understand what the gateway does not, e.g. pictures
 
     def _upstream_of(self, request: ChatRequest) -> Upstream | None:
-        """The one that its route leads to. None: that is an engine of ours, or there is no route."""
+        """The upstream that the request's route leads to. None: an engine answers, or no route fits."""
         with contextlib.suppress(Refused):
-            return self._gateway.upstreams.get(
-                routing.choose(self._gateway.routes, request, caller=self._caller.agent).policy
-            )
+            return self._gateway.upstreams.get(self._route(request).policy)
         return None
 
-    async def _sample(self, session: Session, request: ChatRequest, route: Route, digest: bytes) -> None:
-        answering = session.unread.join(digest) if self._caller.retries else None
-        if answering is not None:
-            delivery = self._delivery(request, answering.begun)
-        else:
-            agent = routing.role(route, request, caller=self._caller.agent)
-            exchange = Exchange(
-                self._gateway.backstage,
+    def _route(self, request: ChatRequest) -> Route:
+        return routing.choose(self._gateway.routes, request, caller=self._caller.agent)
+
+    async def _work(self, session: Session, request: ChatRequest, body: bytes) -> Exchange | Relay:
+        """Prepare the answer. Raises `Refused` for a request that cannot be answered."""
+        gateway, incoming, route = self._gateway, self._incoming, self._route(request)
+        agent = routing.role(route, request, caller=self._caller.agent)
+        upstream = gateway.upstreams.get(route.policy)
+        if upstream is not None:
+            return Relay(
+                gateway.backend,
+                upstream,
+                incoming,
+                body,
                 session=session,
                 dialect=self._dialect,
                 request=request,
-                prompts=await self._gateway.prompts.of(session, request, self._receive),
                 policy=route.policy,
                 agent=agent,
             )
-            begun = exchange.begun()
-            delivery = self._delivery(request, begun)
-            work = asyncio.ensure_future(exchange.run(delivery))
-            answering = session.unread.begin(digest, work, begun=begun, sampled=exchange.sampled)
-        await self._attend(session.unread, digest, answering, delivery)
-
-    def _delivery(self, request: ChatRequest, begun: Reply) -> Delivery:
-        return Streamed(self._dialect, self._send, begun=begun) if request.stream else Whole(self._dialect, self._send)
-
-    async def _attend(self, unread: Unread, digest: bytes, answering: Answering, delivery: Delivery) -> None:
-        """Wait for the answer and hand it over, unless the client goes away first: then the work is given up, and
-        recorded as far as it came.
-        """
-        work, gone, delivered = answering.work, asyncio.ensure_future(http.disconnected(self._receive)), False
-        try:
-            while not (work.done() or gone.done()):
-                await asyncio.wait((work, gone), timeout=KEEP_ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
-                if not (work.done() or gone.done()):
-                    await delivery.keep_alive()
-            if not gone.done():
-                await delivery.give(work.result())
-                delivered = answering.useful and not gone.done()
-        except asyncio.CancelledError:  # the server ends
-            await delivery.fail(self._gateway.cut_off())
-        except Exception as error:  # noqa: BLE001 - the client gets the error in its own format
-            await delivery.fail(_refusal(error))
-        finally:
-            gone.cancel()
-            if delivered:
-                unread.delivered(digest, answering)
-            else:
-                unread.missed(digest, answering)
-                if not work.done() and not answering.readers:
-                    await asyncio.wait((work,))
-                    if not work.cancelled() and isinstance(error := work.exception(), Exception):
-                        _refusal(error)  # nobody is left to be told, but a bug is logged
-
-    async def _relay(
-        self, upstream: Upstream, session: Session, request: ChatRequest, route: Route, body: bytes, digest: bytes
-    ) -> None:
-        live = None
-        answering = session.unread.join(digest) if self._caller.retries else None
-        if answering is None:
-            live, index = Relayed(), session.next_index()
-            call_id = f"{self._dialect.id_prefix}{session.attempt.id}-{index}"
-            begun = Reply(
-                id=call_id, request=request, created=int(live.started_at), prompt_tokens=0, reused_tokens=0, choices=()
-            )
-            work = asyncio.ensure_future(
-                self._hand_on(upstream, live, session, begun, index=index, route=route, body=body)
-            )
-            answering = session.unread.begin(digest, work, begun=begun, sampled=live.whole)
-        await self._attend(
-            session.unread, digest, answering, HandedOn(self._dialect, self._send, begun=answering.begun, live=live)
+        return Exchange(
+            gateway.backend,
+            session=session,
+            dialect=self._dialect,
+            request=request,
+            prompts=await gateway.prompts.of(session, request, incoming.receive),
+            policy=route.policy,
+            agent=agent,
         )
-
-    async def _hand_on(
-        self,
-        upstream: Upstream,
-        relayed: Relayed,
-        session: Session,
-        begun: Reply,
-        *,
-        index: int,
-        route: Route,
-        body: bytes,
-    ) -> Relayed:
-        query, headers, request = self._scope["query_string"].decode("latin-1"), self._scope["headers"], begun.request
-        try:
-            await upstream.relay(
-                relayed, path=self._path, query=query, headers=headers, body=body, asked=request.model, send=self._send
-            )
-        except asyncio.CancelledError:
-            relayed.broken = self._gateway.backstage.left()
-            raise
-        finally:
-            if request.counted is None:
-                call = relayed_call(
-                    relayed,
-                    call_id=begun.id,
-                    index=index,
-                    attempt_id=session.attempt.id,
-                    agent=routing.role(route, request, caller=self._caller.agent),
-                    policy=route.policy,
-                    dialect=self._dialect.name,
-                    body=request.body,
-                )
-                await self._gateway.backstage.record(session, call)
-        return relayed
-
-
-def _refusal(error: Exception) -> Refused:
-    if isinstance(error, Refused):
-        return error
-    if isinstance(error, StoreFailed):
-        return Refused(500, error.message, code="store_error", hint=error.hint)
-    if isinstance(error, BadConversation | RecursionError):
-        return Refused(400, str(error), code="invalid_messages", param="messages")
-    log.error("a call failed", exc_info=error)  # a bug of ours
-    message = error.message if isinstance(error, LightningError) else f"{type(error).__name__}: {error}"
-    return Refused(500, message, code="internal_error")
-
-
-async def _live(receive: Receive, send: Send) -> None:
-    while True:
-        event = await receive()
-        await send({"type": f"{event['type']}.complete"})
-        if event["type"] == "lifespan.shutdown":
-            return
-
-
-async def _no_websocket(scope: Scope, send: Send) -> None:
-    if "websocket.http.response" not in scope.get("extensions", {}):
-        await send({"type": "websocket.close", "code": 1000})
-        return
-    await send({"type": "websocket.http.response.start", "status": 426, "headers": [http.JSON]})
-    await send({"type": "websocket.http.response.body", "body": b"{}"})

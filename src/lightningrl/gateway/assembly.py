@@ -12,13 +12,15 @@ from lightningrl.engine.base import Engine
 from lightningrl.errors import LightningError
 from lightningrl.gateway import routing
 from lightningrl.gateway.app import Gateway
-from lightningrl.gateway.capture import Backstage
-from lightningrl.gateway.relay import Upstream
+from lightningrl.gateway.backend import Backend
+from lightningrl.gateway.endpoints import Endpoints
 from lightningrl.gateway.rewards import Rewards
 from lightningrl.gateway.routing import Route
 from lightningrl.gateway.server import listening
-from lightningrl.gateway.sessions import Sessions, Visitors
+from lightningrl.gateway.sessions import Sessions
 from lightningrl.gateway.traces import Traces
+from lightningrl.gateway.upstream import Upstream
+from lightningrl.gateway.visitors import Visitors
 from lightningrl.store import Store
 
 
@@ -30,7 +32,7 @@ def make_gateway(
     engines: Mapping[str, Engine],
     visitors: Visitors | None = None,
 ) -> Gateway:
-    """The application as the recipe's settings describe it. See `create_app` for the arguments."""
+    """The gateway that a recipe describes. See `create_app` for the arguments."""
     return create_app(
         store=store,
         chat=template,
@@ -50,7 +52,7 @@ def make_gateway(
 
 @asynccontextmanager
 async def opened(gateway: Gateway, sock: socket.socket) -> AsyncIterator[str]:
-    """The gateway, listening while the block runs; yields its base URL."""
+    """Serve the gateway on a socket while the block runs. Yields its base URL."""
     async with AsyncExitStack() as stack:
         for upstream in gateway.upstreams.values():
             stack.push_async_callback(upstream.close)
@@ -75,29 +77,34 @@ def create_app(
     may_reward: bool = False,
     shared_processes: bool = False,
 ) -> Gateway:
-    """The application to hand to uvicorn. `engines` by policy; `max_length` tokens of prompt and completion fit into
-    them.
+    """The ASGI application. `engines`: by policy. `max_length`: tokens of prompt and completion that fit into them.
 
-    `embeddings` names the upstream for embedding requests. `strict`: arguments of strict tools are held to their
-    schema. `visitors` lets callers in who have no token of their own. `may_reward`: agents may reward their own calls.
-    `shared_processes`: attempts share processes, so that telemetry may come without a token.
+    `embeddings` names the upstream for embedding requests ("upstreams.NAME"; "": none). `max_in_flight`: requests that
+    are answered at once; more are refused with 429. `strict`: the arguments of strict tools are constrained to their
+    schema. `visitors` admits callers without a token. `may_reward`: agents may reward their own calls.
+    `shared_processes`: attempts share a process, so its telemetry may come without a token. For `history`, see
+    `ConversationTree`. Raises `LightningError` if a route leads to an unknown policy.
     """
     others = {f"upstreams.{upstream.name}": upstream for upstream in upstreams}
     missing = sorted({route.policy for route in routes} - set(engines) - set(others))
     if missing:
         raise LightningError(f"no engine for policy `{missing[0]}`", hint=f"engines: {', '.join([*engines, *others])}")
-    backstage = Backstage(store=store, template=chat, engines=engines, seed=seed, max_length=max_length, strict=strict)
+    backend = Backend(store=store, template=chat, engines=engines, seed=seed, max_length=max_length, strict=strict)
     spoken = [plugins.load(name, kind="dialect")() for name in dialects or plugins.names("dialect")]
     sessions = Sessions(store, chat, spoken, history=history, visitors=visitors)
-    traces = Traces(store, sessions, prefixes=[dialect.id_prefix for dialect in spoken], shared=shared_processes)
-    rewards = Rewards(store, sessions, allowed=may_reward)
+    prefixes = [dialect.id_prefix for dialect in spoken]
+    endpoints = Endpoints(
+        sessions,
+        traces=Traces(store, sessions, prefixes=prefixes, shared=shared_processes),
+        rewards=Rewards(store, sessions, allowed=may_reward),
+        embeddings=others.get(embeddings),
+    )
     return Gateway(
-        backstage,
+        backend,
         routes=routes,
         dialects=spoken,
         sessions=sessions,
         upstreams=others,
-        embeddings=embeddings,
+        endpoints=endpoints,
         max_in_flight=max_in_flight,
-        beside={"/traces": traces, "/rewards": rewards},
     )

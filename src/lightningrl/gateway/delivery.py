@@ -9,38 +9,41 @@ from lightningrl.dialects.base import Dialect, Refused, Reply, TokenLogprob
 from lightningrl.gateway.http import EventSender, Send, respond
 
 Show: TypeAlias = Callable[[int, Piece, Sequence[TokenLogprob] | None], Awaitable[None]]
-"""Called with the number of an answer, what may be shown of it now, and the tokens that this is made of (None: nobody
-asked).
-"""
+"""Takes the index of an answer, new text of it, and the tokens of that text (None: not requested)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """All that is to be answered, and recorded already."""
+    """A complete answer, already recorded."""
 
     reply: Reply
     body: Mapping[str, Any] | None
-    """As it was recorded; None where several calls make one answer."""
+    """The response as it was recorded; None if several calls make up the answer."""
 
 
 class Delivery(Protocol):
-    """The way of one answer to one client."""
+    """Sends one answer to one client."""
 
     def begin(self) -> Show | None:
-        """The answer is about to be sampled. None: pieces of it are of no use."""
+        """Called before sampling starts, for the client that is served live. None: send nothing before the end."""
         ...
 
     async def keep_alive(self) -> None:
-        """Called every now and then while the answer takes its time."""
+        """Called every `KEEP_ALIVE_S` seconds while the answer is being made."""
         ...
 
     async def give(self, answered: Any) -> None:
-        """What the work on the answer has come to: `Answered`, or what an upstream has said."""
+        """Send the answer: `Answered`, or the `Relayed` answer of an upstream."""
         ...
 
     async def fail(self, refused: Refused) -> None:
-        """There will be no answer. Raises `refused` if nothing has been sent yet."""
+        """End a stream that has begun with an error. Raises `refused` if nothing has been sent yet."""
         ...
+
+
+def delivery_of(dialect: Dialect, begun: Reply, send: Send) -> Delivery:
+    """`begun`: all of the answer that is known before anything is sampled."""
+    return Streamed(dialect, begun, send) if begun.request.stream else Whole(dialect, send)
 
 
 class Whole:
@@ -54,26 +57,24 @@ class Whole:
         return None
 
     async def keep_alive(self) -> None:
-        """HTTP has nothing to say before an answer is there."""
+        """HTTP allows nothing before the response."""
 
     async def give(self, answered: Answered) -> None:
-        await respond(
-            self._send, 200, answered.body if answered.body is not None else self._dialect.respond(answered.reply)
-        )
+        body = self._dialect.respond(answered.reply) if answered.body is None else answered.body
+        await respond(self._send, 200, body)
 
     async def fail(self, refused: Refused) -> None:
         raise refused
 
 
 class Streamed:
-    """Event by event; the terminal event follows the record."""
+    """Event by event. The terminal event is sent after the call is recorded."""
 
-    def __init__(self, dialect: Dialect, send: Send, *, begun: Reply) -> None:
-        """`begun`: the answer as far as it is known before anything has been sampled."""
+    def __init__(self, dialect: Dialect, begun: Reply, send: Send) -> None:
         self._events = dialect.stream(begun)
         self._sender = EventSender(send, media_type=self._events.media_type)
         self._live = False
-        """Not for a repeated request: it gets all at once."""
+        """False for a repeated request: it gets the whole stream at once."""
 
     def begin(self) -> Show | None:
         self._live = True
@@ -91,14 +92,15 @@ class Streamed:
         await self._sender.keep_alive()
 
     async def give(self, answered: Answered) -> None:
-        reply, events, pieces = answered.reply, self._events, []
+        reply, events = answered.reply, self._events
+        data = b""
         for choice in () if self._live else reply.choices:
-            pieces.append(events.reasoning(choice.index, choice.message.reasoning) if choice.message.reasoning else b"")
-            pieces.append(
-                events.text(choice.index, choice.message.content, choice.tokens) if choice.message.content else b""
-            )
-        pieces += [events.finish(choice) for choice in reply.choices]
-        await self._sender.end(b"".join([*pieces, events.close(reply)]))
+            message = choice.message
+            data += events.reasoning(choice.index, message.reasoning) if message.reasoning else b""
+            data += events.text(choice.index, message.content, choice.tokens) if message.content else b""
+        for choice in reply.choices:
+            data += events.finish(choice)
+        await self._sender.end(data + events.close(reply))
 
     async def fail(self, refused: Refused) -> None:
         if not self._sender.began:

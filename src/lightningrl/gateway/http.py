@@ -6,11 +6,13 @@ import asyncio
 import hashlib
 import zlib
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
 from lightningrl.dialects.base import MediaType, Refused
+from lightningrl.gateway.identity import Caller, caller_of, split_path
 from lightningrl.gateway.threads import in_thread
 
 T = TypeVar("T")
@@ -39,6 +41,36 @@ ALIVE = b": keep-alive\n\n"
 
 class Gone(Exception):
     """The client went away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incoming:
+    """One HTTP request. Its body has not been read yet."""
+
+    scope: Scope
+    receive: Receive
+    send: Send
+    path: str
+    """Without `/r/<token>` and `/v1`."""
+    path_token: str | None
+    query: str
+
+    @property
+    def method(self) -> str:
+        return self.scope["method"]
+
+    def caller(self) -> Caller:
+        return caller_of(self.scope, path_token=self.path_token)
+
+    async def read(self, *, limit: int | None = None) -> bytes:
+        """The body, unpacked, of at most `limit` bytes (None: `BODY_LIMIT`). Raises `Refused`, and `Gone`."""
+        return await read(self.scope, self.receive, limit=limit)
+
+
+def incoming(scope: Scope, receive: Receive, send: Send) -> Incoming:
+    path_token, path = split_path(scope["path"])
+    query = scope["query_string"].decode("latin-1")
+    return Incoming(scope=scope, receive=receive, send=send, path=path, path_token=path_token, query=query)
 
 
 async def read(scope: Scope, receive: Receive, *, limit: int | None = None) -> bytes:
@@ -194,7 +226,7 @@ class EventSender:
             await self._send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def keep_alive(self) -> None:
-        """Called every now and then: says that somebody is still there, if nothing has been sent since the last time."""
+        """Called at intervals. Sends a comment if nothing has been sent since the last call."""
         if self._quiet and self._media_type == "text/event-stream":
             await self.write(ALIVE)
         self._quiet = True
@@ -228,3 +260,17 @@ def _too_deep() -> Refused:
     return Refused(
         400, f"the body is nested deeper than `{NESTING_LIMIT}`", code="invalid_json", hint="send flatter JSON"
     )
+
+
+async def other(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer what is not HTTP: the events of an ASGI server's life, and WebSockets, which are refused."""
+    if scope["type"] == "lifespan":
+        event = {"type": ""}
+        while event["type"] != "lifespan.shutdown":
+            event = await receive()
+            await send({"type": f"{event['type']}.complete"})
+    elif "websocket.http.response" in scope.get("extensions", {}):
+        await send({"type": "websocket.http.response.start", "status": 426, "headers": [JSON]})
+        await send({"type": "websocket.http.response.body", "body": b"{}"})
+    else:
+        await send({"type": "websocket.close", "code": 1000})

@@ -42,7 +42,7 @@ MAX_LENGTH = 1_000_000
 
 ANY_OBJECT = {"type": "object"}
 
-asked: ContextVar[ChatRequest | None] = ContextVar("lightningrl_asked", default=None)
+current_request: ContextVar[ChatRequest | None] = ContextVar("lightningrl_request", default=None)
 """What the agent has asked for, while an engine answers it; None: nobody did, the prompt is all there is."""
 
 
@@ -119,7 +119,7 @@ class ScriptedEngine:
 
     async def _answer(self, prompt_ids: Sequence[int]) -> list[int]:
         """The ids that say what the script says."""
-        request = asked.get()
+        request = current_request.get()
         messages = request.messages if request else ()
         tools = request.tools if request else ()
         decode = self._template.decode
@@ -148,7 +148,7 @@ class ScriptedEngine:
         """What the script is told by name."""
         if not self._takes_format:
             return {}
-        request = asked.get()
+        request = current_request.get()
         return {
             "response_format": None if request is None or request.json_schema is None else _format(request.json_schema)
         }

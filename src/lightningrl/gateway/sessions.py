@@ -1,8 +1,7 @@
-"""What does the gateway remember of an attempt between its calls? Its conversations, how many calls there were, and
-which prompts.
+"""What does the gateway remember of an attempt between its calls? Its conversations, and which prompts occurred.
 
-All of it follows from the store: a session that was dropped, or lost with the process, is built again from the
-attempt's calls.
+All of it follows from the store: a session that was dropped, or lost with the process, is rebuilt from the attempt's
+calls.
 """
 
 import hashlib
@@ -10,108 +9,110 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from lightningrl.chat import ChatTemplate, ConversationTree
-from lightningrl.dialects.base import Dialect, Past, Refused
+from lightningrl.chat.prompt import Place
+from lightningrl.dialects.base import ChatRequest, Dialect, Past, Refused
 from lightningrl.errors import UserError
+from lightningrl.gateway.answering import Unread
 from lightningrl.gateway.identity import Caller, is_local
-from lightningrl.gateway.retries import Unread
+from lightningrl.gateway.refusals import attempt_ended
+from lightningrl.gateway.visitors import Visitors
+from lightningrl.messages import Message
 from lightningrl.store import Store
 from lightningrl.types import Attempt, Call, Ints, Rollout, Sampling
 
 KEPT_TOKENS = 8_000_000
-"""Token ids that idle sessions remember: 32 MB. What is forgotten costs a read of the store."""
+"""Token ids that idle sessions may keep in memory: 32 MB. A dropped session costs a read of the store."""
 KEPT = 4096
-"""Idle sessions."""
+"""Sessions that are kept in memory, if some of them are idle."""
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
-    """Where the chance of one answer comes from."""
+class Randomness:
+    """The random bits of one answer: its sampling seed and its tool call ids follow from them."""
 
-    chance: bytes
+    bits: bytes
     """Sixteen bytes."""
     prompt: bytes
-    """A digest of what was read."""
+    """Digest of the prompt ids."""
     occurrence: int
-    """How often it had been read in this attempt, this time included."""
+    """1 for the first answer to this prompt in the attempt, 2 for the second, and so on."""
 
 
 class Session:
-    """One running attempt."""
+    """What is remembered of one running attempt."""
 
     def __init__(
         self, rollout: Rollout, attempt: Attempt, template: ChatTemplate, *, history: Literal["exact", "template"]
     ) -> None:
         unknown = sorted(set(rollout.sampling) - {field.name for field in fields(Sampling)})
         if unknown:
-            raise UserError(
-                f"unknown sampling field `{unknown[0]}` in rollout `{rollout.id}`",
-                hint="see `lightningrl.types.Sampling`",
-            )
+            message = f"unknown sampling field `{unknown[0]}` in rollout `{rollout.id}`"
+            raise UserError(message, hint="see `lightningrl.types.Sampling`")
         self.laid_down: dict[str, Any] = dict(rollout.sampling)
-        """Sampling fields that go over what the agent asks for."""
+        """Sampling fields of the rollout. They override the agent's."""
         for name in {"stop", "stop_token_ids"} & set(self.laid_down):
             self.laid_down[name] = tuple(self.laid_down[name])  # JSON has no tuples
         self.seed: int | None = self.laid_down.pop("seed", None)
-        """Where the chance of this rollout comes from, also if the agent asks for a seed: a group that draws alike has
-        nothing to compare.
-        """
+        """Sampling seed. It overrides the agent's: identical samples teach nothing."""
         self.rollout = rollout
         self.attempt = attempt
         self.tree = ConversationTree(template, history=history)
         self.past = Past()
         self.unread = Unread()
         self.active = 0
-        """Requests under way."""
+        """Requests that are being answered."""
         self.tokens = 0
-        """Token ids remembered, roughly."""
+        """Token ids in memory, roughly."""
         self._calls = 0
         self._seen: Counter[bytes] = Counter()
         self._returned: dict[bytes, list[int]] = {}
 
     def next_index(self) -> int:
-        """The order of arrival of a new call."""
+        """The index of a new call: calls are numbered as they arrive."""
         self._calls += 1
         return self._calls - 1
 
-    def draw(self, prompt_ids: Ints, *, run_seed: int) -> Draw:
-        """Chance for the next answer to this prompt: it follows from the rollout's seed (or the run's, and its name),
-        the prompt and how often the prompt was seen before in this attempt, so neither timing nor a second attempt
-        changes it.
+    def randomness(self, prompt_ids: Ints, *, run_seed: int) -> Randomness:
+        """Random bits for the next answer to this prompt.
+
+        They follow from the rollout's seed (without one: the run's seed and the rollout's name), the prompt, and how
+        often the prompt occurred in this attempt. Neither timing nor a second attempt changes them.
         """
-        prompt = hashlib.blake2b(prompt_ids.tobytes(), digest_size=16).digest()
+        prompt = _digest(prompt_ids)
         occurrence = self._occurrence(prompt)
         source = f"{run_seed}\n{self.rollout.id}" if self.seed is None else str(self.seed)
-        return Draw(
-            hashlib.blake2b(f"{source}\n{occurrence}\n".encode() + prompt, digest_size=16).digest(), prompt, occurrence
-        )
+        bits = hashlib.blake2b(f"{source}\n{occurrence}\n".encode() + prompt, digest_size=16).digest()
+        return Randomness(bits, prompt, occurrence)
 
-    def give_back(self, draw: Draw) -> None:
-        """Nobody has read the answer: who asks again gets the same chance, as if the first time had not been."""
-        self._returned.setdefault(draw.prompt, []).append(draw.occurrence)
+    def give_back(self, randomness: Randomness) -> None:
+        """The answer reached no client. The next answer to the same prompt gets the same randomness."""
+        self._returned.setdefault(randomness.prompt, []).append(randomness.occurrence)
+
+    def remember(
+        self, call: Call, dialect: Dialect, request: ChatRequest, *, key: Place | None, answer: Message
+    ) -> None:
+        """Add a complete call to the conversations: later calls may continue it."""
+        dialect.remember(self.past, request, call.response)
+        self.tokens += len(call.completion_ids)
+        ids, sampled = call.prompt_ids, call.completion_ids
+        if request.prompts:
+            self.tree.add_raw(call.id, prompt_ids=ids, completion_ids=sampled)
+        else:
+            self.tree.add(call.id, key=key, prompt_ids=ids, completion_ids=sampled, answer=answer)
 
     def recall(self, call: Call, dialect: Dialect | None) -> None:
-        """Take in a call that an earlier session served; `dialect` is None for one that is not spoken any more."""
+        """Take in a call that an earlier session answered. `dialect` is None if its dialect is not served any more."""
         self._calls = max(self._calls, call.index + 1)
-        if call.finish_reason != "cancelled":  # that chance was given back
-            self._seen[hashlib.blake2b(call.prompt_ids.tobytes(), digest_size=16).digest()] += 1
+        if call.finish_reason != "cancelled":  # a cancelled call gave its randomness back
+            self._seen[_digest(call.prompt_ids)] += 1
         if call.capture in ("incomplete", "upstream") or dialect is None:
             return
         request = dialect.parse(call.request, self.past)
-        dialect.remember(self.past, request, call.response)
-        self.tokens += len(call.completion_ids)
-        if request.prompts:
-            self.tree.add_raw(call.id, prompt_ids=call.prompt_ids, completion_ids=call.completion_ids)
-            return
-        self.tree.add(
-            call.id,
-            key=self.tree.key(request.messages, tools=request.tools),
-            prompt_ids=call.prompt_ids,
-            completion_ids=call.completion_ids,
-            answer=dialect.answer(call.response),
-        )
+        key = None if request.prompts else self.tree.key(request.messages, tools=request.tools)
+        self.remember(call, dialect, request, key=key, answer=dialect.answer(call.response))
 
     @contextmanager
     def busy(self) -> Iterator[None]:
@@ -128,14 +129,6 @@ class Session:
             return earliest
         self._seen[prompt] += 1
         return self._seen[prompt]
-
-
-class Visitors(Protocol):
-    """Takes in callers of this machine who have no token of their own (`lightningrl run`)."""
-
-    async def token(self, session: str | None) -> str:
-        """The token of the attempt that a client's own session belongs to; None: it names none."""
-        ...
 
 
 class Sessions:
@@ -156,50 +149,53 @@ class Sessions:
         self._history: Literal["exact", "template"] = history
         self._visitors = visitors
         self._sessions: OrderedDict[str, Session] = OrderedDict()
-        self._rounds: deque[str] = deque()
-        """Attempts in the order in which they are looked at: do they still run?"""
+        self._checks: deque[str] = deque()
+        """Attempts, in the order in which the next checks ask whether they are still running."""
 
     async def admit(self, caller: Caller) -> tuple[Rollout, Attempt]:
-        """The running attempt of a caller. Raises `Refused` (401) for an unknown token, and for one whose attempt has
-        ended.
-        """
-        found = await self.whose(caller)
+        """The caller's running attempt. Raises `Refused` (401) if its token is unknown or its attempt has ended."""
+        found = await self.attempt_of(caller)
         if found is None:
             hint = "give the agent the API key (or base URL) of its attempt"
             if self._visitors is not None:
-                hint = "only programs of this machine may leave out the key, and no web pages: take it from `OPENAI_API_KEY`"
+                who = "only programs of this machine may leave out the key, and no web pages"
+                hint = f"{who}: take it from `OPENAI_API_KEY`"
             raise Refused(401, "no such token", code="invalid_api_key", hint=hint)
         if found[1].status != "running":
             self._drop(found[1].id)
-            raise ended()
+            raise attempt_ended()
         return found
 
     async def open(self, caller: Caller) -> Session:
-        """The session of a caller's attempt. Raises `Refused`, as `admit` does."""
+        """The session of the caller's attempt. Raises `Refused`, as `admit` does."""
         rollout, attempt = await self.admit(caller)
         session = self._sessions.get(attempt.id)
         if session is None:
-            self._forget()
-            await self._look_round()
+            self._drop_idle()
+            await self._drop_ended()
             session = self._sessions.setdefault(attempt.id, await self._build(rollout, attempt))
-            self._rounds.append(attempt.id)
+            self._checks.append(attempt.id)
         self._sessions.move_to_end(attempt.id)
         return session
 
-    async def whose(self, caller: Caller) -> tuple[Rollout, Attempt] | None:
-        """The attempt of a token, also one that has ended, or of a visitor from this machine; None for anybody else."""
+    async def attempt_of(self, caller: Caller) -> tuple[Rollout, Attempt] | None:
+        """The attempt of the caller's token, even if it has ended; None: there is no such attempt.
+
+        A visitor from this machine needs no token.
+        """
         found = await self._store.attempt_by_token(caller.token) if caller.token else None
         if found is None and self._visitors is not None and is_local(caller):
             found = await self._store.attempt_by_token(await self._visitors.token(caller.session))
         return found
 
     def attempts(self) -> list[Attempt]:
-        """Those that are remembered."""
+        """The attempts that have a session in memory."""
         return [session.attempt for session in self._sessions.values()]
 
-    def asked_for(self, tool_call_id: str) -> str | None:
-        """The attempt in which a model has asked for this tool call, of those that are remembered; None if there are
-        several: rollouts of the same seed get the same ids.
+    def requester(self, tool_call_id: str) -> str | None:
+        """The id of the attempt whose model requested this tool call.
+
+        None if no attempt in memory did, or several: rollouts with the same seed get the same tool call ids.
         """
         found = [attempt_id for attempt_id, session in self._sessions.items() if session.tree.asked_for(tool_call_id)]
         return found[0] if len(found) == 1 else None
@@ -210,22 +206,24 @@ class Sessions:
             session.recall(call, self._dialects.get(call.dialect))
         return session
 
-    def _forget(self) -> None:
-        """Drop the sessions that have been idle longest, while there are too many or they remember too much."""
-        total = sum(session.tokens for session in self._sessions.values()) if len(self._sessions) % 64 == 63 else 0
-        idle = (
-            [key for key, session in self._sessions.items() if not session.active]
-            if total > KEPT_TOKENS or len(self._sessions) >= KEPT
-            else []
-        )
-        for key in idle[: max(1, len(idle) // 4)]:
-            self._drop(key)
+    def _drop_idle(self) -> None:
+        """Drop the sessions that have been idle longest, if there are too many or they hold too many tokens."""
+        count = len(self._sessions)
+        tokens = 0
+        if count % 64 == 63:  # adding them up takes a while
+            tokens = sum(session.tokens for session in self._sessions.values())
+        if count < KEPT and tokens <= KEPT_TOKENS:
+            return
+        idle = [attempt_id for attempt_id, session in self._sessions.items() if not session.active]
+        for attempt_id in idle[: max(1, len(idle) // 4)]:
+            self._drop(attempt_id)
 
-    async def _look_round(self) -> None:
-        """Drop sessions whose attempts have ended. With two looks for each that begins, half of all sessions run at
-        least.
+    async def _drop_ended(self) -> None:
+        """Check two attempts, and drop their sessions if they have ended.
+
+        With two checks for each new session, at least half of all sessions belong to running attempts.
         """
-        for attempt_id in [self._rounds.popleft() for _ in range(min(2, len(self._rounds)))]:
+        for attempt_id in [self._checks.popleft() for _ in range(min(2, len(self._checks)))]:
             session = self._sessions.get(attempt_id)
             if session is None:
                 continue
@@ -233,7 +231,7 @@ class Sessions:
             if found is None or found[1].status != "running":
                 self._drop(attempt_id)
             if attempt_id in self._sessions:
-                self._rounds.append(attempt_id)
+                self._checks.append(attempt_id)
 
     def _drop(self, attempt_id: str) -> None:
         session = self._sessions.get(attempt_id)
@@ -241,10 +239,5 @@ class Sessions:
             del self._sessions[attempt_id]
 
 
-def ended() -> Refused:
-    return Refused(
-        401,
-        "the attempt of this token has ended",
-        code="attempt_ended",
-        hint="an agent may not go on after its attempt",
-    )
+def _digest(prompt_ids: Ints) -> bytes:
+    return hashlib.blake2b(prompt_ids.tobytes(), digest_size=16).digest()

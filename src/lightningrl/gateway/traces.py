@@ -15,8 +15,7 @@ from dataclasses import replace
 from lightningrl.dialects.base import Refused
 from lightningrl.errors import StoreError, StoreFailed
 from lightningrl.gateway import http
-from lightningrl.gateway.http import Receive, Scope, Send
-from lightningrl.gateway.identity import caller_of
+from lightningrl.gateway.http import Incoming
 from lightningrl.gateway.sessions import Sessions
 from lightningrl.gateway.threads import in_thread
 from lightningrl.store import Store
@@ -55,76 +54,60 @@ class Traces:
         self._attempts: OrderedDict[str, str | None] = OrderedDict()
         """Trace → attempt; None: there were several in it."""
 
-    async def serve(self, scope: Scope, receive: Receive, send: Send, *, path_token: str | None, query: str) -> None:
-        kind = next(
-            (value.partition(b";")[0].strip().lower() for name, value in scope["headers"] if name == b"content-type"),
-            PROTOBUF,
-        )
+    async def serve(self, incoming: Incoming) -> None:
+        headers = incoming.scope["headers"]
+        kind = next((value for name, value in headers if name == b"content-type"), PROTOBUF)
+        kind = kind.partition(b";")[0].strip().lower()
         encoding: otlp.Encoding = "json" if kind == JSON else "protobuf"
         try:
             if kind not in (PROTOBUF, JSON):
-                raise Refused(
-                    415,
-                    f"telemetry of type `{kind.decode('latin-1')}` is not known here",
-                    hint=f"send `{PROTOBUF.decode()}`",
-                )
-            own = await self._own(scope, path_token=path_token, query=query)
+                message = f"telemetry of type `{kind.decode('latin-1')}` is not known here"
+                raise Refused(415, message, hint=f"send `{PROTOBUF.decode()}`")
+            own = await self._own(incoming)
             if own is None:
-                spans = await self._read_unsigned(scope, receive, encoding)
+                spans = await self._read_unsigned(incoming, encoding)
             else:
-                spans = await _read(scope, receive, encoding, limit=http.BODY_LIMIT)
+                spans = await _read(incoming, encoding, limit=http.BODY_LIMIT)
             rejected, why = await self._take(await self._attributed(spans, own))
             status, answer = 200, otlp.answer(encoding, rejected=rejected, message=why)
         except (otlp.BadTelemetry, Refused, StoreFailed) as error:
             status, code = _status(error)
-            answer = otlp.refusal(
-                encoding, code=code, message=error.message if isinstance(error, Refused) else str(error)
-            )
-        headers = [
-            (b"content-type", JSON if encoding == "json" else PROTOBUF),
-            (b"content-length", str(len(answer)).encode()),
-        ]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": answer})
+            message = error.message if isinstance(error, Refused) else str(error)
+            answer = otlp.refusal(encoding, code=code, message=message)
+        kind = JSON if encoding == "json" else PROTOBUF
+        headers = [(b"content-type", kind), (b"content-length", str(len(answer)).encode())]
+        await incoming.send({"type": "http.response.start", "status": status, "headers": headers})
+        await incoming.send({"type": "http.response.body", "body": answer})
 
-    async def _read_unsigned(self, scope: Scope, receive: Receive, encoding: otlp.Encoding) -> list[Span]:
+    async def _read_unsigned(self, incoming: Incoming, encoding: otlp.Encoding) -> list[Span]:
         try:
             async with self._unsigned, asyncio.timeout(UNSIGNED_S):
-                return await _read(scope, receive, encoding, limit=UNSIGNED_LIMIT)
+                return await _read(incoming, encoding, limit=UNSIGNED_LIMIT)
         except TimeoutError as error:
-            raise Refused(
-                408, f"telemetry without a token has not arrived within {UNSIGNED_S:g} s", code="timeout"
-            ) from error
+            message = f"telemetry without a token has not arrived within {UNSIGNED_S:g} s"
+            raise Refused(408, message, code="timeout") from error
 
-    async def _own(self, scope: Scope, *, path_token: str | None, query: str) -> str | None:
-        """The attempt of the token; None: there is no such token, and there need not be."""
-        found = await self._sessions.whose(caller_of(scope, path_token=path_token))
+    async def _own(self, incoming: Incoming) -> str | None:
+        """The id of the attempt whose token came with the spans; None: no token came, and none is needed."""
+        found = await self._sessions.attempt_of(incoming.caller())
         if found is None and not self._shared:
             hint = "set OTEL_EXPORTER_OTLP_TRACES_HEADERS to `x-api-key=<token>`, or send to `/r/<token>/v1/traces`"
             raise Refused(401, "no such token", code="invalid_api_key", hint=hint)
         return None if found is None else found[1].id
 
     async def _attributed(self, spans: Sequence[Span], own: str | None) -> list[Span]:
-        """With attempts and calls as far as they are known; `attempt_id` stays "" where it is not. Where attempts share
-        an exporter, what a span says goes before the token: whoever has it sent may have sent what others had left in
-        the queue. So where some spans are another's, the token says nothing of the rest.
+        """The spans with the ids of their attempts and calls, where known; `attempt_id` stays "" where it is not.
+
+        Where attempts share an exporter, what a span says overrides the token: the exporter sends the queued spans of
+        other attempts, too. So if one span belongs to another attempt, the token does not claim the remaining ones.
         """
         if not self._shared:
-            own = own or ""
-            return [
-                replace(
-                    span, attempt_id=own, call_id=call_id if self._attempt_of(call_id := _answer(span)) == own else None
-                )
-                for span in spans
-            ]
+            return [_joined(span, own or "", self._attempt_of(_answer(span))) for span in spans]
         marks = await self._marks({_mark(span) for span in spans} - {""})
-        joined = [
-            replace(span, attempt_id=marks.get(_mark(span)) or self._attempt_of(_answer(span)) or "") for span in spans
-        ]
-        joined = [
-            replace(span, call_id=_answer(span)) if span.attempt_id == self._attempt_of(_answer(span)) else span
-            for span in joined
-        ]
+        joined: list[Span] = []
+        for span in spans:
+            caller = self._attempt_of(_answer(span))
+            joined.append(_joined(span, marks.get(_mark(span)) or caller or "", caller))
         self._remember(joined)
         joined = [span if span.attempt_id else replace(span, attempt_id=self._neighbours(span)) for span in joined]
         if own is None or any(span.attempt_id not in ("", own) for span in joined):
@@ -156,8 +139,8 @@ class Traces:
     def _neighbours(self, span: Span) -> str:
         """The attempt that asked for its tool call, or that of its trace; "" if that is not one alone."""
         tool_id = span.attributes.get(TOOL_CALL_ID)
-        asked_by = self._sessions.asked_for(tool_id) if tool_id else None
-        return asked_by or self._attempts.get(span.trace_id) or ""
+        requester = self._sessions.requester(tool_id) if tool_id else None
+        return requester or self._attempts.get(span.trace_id) or ""
 
     async def _take(self, spans: Sequence[Span]) -> tuple[int, str]:
         """(how many were not taken, why)"""
@@ -194,9 +177,13 @@ def _status(error: otlp.BadTelemetry | Refused | StoreFailed) -> tuple[int, int]
     return status, UNAUTHENTICATED if status == 401 else INVALID
 
 
-async def _read(scope: Scope, receive: Receive, encoding: otlp.Encoding, *, limit: int) -> list[Span]:
-    body = await http.read(scope, receive, limit=limit)
-    return await in_thread(otlp.decode, body, encoding)
+async def _read(incoming: Incoming, encoding: otlp.Encoding, *, limit: int) -> list[Span]:
+    return await in_thread(otlp.decode, await incoming.read(limit=limit), encoding)
+
+
+def _joined(span: Span, attempt_id: str, caller: str | None) -> Span:
+    """The span of this attempt. It names its call if `caller`, the attempt of that call, is the same."""
+    return replace(span, attempt_id=attempt_id, call_id=_answer(span) if caller == attempt_id else None)
 
 
 def _mark(span: Span) -> str:

@@ -1,0 +1,175 @@
+"""Answers in the making: which clients wait for each, and which answer may a repeated request have?
+
+An SDK that gets no answer repeats its request, and says so in a header. Identical requests without that header are
+resamples, and each is sampled afresh. A repeated request gets the answer of the request that it repeats. That answer
+may still be in the making, may have been ready when its client had gone, or may just have been written to a connection
+that broke. A written answer is given again only if there is just one: of several, the lost one cannot be told. If the
+first try was refused, broke or was given up, the repetition is sampled afresh; it must not get a resample's answer.
+"""
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from lightningrl.gateway import http
+from lightningrl.gateway.delivery import Delivery
+from lightningrl.gateway.http import Receive, Send
+from lightningrl.gateway.refusals import ENDED, GONE, refusal_of
+
+KEEP_ALIVE_S = 10.0
+"""A stream is never silent for longer: proxies and clients time out after 30 to 60 s."""
+KEPT = 64
+"""Requests of one attempt that are remembered without a delivered answer; a repetition comes within seconds."""
+WRITTEN_S = 5.0
+"""Written answers are kept for this time: SDKs wait for 0.5 to 2 s before they first repeat a request."""
+
+
+class Work(Protocol):
+    """Makes one answer. `capture.Exchange` samples it, `relay.Relay` gets it from another server."""
+
+    @property
+    def delivery(self) -> Callable[[Send], Delivery]:
+        """Makes the delivery of this answer to one client."""
+        ...
+
+    def sampled(self) -> bool:
+        """Only recording is left to do."""
+        ...
+
+    async def run(self, delivery: Any) -> Any:
+        """Returns the argument of `Delivery.give`. `delivery` is that of the first client, which may follow live."""
+        ...
+
+
+class Answering:
+    """One answer in the making, and the clients that wait for it."""
+
+    def __init__(self, unread: "Unread", digest: bytes, work: Work, delivery: Delivery) -> None:
+        self.digest = digest
+        self.delivery = work.delivery
+        self.readers = 1
+        """Clients that are still connected."""
+        self._unread = unread
+        self._sampled = work.sampled
+        self._task = asyncio.ensure_future(work.run(delivery))
+
+    @property
+    def useful(self) -> bool:
+        """There is an answer, or there will be."""
+        task = self._task
+        if task.cancelling():
+            return False
+        return not task.done() or not (task.cancelled() or task.exception() or not self._sampled())
+
+    async def hand_over(self, delivery: Delivery, receive: Receive) -> None:
+        """Wait for the answer and send it to one client. Raises `Refused` if it fails before anything was sent.
+
+        If the client goes away first, and no other waits, sampling is given up and recorded as far as it came.
+        """
+        gone = asyncio.ensure_future(http.disconnected(receive))
+        delivered, why = False, GONE
+        try:
+            await self._wait(gone, delivery)
+            if not gone.done():
+                await delivery.give(self._task.result())
+                delivered = self.useful and not gone.done()
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the client is told in its own dialect
+            why = ENDED if isinstance(error, asyncio.CancelledError) else GONE
+            await delivery.fail(refusal_of(error))
+        finally:
+            gone.cancel()
+            if delivered:
+                self._sampled = _done  # frees the work and all that it holds
+                self._unread.delivered(self)
+            else:
+                await self._leave(why)
+
+    async def _wait(self, gone: "asyncio.Future[None]", delivery: Delivery) -> None:
+        while not (self._task.done() or gone.done()):
+            await asyncio.wait((self._task, gone), timeout=KEEP_ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
+            if not (self._task.done() or gone.done()):
+                await delivery.keep_alive()
+
+    async def _leave(self, why: str) -> None:
+        """A client has no answer. The last one that leaves stops the sampling, which frees the engine."""
+        task = self._task
+        self.readers -= 1
+        if not self.readers and not self._sampled():
+            task.cancel(why)
+        self._unread.missed(self)
+        if self.readers or task.done():
+            return
+        await asyncio.wait((task,))  # it is being recorded
+        if not task.cancelled() and (error := task.exception()) is not None:
+            refusal_of(error)  # no client is left to be told, but a bug is logged
+
+
+@dataclass(slots=True)
+class Unread:
+    """Answers of one attempt that have not reached their clients, by the digest of the request."""
+
+    _waiting: dict[bytes, list[Answering]] = field(default_factory=dict)
+    _failed: Counter[bytes] = field(default_factory=Counter)
+    """How many requests got no answer, and have not been repeated yet."""
+    _written: deque[tuple[float, Answering]] = field(default_factory=lambda: deque(maxlen=8))
+    """Answers that were written within the last `WRITTEN_S`, and when."""
+
+    def begin(self, digest: bytes, work: Work, delivery: Delivery) -> Answering:
+        """Start to make an answer."""
+        answering = Answering(self, digest, work, delivery)
+        self._waiting.setdefault(digest, []).append(answering)
+        return answering
+
+    def join(self, digest: bytes) -> Answering | None:
+        """The answer for a repeated request. None: it must be sampled afresh."""
+        useful = [answering for answering in self._waiting.get(digest, ()) if answering.useful]
+        found = min(useful, key=lambda answering: answering.readers, default=None)
+        if self._failed[digest] and (found is None or found.readers):
+            self._failed[digest] -= 1
+            return None
+        found = found or self._just_written(digest)
+        if found is not None:
+            found.readers += 1
+        return found
+
+    def delivered(self, answering: Answering) -> None:
+        self._written.append((time.monotonic(), answering))
+        asyncio.get_running_loop().call_later(WRITTEN_S, self._expire)
+        self._forget(answering)
+
+    def missed(self, answering: Answering) -> None:
+        """A client got no answer. One that is ready, or nearly so, is kept for a repetition."""
+        if not answering.useful:
+            self._forget(answering)
+            self.failed(answering.digest)
+        elif len(self._waiting) > KEPT:
+            del self._waiting[next(iter(self._waiting))]
+
+    def failed(self, digest: bytes) -> None:
+        """A request gets no answer, and may be repeated."""
+        self._failed[digest] += 1
+        if len(self._failed) > KEPT:
+            del self._failed[next(iter(self._failed))]
+
+    def _just_written(self, digest: bytes) -> Answering | None:
+        found = {answering for _, answering in self._written if answering.digest == digest}
+        return found.pop() if len(found) == 1 else None
+
+    def _expire(self) -> None:
+        until = time.monotonic() - WRITTEN_S
+        while self._written and self._written[0][0] <= until:
+            self._written.popleft()
+
+    def _forget(self, answering: Answering) -> None:
+        found = self._waiting.get(answering.digest, [])
+        if answering in found:
+            found.remove(answering)
+        if not found:
+            self._waiting.pop(answering.digest, None)
+
+
+def _done() -> bool:
+    return True

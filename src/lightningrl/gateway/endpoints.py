@@ -1,0 +1,73 @@
+"""What does the gateway serve besides calls? Health, the list of models, telemetry, rewards and embeddings."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from lightningrl.dialects.base import Refused
+from lightningrl.dialects.openai_wire import matched
+from lightningrl.gateway import http, routing
+from lightningrl.gateway.http import Incoming, respond
+from lightningrl.gateway.refusals import too_busy
+from lightningrl.gateway.rewards import Rewards
+from lightningrl.gateway.routing import Route
+from lightningrl.gateway.sessions import Sessions
+from lightningrl.gateway.traces import Traces
+from lightningrl.gateway.upstream import Relayed, Upstream
+
+EMBEDDINGS = "/embeddings"
+
+
+class Endpoints:
+    def __init__(self, sessions: Sessions, *, traces: Traces, rewards: Rewards, embeddings: Upstream | None) -> None:
+        """`embeddings`: the upstream for embedding requests; None: they are refused."""
+        self._sessions = sessions
+        self._embeddings = embeddings
+        self._posts: Mapping[str, Traces | Rewards] = {"/traces": traces, "/rewards": rewards}
+
+    async def serve(self, incoming: Incoming, routes: Sequence[Route], *, known: bool, busy: bool) -> None:
+        """Raises `Refused`. `known`: the path is a dialect's, but the method is not POST. `busy`: see `too_busy`."""
+        path, method = incoming.path, incoming.method
+        if method in ("GET", "HEAD") and (body := _get(incoming, routes)) is not None:
+            await respond(incoming.send, 200, body)
+        elif method == "POST" and not known and path in self._posts:
+            await self._posts[path].serve(incoming)
+        elif method == "POST" and not known and (added := matched(path, EMBEDDINGS)) is not None:
+            await self._embed(incoming, added, busy=busy)
+        else:
+            raise Refused(405 if known else 404, f"`{method} {path}` is not served here", code="not_found")
+
+    async def _embed(self, incoming: Incoming, added: Mapping[str, Any], *, busy: bool) -> None:
+        caller = incoming.caller()
+        await self._sessions.admit(caller)
+        body = await incoming.read()
+        if busy:
+            raise too_busy()
+        await self._sessions.open(caller)
+        await http.while_there(incoming.receive, self._relay(incoming, body, added))
+
+    async def _relay(self, incoming: Incoming, body: bytes, added: Mapping[str, Any]) -> None:
+        if self._embeddings is None:
+            hint = "set `gateway.embeddings` to an upstream"
+            raise Refused(404, "this server has no model for embeddings", code="not_found", hint=hint)
+        raw = {**http.decode(body), **added}
+        if added:  # Azure's clients name the model in the path
+            body = msgspec.json.encode(raw)
+        relayed, incoming = Relayed(), replace(incoming, path=EMBEDDINGS)
+        await self._embeddings.relay(relayed, incoming, body=body, model=str(raw.get("model")))
+        await relayed.give(incoming.send)
+
+
+def _get(incoming: Incoming, routes: Sequence[Route]) -> dict[str, Any] | None:
+    """What is served without a token: health and models. None: the path is another."""
+    path = incoming.path
+    if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in incoming.scope["headers"]):
+        hint = "send a POST, with `stream` if you like"
+        raise Refused(426, "this server speaks HTTP", code="upgrade_required", hint=hint)
+    if path in ("/", "/health"):
+        return {"status": "ok"}
+    if path == "/models":
+        return routing.models(routes)
+    return routing.model(routes, path.removeprefix("/models/")) if path.startswith("/models/") else None

@@ -1,0 +1,52 @@
+"""Why does a request get no answer? Exceptions → `Refused`, which each dialect writes in its own shape."""
+
+import asyncio
+import logging
+
+from lightningrl.chat.template import BadConversation
+from lightningrl.dialects.base import Refused
+from lightningrl.engine.base import Unanswerable
+from lightningrl.errors import LightningError, StoreFailed, UserError
+from lightningrl.gateway.scripted import ScriptError
+
+log = logging.getLogger(__name__)
+
+GONE = "the client went away"
+ENDED = "the run has ended"
+"""Why an answer was cut short. The task that makes it is cancelled with one of these two as the message."""
+BUSY_S = 1.0
+"""`retry-after` of a refusal with status 429, in seconds."""
+
+
+def refusal_of(error: BaseException) -> Refused:
+    """The refusal that the client gets. Any exception not listed here is a bug of the gateway, and is logged."""
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, asyncio.CancelledError):  # the server shuts down, and the grace period is over
+        return Refused(503, ENDED, code="run_ended", final=True)
+    if isinstance(error, StoreFailed):
+        return Refused(500, error.message, code="store_error", hint=error.hint)
+    if isinstance(error, BadConversation | RecursionError):
+        return Refused(400, str(error), code="invalid_messages", param="messages")
+    log.error("a call failed", exc_info=error)
+    message = error.message if isinstance(error, LightningError) else f"{type(error).__name__}: {error}"
+    return Refused(500, message, code="internal_error")
+
+
+def engine_refusal(error: LightningError | None, message: str) -> Refused:
+    """The refusal for an answer that broke in the engine. `error` is None if the engine has a bug."""
+    hint = error.hint if error is not None else None
+    if isinstance(error, Unanswerable | UserError):
+        return Refused(400, message, code="unanswerable", hint=hint)
+    if isinstance(error, ScriptError):
+        return Refused(500, message, code="script_error", hint=hint, final=True)
+    return Refused(503, message, code="engine_error", hint=hint)
+
+
+def attempt_ended() -> Refused:
+    hint = "an agent may not go on after its attempt"
+    return Refused(401, "the attempt of this token has ended", code="attempt_ended", hint=hint)
+
+
+def too_busy() -> Refused:
+    return Refused(429, "too many requests are being answered", code="too_busy", retry_after_s=BUSY_S)
