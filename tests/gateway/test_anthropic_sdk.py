@@ -160,7 +160,7 @@ async def test_the_turn_after_a_tool_call_is_bridged(
         "content": [{"type": "tool_use", "id": wish.id, "name": "weather", "input": {"city": "Paris"}}],
     }
     content: Any = result["content"]
-    moved: MessageParam = {"role": "user", "content": [{**content[0], "cache_control": {"type": "ephemeral"}}]}
+    moved: Any = {"role": "user", "content": [{**content[0], "cache_control": {"type": "ephemeral"}}]}
     said: MessageParam = {"role": "assistant", "content": "sunny"}
     await client.messages.create(messages=[HELLO, bare, moved, said, {"role": "user", "content": "and now ?"}], **asked)
     assert continues((await stage.calls(attempt))[-1], second)
