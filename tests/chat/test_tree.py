@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from lightningrl.chat import ChatTemplate, ConversationTree, reasons
+from lightningrl.chat import ChatTemplate, ConversationTree, reasons, tree
 from lightningrl.chat.template import BadConversation
 from lightningrl.messages import Message, ToolCall
 from tests.chat.zookeeper import NAMES, Attempt, attempt, chat_template, tokenizer
@@ -33,6 +33,25 @@ def assistant(content: str) -> Message:
 def letters(template: ChatTemplate, text: str) -> list[int]:
     """The ids of a text spelled letter by letter, which no tokenizer would choose."""
     return [token for letter in text for token in template.encode(letter)]
+
+
+def test_the_example_of_the_module_is_real(talk: Attempt) -> None:
+    def spelled(ids: list[int]) -> str:
+        texts = (talk.template.token_text(token_id) for token_id in ids)
+        return " ".join(text.replace("\n", "\\n").replace(" ", "_") for text in texts)
+
+    page = str(tree.__doc__)
+    sampled = [*letters(talk.template, "blue"), talk.template.stop_token_ids[0]]
+    first, answer, _ = talk.answer([USER], sampled)
+    assert f"prompt     {spelled(first.ids.tolist())}\n" in page and f"{len(first.ids)} ids\n" in page
+    assert f"sampled    {spelled(sampled)} " in page and f" {' '.join(map(str, sampled))}\n" in page
+    assert f"as {' '.join(map(str, talk.template.encode('blue')))}:\n" in page
+    second = talk.prompt([USER, answer, MORE])
+    assert f"suffix     {spelled(second.ids[second.shared :].tolist())}\n" in page
+    assert (second.capture, second.parent_call_id, second.shared) == ("bridged", "c1", 26)
+    forked = talk.prompt([USER, assistant("red"), MORE])
+    assert (forked.capture, forked.parent_call_id, forked.shared) == ("forked", "c1", 21)
+    assert forked.reason == reasons.ANSWER_REWRITTEN
 
 
 def test_the_longest_conversation_is_continued(talk: Attempt) -> None:

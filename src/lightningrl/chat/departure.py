@@ -9,10 +9,8 @@ from lightningrl.chat.served import Node, Served
 from lightningrl.messages import Message
 
 
-def departure(messages: Sequence[Message], *, start: int, root: Node, answers: Answers) -> tuple[Served, str] | None:
-    """The last answer of ours among the messages from index `start` on, and why it is not spliced. `root` is the empty
-    conversation with the tools of this request.
-    """
+def departure(messages: Sequence[Message], *, start: int, asked: Node, answers: Answers) -> tuple[Served, str] | None:
+    """The last answer of ours in `messages[start:]`, and why it is not spliced. `asked`: the request's conversation."""
     for index in range(len(messages) - 1, start - 1, -1):
         message = messages[index]
         served = answers.anywhere(message) if message.role == "assistant" else None
@@ -20,7 +18,7 @@ def departure(messages: Sequence[Message], *, start: int, root: Node, answers: A
             continue
         if not repeats(message, served.answer) and answers.text_behind(served, message) is None:
             return served, reasons.ANSWER_REWRITTEN
-        if served.asked.root() is not root:
+        if served.asked.root() is not asked.root():
             return served, reasons.TOOLS_CHANGED
         return served, _difference(served.asked.path(), gists(messages[:index]))
     return None

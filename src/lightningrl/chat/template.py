@@ -101,11 +101,6 @@ class ChatTemplate:
         return cls(tokenizer, template, special=special, eos_ids=[token_id for token_id in eos if token_id is not None])
 
     @property
-    def tool_format(self) -> str:
-        """The spelling of tool calls, as `chat.tools` names it. `traits.tool_format` holds its text."""
-        return self.traits.tool_format.spelling
-
-    @property
     def thinking(self) -> Literal["none", "may", "begun"]:
         """Do answers begin with reasoning? `begun`: the prompt ends with its opening tag."""
         if self.traits.think is None or (self.traits.opening and not self.traits.opens_thought):

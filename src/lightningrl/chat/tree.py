@@ -1,29 +1,30 @@
-"""Which earlier call does this request continue? One tree per attempt keeps history token-exact.
+r"""Which earlier call does this request continue? One tree per attempt keeps history token-exact.
 
-A model samples ids, an agent sends text back, and text has many spellings in ids. So history is never tokenised again.
-Each request goes four steps:
+A model samples ids, an agent sends text back, and one text has many spellings in ids. So history is never tokenised
+again. Each request takes four steps:
 
-1. Walk: find the longest served call whose conversation this request continues. Its answer is compared with the message
-   in the request (`recognition`), by tool-call ids, text and arguments.
+1. Walk: find the longest served call whose conversation this request continues. The answers in the request are compared
+   with the served answers by tool-call ids, text and arguments (`recognition`).
 2. Splice: take the ids that this call read and sampled, exactly.
-3. Render only the suffix: what the template writes from the end of the answer on (`suffix`).
-4. When in any doubt, render everything afresh (fork) and keep the reason (`departure`, `reasons`).
+3. Render only the suffix: the template's text from the end of that answer on (`suffix`).
+4. When in any doubt, render everything afresh (fork), and keep the reason (`departure`, `reasons`).
 
-An example in ChatML. Call c1 reads the first question. The model spells its answer letter by letter:
+An example with ChatML and a small tokenizer (`_` is a space). The model spells its first answer letter by letter:
 
-    messages    user: say a word
-    prompt      <|im_start|> user \\n say _a _word <|im_end|> \\n <|im_start|> assistant \\n      `rendered`
-    sampled     b l u e <|im_end|>
+    call c1   messages   user: say a word
+              prompt     <|im_start|> u s e r \n say _a _word <|im_end|> \n <|im_start|> a s s is t a n t \n
+              capture    `rendered`, 21 ids
+              sampled    b l u e <|im_end|>                         65 75 84 68 315
 
-The agent sends the answer back, with a second question. A tokenizer would write `blue` as one token:
+The agent sends the answer back as text, with a second question. The tokenizer itself would spell `blue` as 260 257:
 
-    messages    user: say a word · assistant: blue · user: another one
-    walk        the second message repeats the answer of c1
-    splice      <|im_start|> user \\n say _a _word <|im_end|> \\n <|im_start|> assistant \\n b l u e <|im_end|>
-    suffix      \\n <|im_start|> user \\n another _one <|im_end|> \\n <|im_start|> assistant \\n
-    prompt      both                                      `bridged`, parent c1, shared = length of the splice
+    call c2   messages   user: say a word · assistant: blue · user: another one
+              walk       the second message repeats the answer of c1
+              splice     the 21 ids that c1 read, and its 5 sampled ids 65 75 84 68 315
+              suffix     \n <|im_start|> u s e r \n a n othe r _one <|im_end|> \n <|im_start|> a s s is t a n t \n
+              capture    `bridged`, parent c1, shared 26
 
-If the agent had sent `assistant: red`, the prompt would have been rendered afresh: `forked`, parent c1, reason "the
+Had the agent sent `assistant: red`, call c2 would be `forked` with parent c1, shared 21: rendered afresh, because "the
 answer in the history is not the one that was given". docs/token-exact.md has the whole table of decisions.
 """
 
@@ -55,9 +56,7 @@ class ConversationTree:
     """The conversations of one attempt."""
 
     def __init__(self, template: ChatTemplate, *, history: Literal["exact", "template"] = "exact") -> None:
-        """`exact`: sampled ids stay in the prompt. `template`: a prompt is what the template makes of the messages, as
-        in deployment.
-        """
+        """`exact`: sampled ids stay in the prompt. `template`: the template renders every prompt, as in deployment."""
         self._template = template
         self._history = history
         self._roots: dict[bytes, Node] = {}
@@ -67,21 +66,22 @@ class ConversationTree:
     def prompt(self, messages: Sequence[Message], *, tools: Tools = ()) -> Prompt:
         """The ids to read for these messages. Raises `BadConversation` if the template refuses them."""
         walk = self._walk(messages, tools)
+        begun = walk.place.begun is not None
         start = 0 if walk.match is None else walk.match.index + 1
-        root = walk.place.asked.root()
-        departed = departure(messages, start=start, root=root, answers=self._answers) or walk.replaced
+        departed = departure(messages, start=start, asked=walk.place.asked, answers=self._answers) or walk.replaced
         if walk.match is None:
-            return self._rendered(messages, tools, walk, departed=departed)
+            return _afresh(self._template.render(messages, tools=tools, begun=begun), walk, departed)
         parent, reason = walk.match.served, None if departed is None else departed[1]
         if self._history == "template":
-            return self._as_deployed(messages, tools, walk, parent=parent, reason=reason)
+            return _as_deployed(self._template.render(messages, tools=tools, begun=begun), walk, parent, reason)
         try:
-            suffix = self._suffix(walk.match, messages, tools, begun=walk.place.begun is not None)
+            suffix = self._suffix(walk.match, messages, tools, begun=begun)
         except Doubt as doubt:
-            return self._rendered(messages, tools, walk, departed=(parent, str(doubt)))
+            ids = self._template.render(messages, tools=tools, begun=begun)
+            return _afresh(ids, walk, (parent, str(doubt)))
         before = parent.ids()
         ids = np.concatenate((before, np.array(suffix, np.int32)))
-        return _prompt(ids, _bridged(reason), walk, parent=parent, reason=reason, shared=len(before))
+        return _prompt(ids, walk, _bridged(reason), parent=parent, reason=reason, shared=len(before))
 
     def key(self, messages: Sequence[Message], *, tools: Tools = ()) -> Place:
         """Where the answer to these messages belongs, for a call whose prompt an earlier process made."""
@@ -96,7 +96,7 @@ class ConversationTree:
             base = key.node.answers[0][1]
         shared = 0 if base is None else common_prefix(prompt_ids, base.ids())
         begun = "" if key.begun is None else key.begun.content
-        whole = replace(answer, content=begun + answer.content) if begun else answer
+        whole = answer if key.begun is None else replace(answer, content=begun + answer.content)
         served = Served(
             call_id=call_id,
             asked=key.asked,
@@ -177,29 +177,23 @@ class ConversationTree:
             raise Doubt(reasons.FOREIGN_END)
         return suffix
 
-    def _rendered(
-        self, messages: Sequence[Message], tools: Tools, walk: Walk, *, departed: tuple[Served, str] | None
-    ) -> Prompt:
-        """What the template makes of all messages. `departed`: the call that is not continued, and why not."""
-        ids = self._template_ids(messages, tools, walk)
-        if departed is None:
-            return _prompt(ids, "rendered", walk, parent=None, reason=None, shared=0)
-        parent, reason = departed
-        return _prompt(ids, "forked", walk, parent=parent, reason=reason, shared=common_prefix(ids, parent.ids()))
 
-    def _as_deployed(
-        self, messages: Sequence[Message], tools: Tools, walk: Walk, *, parent: Served, reason: str | None
-    ) -> Prompt:
-        """What the template makes of all messages: `bridged` all the same if it begins with the parent's ids."""
-        ids, before = self._template_ids(messages, tools, walk), parent.ids()
-        shared = common_prefix(ids, before)
-        if shared == len(before):
-            return _prompt(ids, _bridged(reason), walk, parent=parent, reason=reason, shared=shared)
-        return _prompt(ids, "forked", walk, parent=parent, reason=reasons.TEMPLATE_POLICY, shared=shared)
+def _afresh(rendered: list[int], walk: Walk, departed: tuple[Served, str] | None) -> Prompt:
+    """What the template makes of all messages. `departed`: the call that is not continued, and why not."""
+    ids = np.array(rendered, np.int32)
+    if departed is None:
+        return _prompt(ids, walk, "rendered", parent=None, reason=None, shared=0)
+    parent, reason = departed
+    return _prompt(ids, walk, "forked", parent=parent, reason=reason, shared=common_prefix(ids, parent.ids()))
 
-    def _template_ids(self, messages: Sequence[Message], tools: Tools, walk: Walk) -> Ints:
-        begun = walk.place.begun is not None
-        return np.array(self._template.render(messages, tools=tools, begun=begun), np.int32)
+
+def _as_deployed(rendered: list[int], walk: Walk, parent: Served, reason: str | None) -> Prompt:
+    """What the template makes of all messages: `bridged` all the same if it begins with the parent's ids."""
+    ids, before = np.array(rendered, np.int32), parent.ids()
+    shared = common_prefix(ids, before)
+    if shared == len(before):
+        return _prompt(ids, walk, _bridged(reason), parent=parent, reason=reason, shared=shared)
+    return _prompt(ids, walk, "forked", parent=parent, reason=reasons.TEMPLATE_POLICY, shared=shared)
 
 
 def _bridged(reason: str | None) -> PromptCapture:
@@ -207,7 +201,7 @@ def _bridged(reason: str | None) -> PromptCapture:
 
 
 def _prompt(
-    ids: Ints, capture: PromptCapture, walk: Walk, *, parent: Served | None, reason: str | None, shared: int
+    ids: Ints, walk: Walk, capture: PromptCapture, *, parent: Served | None, reason: str | None, shared: int
 ) -> Prompt:
     return Prompt(
         ids=ids,
