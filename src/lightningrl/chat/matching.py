@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import Any, TypeAlias
 
 import msgspec
@@ -21,20 +20,26 @@ EXACT = 2**53
 """Larger integers are not exact where all numbers are doubles, as in JavaScript (RFC 8259, section 6)."""
 
 
-def in_steps(messages: Sequence[Message]) -> Iterator[tuple[Message, ...]]:
+def in_steps(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
     """One message at a time, but the results of parallel tool calls together."""
-    for together, run in groupby(messages, is_result):
+    together: list[Message] = []
+    for message in messages:
+        if message.role in RESULTS:
+            together.append(message)
+            continue
         if together:
-            yield tuple(run)
-        else:
-            yield from ((message,) for message in run)
+            yield together
+            together = []
+        yield (message,)
+    if together:
+        yield together
 
 
 def step(messages: Sequence[Message]) -> Step:
     """The step that one message makes, or that the results of parallel tool calls make together, in any order."""
+    if len(messages) == 1:
+        return _step(messages[0])
     made = [_step(message) for message in messages]
-    if len(made) == 1:
-        return made[0]
     return frozenset(made) if len(set(made)) == len(made) else tuple(made)
 
 

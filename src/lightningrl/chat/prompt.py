@@ -23,6 +23,8 @@ class Place:
     """The beginning of the answer that the client has sent; None: it has sent none."""
     base: Served | None
     """The call that the prompt shares its first ids with; None: no call is known to."""
+    shared: int | None
+    """Number of ids shared with `base`; None: not counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

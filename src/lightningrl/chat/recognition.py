@@ -13,13 +13,14 @@ class Answers:
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        self._by_tool_call: dict[str, Served] = {}
+        self.by_tool_call: dict[str, Served] = {}
+        """The answers by the ids of their tool calls."""
         self._by_content: dict[str, Served] = {}
         self._stopped: list[Served] = []
         """Answers that a stop string has ended."""
 
     def add(self, served: Served) -> None:
-        self._by_tool_call.update((call.id, served) for call in served.answer.tool_calls)
+        self.by_tool_call.update((call.id, served) for call in served.answer.tool_calls)
         if served.answer.content.strip():
             self._by_content[served.answer.content.strip()] = served
         if served.open_text is not None and self.ended(served):
@@ -29,15 +30,11 @@ class Answers:
         """The latest answer with the text of `message`."""
         return self._by_content.get(message.content.strip())
 
-    def with_tool_call(self, tool_call_id: str) -> Served | None:
-        """The answer with this tool call."""
-        return self._by_tool_call.get(tool_call_id)
-
     def anywhere(self, message: Message) -> Served | None:
         """The answer that `message` seems to be, wherever in the attempt it was given. It proves nothing."""
         for call in message.tool_calls:
-            if call.id in self._by_tool_call:
-                return self._by_tool_call[call.id]
+            if call.id in self.by_tool_call:
+                return self.by_tool_call[call.id]
         if found := self.with_content(message):
             return found
         extended = (served for served in reversed(self._stopped) if self.text_behind(served, message) is not None)
@@ -49,6 +46,8 @@ class Answers:
         Several may read alike. Then the client may name one; otherwise the one with the smallest ids is taken, so that
         the choice never depends on order.
         """
+        if len(node.answers) == 1 and repeats(message, node.answers[0][0]):
+            return node.answers[0][1]
         same = [served for answer, served in node.answers if repeats(message, answer)]
         if not same and not message.tool_calls:  # a client may put reasoning and tool calls into the text
             same = [served for _, served in node.answers if self._raw_text(served) == message.content.strip()]

@@ -88,7 +88,8 @@ class Suffixes:
         needs = self._needs_of(answer, tail, tools)
         found = None
         if needs is not _Needs.HISTORY:
-            found = self._cut([USER], answer, tail, tools if needs is _Needs.TOOLS else (), rest=rest)
+            given = tools if needs is _Needs.TOOLS else ()
+            found = self._cut([USER], _stand_in(answer, rest), tail, given, rest=rest)
         if found is None:
             found = self._in_full(head, answer, tail, tools, begun=begun, rest=rest)
         between, text = found
@@ -102,11 +103,11 @@ class Suffixes:
     ) -> tuple[str, str]:
         """Render the whole conversation, and check that its rendering ends with the suffix."""
         whole = self._template.opened([*head, answer, *tail], tools=tools, begun=begun)
-        marked = self._template.opened([*head, _stand_in(answer, rest), *tail], tools=tools, begun=begun)
-        cut = self._template.after(marked)
+        marked = _stand_in(answer, rest)
+        cut = self._template.after(self._template.opened([*head, marked, *tail], tools=tools, begun=begun))
         if cut is None:
             raise Doubt(reasons.NO_TURN_END)
-        found = _as_said(cut, answer, rest)
+        found = _behind(marked, cut, rest)
         if found is None:
             raise Doubt(reasons.TEXT_BEFORE_END)
         if not whole.endswith("".join(found)):
@@ -119,12 +120,12 @@ class Suffixes:
         shape = _shape(answer, tail, tools)
         found = self._needs.get(shape)
         if found is None:
-            found = self._shown(answer, tail, tools)
+            found = self._tried(answer, tail, tools)
             if len(self._needs) < MOST_SHAPES:
                 self._needs[shape] = found
         return found
 
-    def _shown(self, answer: Message, tail: Sequence[Message], tools: Tools) -> _Needs:
+    def _tried(self, answer: Message, tail: Sequence[Message], tools: Tools) -> _Needs:
         """Try out what the suffix depends on: render the tail after histories and answers of many kinds. Histories that
         the template refuses are left out.
         """
@@ -137,12 +138,13 @@ class Suffixes:
             [USER, CALL, RESULT],
             [SYSTEM, USER, CALL, RESULT, REPLY, USER, replace(REPLY, reasoning="r"), echo],
         ]
+        marked = _stand_in(answer)
+        longer = replace(answer, content=f"{answer.content} y {MARK}", reasoning=answer.reasoning or "r")
         texts: list[set[tuple[str, str] | None]] = []
         for given in ((), tools) if tools else ((),):
             accepted = [history for history in histories if self._accepts(history, given)]
-            found = {self._cut(history, answer, tail, given) for history in accepted}
-            longer = replace(answer, content=f"{answer.content} y {MARK}", reasoning=answer.reasoning or "r")
-            texts.append(found | {self._cut(history, answer, tail, given, spoken=longer) for history in accepted[:1]})
+            found = {self._cut(history, marked, tail, given) for history in accepted}
+            texts.append(found | {self._cut(history, longer, tail, given) for history in accepted[:1]})
         if any(len(found) != 1 or None in found for found in texts):
             return _Needs.HISTORY
         return _Needs.NOTHING if texts[0] == texts[-1] else _Needs.TOOLS
@@ -155,32 +157,24 @@ class Suffixes:
         return True
 
     def _cut(
-        self,
-        history: Sequence[Message],
-        answer: Message,
-        tail: Sequence[Message],
-        tools: Tools,
-        *,
-        rest: str = "",
-        spoken: Message | None = None,
+        self, history: Sequence[Message], marked: Message, tail: Sequence[Message], tools: Tools, *, rest: str = ""
     ) -> tuple[str, str] | None:
-        """Render a short history, the marked answer and the tail, and cut out the suffix. `spoken` replaces the
-        stand-in for `answer`. None: only the whole history can tell.
+        """Render a short history, the marked answer and the tail, and cut out the suffix. None: only the whole history
+        can tell.
         """
-        marked = spoken or _stand_in(answer, rest)
         try:
             cut = self._template.after(self._template.text([*history, marked, *tail], tools=tools))
         except BadConversation:
             return None
-        return None if cut is None else _as_said(cut, answer, rest)
+        return None if cut is None else _behind(marked, cut, rest)
 
 
-def _as_said(cut: tuple[str, str], answer: Message, rest: str) -> tuple[str, str] | None:
+def _behind(marked: Message, cut: tuple[str, str], rest: str) -> tuple[str, str] | None:
     """What `Renderer.after` has cut: `rest` as the template writes it, and the text from the end of the turn on. None
     if the template writes other text in place of `rest`.
     """
     between, text = cut
-    if answer.tool_calls:
+    if marked.tool_calls:
         return "", text
     if between.rstrip() != rest.rstrip():
         return None

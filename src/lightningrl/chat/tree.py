@@ -91,10 +91,11 @@ class ConversationTree:
     def add(self, call_id: str, *, key: Place | None, prompt_ids: Ints, completion_ids: Ints, answer: Message) -> None:
         """Remember the answer that was given at `key`. Add only calls that were answered in full."""
         assert key is not None, "answers to raw prompts are added with `add_raw`"
-        base = key.base
+        base, shared = key.base, key.shared
         if base is None and key.node.answers:  # another answer to the same prompt
-            base = key.node.answers[0][1]
-        shared = 0 if base is None else common_prefix(prompt_ids, base.ids())
+            base, shared = key.node.answers[0][1], None
+        if shared is None:
+            shared = 0 if base is None else common_prefix(prompt_ids, base.ids())
         begun = "" if key.begun is None else key.begun.content
         whole = answer if key.begun is None else replace(answer, content=begun + answer.content)
         served = Served(
@@ -115,7 +116,7 @@ class ConversationTree:
 
     def asked_for(self, tool_call_id: str) -> bool:
         """Does an answer of this attempt contain this tool call?"""
-        return self._answers.with_tool_call(tool_call_id) is not None
+        return tool_call_id in self._answers.by_tool_call
 
     def prompt_raw(self, prompt: str | tuple[int, ...]) -> Prompt:
         """The ids to read for a prompt that no template is applied to."""
@@ -138,7 +139,7 @@ class ConversationTree:
     def _walk(self, messages: Sequence[Message], tools: Tools) -> Walk:
         """Follow the messages through the tree as far as they are known, and add nodes for those that are new."""
         node = self._root(tools)
-        match: Match | None = None
+        match: tuple[Served, int, str] | None = None
         instead: tuple[Served, str] | None = None
         begins = begins_an_answer(messages, self._answers)
         index = -1
@@ -147,15 +148,16 @@ class ConversationTree:
             message = group[-1]
             if message.role == "assistant" and node.answers:
                 if served := self._answers.repeated(node, message):
-                    match, instead, node = Match(served=served, index=index, behind=""), None, served.after
+                    match, instead, node = (served, index, ""), None, served.after
                     continue
                 if extended := self._answers.extended(node, message):
-                    match, instead = Match(served=extended[0], index=index, behind=extended[1]), None
+                    match, instead = (extended[0], index, extended[1]), None
                 else:
                     instead = replaced(node, message)
             node = node.to(step(group))
-        place = Place(asked=node, node=node, begun=None, base=None)
-        walk = Walk(place=place, match=match, replaced=instead)
+        last = None if match is None else Match(served=match[0], index=match[1], behind=match[2])
+        place = Place(asked=node, node=node, begun=None, base=None, shared=None)
+        walk = Walk(place=place, match=last, replaced=instead)
         if not begins:
             return walk
         think = self._template.traits.think
@@ -210,5 +212,5 @@ def _prompt(
         parent_call_id=None if parent is None else parent.call_id,
         shared=shared,
         reasoning=walk.reasoning,
-        key=replace(walk.place, base=parent),
+        key=replace(walk.place, base=parent, shared=shared),
     )
