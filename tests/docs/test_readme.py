@@ -20,3 +20,10 @@ def test_it_has_at_most_900_words() -> None:
 def test_it_links_to_every_page() -> None:
     pages = {f"docs/{page.name}" for page in ROOT.glob("docs/*.md")} - {"docs/index.md"}
     assert pages <= set(re.findall(r"\]\((docs/[^)#]+)", TEXT))
+
+
+def test_the_files_to_read_first_have_at_most_1500_lines() -> None:
+    order = (ROOT / "AGENTS.md").read_text(encoding="utf-8").partition("in this order")[2].partition("\n\nThen ")[0]
+    files = re.findall(r"`(src/[^`]+)`", order)
+    assert len(files) == 7
+    assert sum(len((ROOT / file).read_text().splitlines()) for file in files) <= 1500
