@@ -131,7 +131,7 @@ class Tap:
         await self._engine.close()
 
 
-class Nobody:
+class SilentWatcher:
     """A `Watcher` that ignores all events."""
 
     def doing(self, what: str, done: int = 0, total: int = 0) -> None: ...
@@ -151,7 +151,7 @@ async def collected(recipe: Path, folder: Path, *, overrides: Sequence[str] = ()
     TAPE.set(tape)
     config = load_config(recipe, [*overrides, f"engine.name={__name__}:{Tap.__name__}"])
     async with lightning(config, folder) as server:
-        loop = server.loop(Nobody())
+        loop = server.loop(SilentWatcher())
         await loop.restore()
         for step in range(steps):
             await loop.learn(step, await loop.collect(step))

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from lightningrl.cli.show import Tokens, origin, read, show
-from lightningrl.conformance import Nobody
+from lightningrl.conformance import SilentWatcher
 from lightningrl.data.forest import Lesson
 from lightningrl.errors import UserError
 from lightningrl.learner import Learner
@@ -83,7 +83,7 @@ async def test_the_advantages_that_are_shown_are_those_that_training_used(
     config = load_config(small_recipe.path)
     async with lightning(config, run) as server:
         noted(server.learners[0], used)
-        await server.loop(Nobody()).run()
+        await server.loop(SilentWatcher()).run()
     (run / "config.toml").symlink_to(small_recipe.path)
     (run / "agent.py").symlink_to(small_recipe.folder / "agent.py")
     shown: dict[str, Lesson] = {}

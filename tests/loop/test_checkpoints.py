@@ -12,7 +12,7 @@ import pytest
 
 from lightningrl.checkpoints import damage, seal
 from lightningrl.config import LossConfig, TrainerConfig
-from lightningrl.conformance import Nobody
+from lightningrl.conformance import SilentWatcher
 from lightningrl.errors import UserError
 from lightningrl.models.load import export_folder, load_model, load_tokenizer
 from lightningrl.recipe import load_config
@@ -32,7 +32,7 @@ async def learn(recipe: SmallRecipe, run: str) -> Path:
     folder = recipe.folder / run
     folder.mkdir(exist_ok=True)
     async with lightning(load_config(recipe.path, ["tasks.heldout=1"]), folder) as server:
-        await server.loop(Nobody()).run()
+        await server.loop(SilentWatcher()).run()
         await server.export(folder / "model")
     return folder
 
@@ -152,7 +152,7 @@ async def test_what_was_queued_waits_for_the_weights_that_it_is_to_run_with(fini
         while not (finished.folder / "asks").exists():
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.3)  # its first call waits for the engine
-        await server.loop(Nobody()).run()
+        await server.loop(SilentWatcher()).run()
         (rollout,) = await wait(server.store, ["next"])
         calls = await server.store.calls([rollout.accepted_attempt_id or ""])
     assert [call.policy_version for call in calls] == [2, 2]
@@ -245,7 +245,7 @@ async def test_the_event_loop_runs_on_while_a_checkpoint_is_written_and_read(sma
     async with lightning(
         load_config(small_recipe.path, ["trainer.name=slow:Slow"]), small_recipe.folder / "run"
     ) as server:
-        loop = server.loop(Nobody())
+        loop = server.loop(SilentWatcher())
         for busy in (loop.restore, loop.restore, lambda: server.export(small_recipe.folder / "out")):
             began, longest = time.monotonic(), 0.0
             task = asyncio.create_task(busy())

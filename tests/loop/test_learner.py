@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from lightningrl.conformance import Nobody
+from lightningrl.conformance import SilentWatcher
 from lightningrl.errors import UserError
 from lightningrl.recipe import load_config
 from lightningrl.serve import lightning
@@ -18,7 +18,7 @@ async def test_proximal_logprobs_are_those_of_the_weights_that_a_batch_is_first_
 ) -> None:
     overrides = [f"loss.proximal={str(proximal).lower()}", "trainer.minibatches=1"]
     async with lightning(load_config(small_recipe.path, overrides), small_recipe.folder) as server:
-        loop, (learner,) = server.loop(Nobody()), server.learners
+        loop, (learner,) = server.loop(SilentWatcher()), server.learners
         await loop.restore()
         lessons, _ = await loop.credit(0, await loop.collect(0))
         older = [
@@ -34,7 +34,7 @@ async def test_calls_are_learnt_from_until_they_are_too_old(small_recipe: SmallR
     async with lightning(
         load_config(small_recipe.path, ["loop.max_off_policy_steps=3"]), small_recipe.folder
     ) as server:
-        loop = server.loop(Nobody())
+        loop = server.loop(SilentWatcher())
         await loop.restore()
         batch = await loop.collect(0)
         assert (await loop.credit(3, batch))[1]["tokens/trained"] > 0
@@ -51,7 +51,7 @@ async def test_training_tasks_that_are_held_out_are_counted(small_recipe: SmallR
     )
     small_recipe.rewrite_agent(lambda text: text.replace('task["question"]', 'str(task["question"])'))
     async with lightning(load_config(small_recipe.path), small_recipe.folder) as server:
-        loop = server.loop(Nobody())
+        loop = server.loop(SilentWatcher())
         await loop.restore()
         _, metrics = await loop.credit(0, await loop.collect(0))
     assert (metrics["tasks/count"], metrics["tasks/heldout"]) == (2.0, 1.0), "asked are 3 and 4; held out are 0 to 3"

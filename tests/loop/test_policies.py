@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lightningrl.config import Config
-from lightningrl.conformance import Nobody
+from lightningrl.conformance import SilentWatcher
 from lightningrl.data.forest import Forest
 from lightningrl.errors import UserError
 from lightningrl.recipe import load_config
@@ -45,7 +45,7 @@ async def learn(config: Config, folder: Path) -> list[Call]:
     """Ids of the calls that were trained."""
     folder.mkdir(exist_ok=True)
     async with lightning(config, folder) as server:
-        await server.loop(Nobody()).run()
+        await server.loop(SilentWatcher()).run()
         await server.export(folder / "model")
         rollouts = [rollout for rollout in await server.store.rollouts() if rollout.id.startswith("train")]
         return await server.store.calls([rollout.accepted_attempt_id or "" for rollout in rollouts])
@@ -137,7 +137,7 @@ async def test_groups_that_cannot_teach_are_replaced_by_other_tasks(recipe: Smal
     (recipe.folder / "run").mkdir()
     config = load_config(recipe.path, ["algorithm.dynamic_sampling=3"])
     async with lightning(config, recipe.folder / "run") as server:
-        loop = server.loop(Nobody())
+        loop = server.loop(SilentWatcher())
         await loop.restore()
         batch = await loop.collect(0)
         asked = {rollout.group_id for rollout in await server.store.rollouts()}
@@ -150,7 +150,7 @@ async def test_groups_that_cannot_teach_are_replaced_by_other_tasks(recipe: Smal
 async def test_an_update_that_is_not_finite_is_not_made_and_its_batch_is_kept(recipe: SmallRecipe) -> None:
     (recipe.folder / "run").mkdir()
     async with lightning(load_config(recipe.path), recipe.folder / "run") as server:
-        loop = server.loop(Nobody())
+        loop = server.loop(SilentWatcher())
         await loop.restore()
         asker, picker = server.learners
         asker.trainer = cast(Trainer, Poisoned(asker.trainer))
@@ -191,7 +191,7 @@ class Poisoned:
 async def test_every_kind_of_algorithm_runs_from_the_recipe_alone(recipe: SmallRecipe, overrides: list[str]) -> None:
     (recipe.folder / "run").mkdir()
     async with lightning(load_config(recipe.path, ["loop.steps=1", *overrides]), recipe.folder / "run") as server:
-        loop = server.loop(Nobody())
+        loop = server.loop(SilentWatcher())
         await loop.restore()
         metrics = await loop.learn(0, await loop.collect(0))
     assert all(np.isfinite(value) for value in metrics.values())
@@ -220,7 +220,7 @@ async def test_intermediate_rewards_teach_where_the_final_one_says_nothing(recip
         f"algorithm.shaping={shaping}",
     ]
     async with lightning(load_config(recipe.path, overrides), recipe.folder / "run") as server:
-        loop = server.loop(Nobody())
+        loop = server.loop(SilentWatcher())
         await loop.restore()
         batch = await loop.collect(0)
         calls = await server.store.calls([rollout.accepted_attempt_id or "" for rollout in batch])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lightningrl.conformance import Nobody
+from lightningrl.conformance import SilentWatcher
 from lightningrl.errors import EngineError
 from lightningrl.recipe import load_config
 from lightningrl.serve import lightning
@@ -66,7 +66,7 @@ async def learn(recipe: SmallRecipe, engine: str, *overrides: str) -> int:
     folder = recipe.folder / "run"
     folder.mkdir()
     async with lightning(config, folder) as server:
-        await server.loop(Nobody()).run()
+        await server.loop(SilentWatcher()).run()
         return await server.version()
 
 
@@ -101,7 +101,7 @@ async def test_in_bfloat16_too_the_engine_serves_what_the_trainer_trains(small_r
     overrides = ["model.dtype=bfloat16", f"model.lora_rank={rank}", "trainer.learning_rate=1e-3", "tasks.heldout=1"]
     gaps: list[float] = []
 
-    class Reader(Nobody):
+    class Reader(SilentWatcher):
         def stepped(self, step: int, metrics: dict[str, float]) -> None:
             gaps.append(metrics["policy/logprob_gap"])
 

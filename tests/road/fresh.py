@@ -1,4 +1,4 @@
-"""The wheel of this repository in a fresh venv, with the extras that somebody may ask for."""
+"""The wheel of this repository in a fresh venv, with the extras that a user may choose."""
 
 import os
 import shlex

@@ -55,7 +55,7 @@ def check_warmstart(made: Mapping[str, Any]) -> None:
 def check_training(result: Mapping[str, Any]) -> None:
     before, after, tasks = result["heldout_before"], result["heldout_after"], result["heldout_tasks"]
     z = (after - before) / ((before * (1 - before) + after * (1 - after)) / tasks) ** 0.5
-    assert z > 2, f"held-out reward did not rise beyond chance: {before:.3f} → {after:.3f}"
+    assert z > 2, f"held-out reward did not rise beyond noise: {before:.3f} → {after:.3f}"
 
 
 GENERATES = """

@@ -45,16 +45,12 @@ def tokenizer_for(demonstrations: Sequence[Sequence[Answer]]) -> Any:
     often = OFTEN if len(demonstrations) > FEW else 1
     words = sorted(word for word, count in seen.most_common(MOST_WORDS) if count >= often)
     tokenizer = build_tokenizer([*words, "system user assistant"], vocab_size=VOCABULARY, spaces="apart")
-    begun = {beginning(answer): answer for answers in demonstrations for answer in answers}
+    every = [answer for answers in demonstrations for answer in answers]
+    begun = {beginning(answer): answer for answer in every}
     heads = {head for answer in begun.values() if (head := _head(answer, tokenizer))} if len(begun) <= HEADS else ()
-    calls = {
-        phrase
-        for answers in demonstrations
-        for answer in answers
-        for call in answer.message.tool_calls
-        for phrase in _phrases(call)
-    }
-    add_phrases(tokenizer, [*FORM, *sorted(calls), *sorted(heads)])
+    calls = [call for answer in every for call in answer.message.tool_calls]
+    phrases = {phrase for call in calls for phrase in _phrases(call)}
+    add_phrases(tokenizer, [*FORM, *sorted(phrases), *sorted(heads)])
     return tokenizer
 
 
