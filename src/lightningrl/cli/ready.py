@@ -55,9 +55,8 @@ def _check_name(kind: str, name: str, *, key: str, root: Path) -> None:
     if name in plugins.names(kind):
         return
     if ":" not in name:
-        raise UserError(
-            f"unknown {kind} `{name}` in `{key}`", hint=f"{meant(name, plugins.names(kind))}; or `pkg.module:attr`"
-        )
+        hint = f"{meant(name, plugins.names(kind))}; or `pkg.module:attr`"
+        raise UserError(f"unknown {kind} `{name}` in `{key}`", hint=hint)
     with _naming(key):
         plugins.load(name, kind=kind, root=root)
 
@@ -75,18 +74,15 @@ def check_servers(config: Config) -> None:
     for url in config.engine.urls:
         try:
             parts = urlsplit(url)
-            socket.create_connection(
-                (parts.hostname or "", parts.port or PORTS.get(parts.scheme, 80)), timeout=CONNECT_S
-            ).close()
+            address = (parts.hostname or "", parts.port or PORTS.get(parts.scheme, 80))
+            socket.create_connection(address, timeout=CONNECT_S).close()
         except ValueError as error:
-            raise UserError(
-                f"`{url}` in `engine.urls` is not the address of a server", hint="write it as `http://host:port`"
-            ) from error
+            hint = "write it as `http://host:port`"
+            raise UserError(f"`{url}` in `engine.urls` is not the address of a server", hint=hint) from error
         except OSError as error:
             hint = NEEDS.get(config.engine.name, "start it, or name another in `engine.urls`")
-            raise UserError(
-                f"no server for engine `{config.engine.name}` at `{url}`: {error.strerror or error}", hint=hint
-            ) from error
+            missing = f"no server for engine `{config.engine.name}` at `{url}`"
+            raise UserError(f"{missing}: {error.strerror or error}", hint=hint) from error
 
 
 def check_tasks(config: Config, splits: Sequence[str], *, console: Console) -> None:
@@ -110,7 +106,8 @@ def _warn_of_shared(config: Config) -> None:
     shared = in_both_splits(config.tasks, seed=first, count=config.loop.tasks_per_step, root=config.root)
     if shared:
         example = asked(shared[0]).decode()
-        example = example if len(example) <= EXAMPLE else f"{example[:EXAMPLE]}…"
+        if len(example) > EXAMPLE:
+            example = f"{example[:EXAMPLE]}…"
         warnings.warn(
             f"{len(shared)} held-out tasks are also training tasks, such as `{example}`\nhint: {DISJOINT}", stacklevel=2
         )
