@@ -3,13 +3,13 @@ in one run.
 
     python benchmarks/forest.py [--rollouts 24] [--repeats 5]
 
-calls    one call per row, sorted by length and padded, causal SDPA
-linear   the calls of each rollout merged into one row (perfectly: every history is a prefix), sorted and padded, causal
-SDPA forest   every unique prefix once
+    calls     one call per row, sorted by length and padded, causal SDPA
+    linear    the calls of each rollout merged into one row, sorted and padded, causal SDPA; every history is a prefix
+    forest    every unique prefix once
 
-All three run the same layers and compute logits for the taught rows only, on one thread; the gradients are compared
-before the clock starts. Times are CPU seconds, the best of the repeats, which take turns. Prints a table and writes
-benchmarks/results/forest.json.
+All three run the same layers on one thread, and compute logits only where a token is trained. The gradients are
+compared before the clock starts. Times are CPU seconds: the best of the repeats, which take turns. Prints a table and
+writes benchmarks/results/forest.json.
 """
 
 import argparse

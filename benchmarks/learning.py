@@ -1,23 +1,26 @@
 """Does the agent learn, and from what? Held-out reward on the paper's three tasks, several seeds, with a control.
 
-    python benchmarks/learning.py rag_openai_agents --seeds 0 1 2      or math_autogen, each with a Python that has its
-    requirements.txt python benchmarks/learning.py                                      sql_langgraph python
-    benchmarks/learning.py rag_openai_agents --draw             the pictures and the table again, from the results file
+    python benchmarks/learning.py                                   text-to-SQL
+    python benchmarks/learning.py rag_openai_agents                 a Python with the recipe's requirements.txt
+    python benchmarks/learning.py math_autogen --controls 0 1       likewise; the control for two of the three seeds
+    python benchmarks/learning.py rag_openai_agents --draw          only the pictures and the table, from the results
 
-    lightningrl warmstart recipes/sql_langgraph/recipe.toml seed=1 --out runs/warmstart-seed1                   a second
-    warm start python benchmarks/learning.py --warmstarts recipes/sql_langgraph/warmstart runs/warmstart-seed1
-    twice as many runs
+Two warm starts give twice as many runs:
+
+    lightningrl warmstart recipes/sql_langgraph/recipe.toml seed=1 --out runs/warmstart-seed1
+    python benchmarks/learning.py --warmstarts recipes/sql_langgraph/warmstart runs/warmstart-seed1
 
 For each warm start (a model folder, made by `lightningrl warmstart`) and each seed:
 
-    RL       `lightningrl train` on the recipe
-    SFT      the control: as much wall-clock of further SFT on the same demonstrations, counted from its first step, on
-    as many threads scores   of the warm start and of both, on the same held-out tasks, and on what else `STUDIES` says,
-    sampled and greedy
+    RL        `lightningrl train` on the recipe
+    SFT       the control: further SFT on the same demonstrations, for the same wall-clock time and on as many threads;
+              the time counts from its first step
+    scores    of the warm start and of both, sampled and greedy, on the same held-out tasks, and on the other tasks or
+              settings in `STUDIES`
 
-Runs of one benchmark are in each other's way: with `--jobs` above 1 both kinds of training are, and CPU seconds say
-what each has had. Each run's folder is kept; one that is there already is not run again. What came out is in
-results/learning-TASK.json and docs/learning-TASK.png; docs/learning.png has the curves of all tasks.
+Runs at the same time slow each other down. With `--jobs` above 1 this holds for RL and SFT alike; the CPU seconds of
+each are recorded. Each run's folder is kept; an existing one is not run again. Results go to results/learning-TASK.json
+and docs/learning-TASK.png; docs/learning.png has the curves of all tasks.
 """
 
 import argparse

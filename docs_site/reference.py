@@ -1,8 +1,8 @@
 """Write the pages of the reference that come from the code: `make reference`.
 
-docs/settings.md   from the settings and the docstrings below them
-docs/cli.md        from the commands and their help
-docs/http.md       from the dialects, the routes and the errors of the gateway
+    docs/settings.md   from the settings and the docstrings below them
+    docs/cli.md        from the commands and their help
+    docs/http.md       from the dialects, the routes and the errors of the gateway
 
 docs/python.md needs no step: the site renders it from the docstrings.
 """

@@ -1,8 +1,9 @@
 """The rows and columns of the table: credits and advantages, each credit's objective, and theory's claim on the bias.
 
 exact     the mean of the estimator is the gradient
-scaled    … times a number that all parameters share: (G-1)/G, if a rollout is part of its own baseline
-biased    … has another direction
+scaled    it is the gradient times a number that all parameters share, e.g. (G-1)/G if a rollout is part of its own
+          baseline
+biased    it has another direction
 """
 
 from collections.abc import Callable, Mapping, Sequence

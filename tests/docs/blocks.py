@@ -1,7 +1,7 @@
 """The code blocks of the documentation, with what a comment above a block says of it.
 
-`<!-- code: not run: it needs a GPU -->`    a block that cannot run here; it is counted, with the reason
-`<!-- code: of recipes/x/agent.py -->`      an excerpt: its lines are lines of that file, in the same order
+    <!-- code: not run: it needs a GPU -->    a block that cannot run here; it is counted, with the reason
+    <!-- code: of recipes/x/agent.py -->      an excerpt: its lines are lines of that file, in the same order
 
 `python -m tests.docs.blocks` prints how many blocks there are of each kind.
 """

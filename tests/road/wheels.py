@@ -1,8 +1,8 @@
 """The wheel works at each level of extras, each in a fresh venv: `make wheels`.
 
-`lightningrl`                  the gateway captures calls without torch; `train` says what to install
-`lightningrl[train]`           an agent that `lightningrl new` lays out trains one step
-`lightningrl[train,recipes]`   the demo trains one step
+lightningrl                  the gateway captures calls without torch; `train` says what to install
+lightningrl[train]           an agent that `lightningrl new` lays out trains one step
+lightningrl[train,recipes]   the demo trains one step
 """
 
 import json
