@@ -1,1 +1,1 @@
-"""Load or build a model. The one place that knows what a decoder layer looks like inside."""
+"""Load or build a model. Only this package knows the inside of a decoder layer."""

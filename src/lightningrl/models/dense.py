@@ -1,8 +1,8 @@
-"""A dense decoder (Qwen3, Qwen2, Llama) that lets its caller do the attention.
+"""A dense decoder (Qwen3, Qwen2, Llama) whose caller provides the attention.
 
 The weights are those of the Hugging Face module, not copies: engine and trainer share them, and `save_pretrained`
-exports them. Tokens come flat, `[N]`, from any number of sequences; only attention knows which token may look at which,
-so the engine brings one over its cache and the trainer one over a forest.
+exports them. Tokens are flat, `[N]`, from any number of sequences. Only the attention knows which token attends to
+which: the engine's works on its cache, the trainer's on a forest.
 
 Legend: N tokens · D hidden size · H query heads · K key/value heads · E head size · V vocabulary.
 """
@@ -23,22 +23,21 @@ Project: TypeAlias = Callable[[Any, Tensor], Tensor]
 
 FAMILIES = ("qwen3", "qwen2", "llama")
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
-"""Rotary embeddings whose angles depend on nothing but the position, so that they can be looked up."""
+"""Kinds of rotary embeddings whose angles depend on the position alone, so that a table can hold them."""
 
 
 def project(module: Any, x: Tensor) -> Tensor:
-    """A plain linear layer without the cost of calling a module, which counts in a tiny model; whatever else it is, is
-    called.
-    """
+    """x [N in] → [N out]. A plain linear layer skips the overhead of a module call, which matters in a tiny model."""
     return F.linear(x, module.weight, module.bias) if type(module) is nn.Linear else module(x)
 
 
 class DenseModel:
-    """A Hugging Face causal LM, run layer by layer."""
+    """A Hugging Face causal LM that is run layer by layer."""
 
     def __init__(self, hf: Any, *, project: Project = project, adapter: Any = None) -> None:
-        """`project` runs the projections of attention and MLP; `adapter` is peft's description of what is there beside
-        them (see `lora`).
+        """`project` computes the projections of attention and MLP. `adapter`: peft's configuration of the adapter
+        beside
+        them (see `lora`); None without one.
         """
         config = hf.config
         check_family(config)
@@ -60,13 +59,13 @@ class DenseModel:
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """The tokens that end a completion, as the model's folder says."""
+        """The tokens that end a completion, from the model's generation configuration."""
         ids = self.hf.generation_config.eos_token_id if self.hf.generation_config is not None else None
         ids = self.hf.config.eos_token_id if ids is None else ids
         return frozenset() if ids is None else frozenset([ids] if isinstance(ids, int) else ids)
 
     def hidden(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Final hidden states [N D] of tokens [N] at positions [N]."""
+        """[N D] final hidden states of tokens [N] at positions [N], ready for `logits`."""
         base, project = self.hf.model, self._project
         x = base.embed_tokens(token_ids)
         cos, sin = self._rotary(x, positions)
@@ -77,12 +76,12 @@ class DenseModel:
         return _normalise(base.norm, x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[.. D] → [.. V]"""
+        """Hidden states [.. D] → logits [.. V]."""
         return self.hf.lm_head(hidden)
 
     def _attention(self, index: int, attn: Any, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         N, H, K, E, project = x.shape[0], self.heads, self.kv_heads, self.head_size, self._project
-        # q and k go through norm and rotation as one tensor: fewer small operations
+        # norm and rotation take q and k as one tensor: fewer small operations
         qk = torch.cat((project(attn.q_proj, x), project(attn.k_proj, x)), dim=-1).view(N, H + K, E)
         v = project(attn.v_proj, x).view(N, K, E)
         if self.normalises_heads:
@@ -93,29 +92,23 @@ class DenseModel:
         return project(attn.o_proj, attend(index, q, k, v).reshape(N, H * E))
 
     def _rotary(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [N 1 E], the sign of the rotation folded into sin (see `rotate`)."""
+        """cos and sin [N 1 E] of the rotary angles, with the sign of the rotation in sin (see `rotate`)."""
         module = self.hf.model.rotary_emb
         if module.rope_type not in STATIC_ROPE:
             return _signed(*(t[0, :, None, :] for t in module(x[None], positions[None])))
         reach = int(positions.max()) + 1
         table = self._angles
         if table is None or table[0].shape[0] < reach or table[0].dtype != x.dtype or table[0].device != x.device:
-            rows = torch.arange(
-                max(64, 1 << (reach - 1).bit_length()), device=x.device
-            )  # doubling: few rebuilds, and no odd tails
-            with (
-                torch.inference_mode(mode=False),
-                torch.no_grad(),
-            ):  # a table made by an engine must serve a trainer too
+            size = max(64, 1 << (reach - 1).bit_length())  # doubling: few rebuilds, and no odd tails
+            rows = torch.arange(size, device=x.device)
+            with torch.inference_mode(mode=False), torch.no_grad():  # so that a trainer can use an engine's table
                 table = self._angles = _signed(*(t[0, :, None, :] for t in module(x.new_empty(0), rows[None])))
         cos, sin = table
         return cos[positions], sin[positions]
 
 
 def check_family(config: Any) -> None:
-    """Refuse a model whose layers `DenseModel` would run wrongly. `config` is a Hugging Face one: no weights are needed
-    to find out.
-    """
+    """Raises `UserError` for a model whose layers `DenseModel` would compute wrongly. `config`: of Hugging Face."""
     if config.model_type not in FAMILIES:
         known = ", ".join(f"`{f}`" for f in FAMILIES)
         raise UserError(
@@ -131,10 +124,10 @@ def check_family(config: Any) -> None:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding of x [N heads E] (arXiv 2104.09864, the half-split layout): x·cos + (-b, a)·sin where x
-    = (a, b).
+    """[N heads E] rotary position embedding of x [N heads E] (arXiv 2104.09864, half-split layout).
 
-    The minus lives in `sin`, which is half as many operations on small tensors.
+    x·cos + (-b, a)·sin with x = (a, b); cos and sin [N 1 E]. `sin` carries the minus: half as many operations on small
+    tensors.
     """
     a, b = x.chunk(2, dim=-1)
     return torch.addcmul(x * cos, torch.cat((b, a), dim=-1), sin)
@@ -146,6 +139,6 @@ def _signed(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _normalise(module: Any, x: Tensor) -> Tensor:
-    """The RMSNorm of all three families, in one operation."""
+    """RMSNorm (arXiv 1910.07467) of x [N D], as one operation."""
     weight = module.weight
     return F.rms_norm(x, weight.shape, weight, module.variance_epsilon)

@@ -1,4 +1,4 @@
-"""What can torch compute on here, apart from the CPU?"""
+"""The GPUs that torch sees on this machine."""
 
 from dataclasses import dataclass
 
@@ -11,13 +11,13 @@ class Device:
 
     name: str
     memory_bytes: int
-    """All of it, in use or not."""
+    """Total memory, used or not."""
     bfloat16: bool
     """Whether it computes in bfloat16 natively."""
 
 
 def devices() -> list[Device]:
-    """In the order of their numbers; empty where torch sees none."""
+    """All devices in the order of their numbers; empty if torch sees none."""
     found = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
     ampere = 8  # the first generation with bfloat16 units
     return [
@@ -27,7 +27,7 @@ def devices() -> list[Device]:
 
 
 def built_for() -> str | None:
-    """What this build of torch can use: `CUDA 12.8`, say. None: the CPU only."""
+    """The platform of this torch build, for example `CUDA 12.8`. None: CPU only."""
     if torch.version.hip:
         return f"ROCm {torch.version.hip}"
     return f"CUDA {torch.version.cuda}" if torch.version.cuda else None

@@ -1,6 +1,4 @@
-"""How does a folder appear all at once? It is written beside its final place, flushed to disk, and renamed. And is a
-given one complete?
-"""
+"""Model folders on disk: write one atomically (beside its place, flush, rename), and check that one is complete."""
 
 import json
 import os
@@ -13,18 +11,18 @@ from typing import Any
 from lightningrl.errors import UserError
 
 LFS_POINTER = b"version https://git-lfs"
-"""How a file begins that git keeps elsewhere and has not fetched."""
+"""First bytes of a git-LFS pointer, which stands for a file that git has not fetched."""
 
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """An empty folder to write into; at the end of the block it becomes `path`, in place of one of that name.
+    """An empty folder to write into. At the end of the block it becomes `path` and replaces a folder of that name.
 
-    The folder is complete or absent, never half there: a kill at any instant leaves the old one, or none, or the new
-    one. Its files can be read by those whom the umask lets read new ones, whatever the library that wrote them thinks.
+    The folder is complete or absent: a kill at any instant leaves the old one, none, or the new one. Its files get the
+    permissions that the umask gives, whatever the library that wrote them sets.
     """
     draft, old = path.with_name(f".{path.name}.draft"), path.with_name(f".{path.name}.old")
-    for leftover in (draft, old):  # of an earlier process that was killed
+    for leftover in (draft, old):  # left by a process that was killed
         shutil.rmtree(leftover, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
@@ -45,7 +43,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def flush(path: Path) -> None:
-    """Have a file or a folder survive a power cut: files first, then the folder that names them."""
+    """fsync a file or a folder, to survive a power cut. Flush files first, then the folder that names them."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -54,12 +52,10 @@ def flush(path: Path) -> None:
 
 
 def check_files(folder: Path) -> None:
-    """Raises `UserError` for a pointer of git-LFS in the place of a file, and for weights that are not as long as their
-    header says.
-    """
-    for path in sorted(
-        path for path in folder.iterdir() if path.suffix in (".json", ".safetensors") and path.is_file()
-    ):
+    """Raises `UserError` for a git-LFS pointer in place of a file, and for weights that their header contradicts."""
+    for path in sorted(folder.iterdir()):
+        if path.suffix not in (".json", ".safetensors") or not path.is_file():
+            continue
         with path.open("rb") as file:
             pointer = file.read(len(LFS_POINTER)) == LFS_POINTER
         if pointer:

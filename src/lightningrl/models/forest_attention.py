@@ -1,13 +1,11 @@
-"""Attention over a forest: every token looks at its ancestors and itself, and nothing is computed twice or masked away
-in bulk.
+"""Attention over a forest: every token attends to its ancestors and itself, without computing shared prefixes twice.
 
-The queries of a segment are cut into blocks, and blocks of like size are padded together into batches that fit in the
-cache. Keys come in the order of their depth, so one comparison masks everything: a query at position p may look at the
-keys 0..p of its own path. Scores are computed again in the backward pass, where they are cheaper than the memory they
-would take.
+The queries of a segment are cut into blocks. Blocks of similar size are padded together into batches that fit in the
+CPU's cache. Keys are ordered by depth, so one comparison makes the mask: a query at position p attends to the keys 0..p
+of its own path. The backward pass computes scores again, which is cheaper than storing them.
 
 Legend: N tokens · S segments · B blocks of a batch · Q padded queries · T padded keys · H query heads · K key/value
-heads · G = H / K query heads that share one · E head size.
+heads · G = H / K query heads per key/value head · E head size · R queries without padding.
 """
 
 from dataclasses import dataclass
@@ -18,36 +16,35 @@ import torch
 from torch import Tensor
 
 BLOCK = 64
-"""Queries of a block; of 32, 64, 128 and 256 the fastest in benchmarks/forest.py."""
+"""Queries per block; the fastest of 32, 64, 128 and 256 in benchmarks/forest.py."""
 BATCH = 1 << 16
-"""Scores per head of a batch: with four heads 1 MB, which stays in the cache."""
+"""Scores per head and batch: 1 MB with four heads, which stays in the CPU's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Blocks that are computed together, padded to the longest. Rows are of `[N·heads E]`, so that one gather also
-    sorts by head.
-    """
+    """Blocks that are computed together, padded to the longest. Rows index `[N·heads E]`, sorted by head."""
 
     shape: tuple[int, int, int]
     """B, Q, T"""
     queries: Tensor
-    """[B·H·Q] row of each query; padding repeats the first."""
+    """[B·H·Q] row of each query; padding repeats a block's first query."""
     keys: Tensor
-    """[B·K·T] row of the key at each depth; padding repeats the root."""
+    """[B·K·T] row of the key at each depth; padding repeats the path's root."""
     open: int
-    """Every query may look at the keys before this one."""
+    """Every query attends to all keys at a lower index."""
     bias: Tensor
-    """[B 1 1 Q T-open] 0 where the query may look at the key, else -inf."""
+    """[B 1 1 Q T-open] 0 where the query attends to the key, else -inf."""
     real: Tensor
-    """[R] which of `queries` are no padding."""
+    """[R] indices into `queries` that are not padding."""
     real_queries: Tensor
-    """[R] their rows."""
+    """[R] the rows of those queries."""
 
 
 class ForestAttention:
-    """An `Attend` for `DenseModel.hidden`, for one forest (`starts`, `parents` and `positions` as in
-    `lightningrl.data.forest.Forest`).
+    """An `Attend` for `DenseModel.hidden` over one forest. `starts` [S+1], `parents` [S] and `positions` [N] are those
+    of
+    `lightningrl.data.forest.Forest`.
     """
 
     def __init__(
@@ -64,13 +61,16 @@ class ForestAttention:
         self.batches = [_batch(blocks, positions, heads=heads, kv_heads=kv_heads, dtype=dtype) for blocks in cut]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [N H E], k and v [N K E] → [N H E]"""
+        """q [N H E], k and v [N K E] → attention output [N H E], with gradient."""
         out: Any = _Attention.apply(q, k, v, self.batches)
         return out
 
 
 class _Attention(torch.autograd.Function):
-    """O = P V with P = softmax(QKᵀ), Q = q/√E; dS = P ⊙ (dO Vᵀ - rowsum(dO ⊙ O))   (arXiv 2205.14135, appendix B.2)"""
+    """Forward O = P V with P = softmax(S), S = Q Kᵀ, Q = q / √E (arXiv 1706.03762, eq. 1).
+
+    Backward (arXiv 2205.14135, appendix B.2): dV = Pᵀ dO, dS = P ⊙ (dO Vᵀ - rowsum(dO ⊙ O)), dQ = dS K, dK = dSᵀ Q.
+    """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, batches: list[Batch]) -> Tensor:
@@ -110,17 +110,17 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _queries(rows: Tensor, batch: Batch, kv_heads: int) -> Tensor:
-    """[B·K G·Q E]"""
+    """The padded queries of a batch [B·K G·Q E]."""
     return rows.index_select(0, batch.queries).view(batch.shape[0] * kv_heads, -1, rows.shape[1])
 
 
 def _keys(rows: Tensor, batch: Batch) -> Tensor:
-    """[B·K T E]"""
+    """The padded keys or values of a batch [B·K T E]."""
     return rows.index_select(0, batch.keys).view(-1, batch.shape[2], rows.shape[1])
 
 
 def _probabilities(Q: Tensor, K: Tensor, batch: Batch) -> Tensor:
-    """[B·K G·Q T]"""
+    """P of a batch [B·K G·Q T]."""
     B, queries, T = batch.shape
     S = torch.bmm(Q, K.transpose(1, 2))
     S.view(B, S.shape[0] // B, -1, queries, T)[..., batch.open :].add_(batch.bias)
@@ -133,7 +133,7 @@ def _without_padding(rows: Tensor, batch: Batch) -> Tensor:
 
 
 def _with_padding(rows: Tensor, batch: Batch) -> Tensor:
-    """[N·H ..] → [B·H·Q ..], with zeros for padding: it must not reach the gradient of a key."""
+    """[N·H ..] → [B·H·Q ..]. Padding gets zeros, so that it adds nothing to the gradient of a key."""
     real = rows.index_select(0, batch.real_queries)
     if len(batch.real) == len(batch.queries):
         return real
@@ -147,7 +147,7 @@ class _Block:
 
 
 def _blocks(starts: np.ndarray, parents: np.ndarray) -> list[_Block]:
-    """Cut every segment into blocks of queries, each with the path from its root to its last query."""
+    """Cut every segment into blocks of queries, each with the path (token indices) from its root to its last query."""
     paths: list[np.ndarray] = []
     blocks: list[_Block] = []
     for s, parent in enumerate(parents):
@@ -161,7 +161,7 @@ def _blocks(starts: np.ndarray, parents: np.ndarray) -> list[_Block]:
 
 
 def _batches(blocks: list[_Block]) -> list[list[_Block]]:
-    """Sort by size and cut so that a batch is small and little of it is padding."""
+    """Sort blocks by size and group them into batches that are small and have little padding."""
     batches: list[list[_Block]] = []
     Q = T = area = 0
     for block in sorted(blocks, key=lambda b: (-((len(b.queries) + 7) // 8), -len(b.keys))):

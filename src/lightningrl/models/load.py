@@ -1,6 +1,6 @@
-"""Where do weights come from, and where do they go? Hugging Face folders in (or hub ids), Hugging Face folders out.
+"""Load models from Hugging Face folders or hub ids, and export them as Hugging Face folders.
 
-A folder with an `adapter_config.json` holds an adapter, and says which model it belongs to.
+A folder with an `adapter_config.json` holds an adapter and names its base model.
 """
 
 import json
@@ -20,16 +20,14 @@ from lightningrl.models.dense import DenseModel, check_family
 from lightningrl.models.folder import check_files, whole_folder
 
 transformers_logging.disable_progress_bar()  # the library never prints
-transformers_logging.set_verbosity_error()  # what it warns of, weights that are missing or do not fit, is raised here
+transformers_logging.set_verbosity_error()  # missing weights and wrong shapes are errors here
 
 ADAPTER = "adapter_config.json"
 DTypeName: TypeAlias = Literal["float32", "bfloat16", "float64"]
 
 
 def local_folder(path: str, *, root: Path) -> str:
-    """Where the model is on this machine: a folder (relative to `root`), or a hub id's files, which are downloaded
-    once.
-    """
+    """The model's folder on this machine: `path` relative to `root`, or the files of a hub id, downloaded once."""
     beside = root / Path(path).expanduser()
     if beside.is_dir():
         check_files(beside)
@@ -48,7 +46,7 @@ def local_folder(path: str, *, root: Path) -> str:
 
 
 def load_model(path: str, *, dtype: DTypeName = "float32") -> DenseModel:
-    """The causal LM in a local folder, or behind a hub id. Raises `UserError` for whatever is wrong with it."""
+    """The causal LM in a local folder or of a hub id. Raises `UserError` if it cannot be loaded."""
     if _looks_local(path) and not Path(path).is_dir():
         raise UserError(
             f"no model folder at `{path}`", hint="give a Hugging Face folder or a hub id such as `Qwen/Qwen3-0.6B`"
@@ -64,12 +62,15 @@ def load_model(path: str, *, dtype: DTypeName = "float32") -> DenseModel:
     except UserError:
         raise
     except Exception as error:
-        hint = "a model folder holds config.json, model.safetensors and the tokenizer's files; a hub id needs the network once"
+        hint = (
+            "a model folder holds config.json, model.safetensors and the tokenizer's files; "
+            "a hub id needs the network once"
+        )
         raise UserError(f"cannot load a model from `{path}`: {_first_line(error)}", hint=hint) from error
 
 
 def _checked(path: str, dtype: DTypeName) -> Any:
-    """The module of transformers. Where weights are missing or of another shape, it would go on with random numbers."""
+    """The transformers module. Raises `UserError` where transformers would use random weights: missing or misshapen."""
     check_family(AutoConfig.from_pretrained(path))
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         path, dtype=getattr(torch, dtype), output_loading_info=True, ignore_mismatched_sizes=True
@@ -93,14 +94,14 @@ def load_tokenizer(path: str) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(path)
     except Exception as error:
         raise UserError(f"cannot load a tokenizer from `{path}`: {_first_line(error)}", hint=hint) from error
-    if len(tokenizer) < 2:  # transformers makes up an empty one when the files are missing but config.json is there
+    if len(tokenizer) < 2:  # without its files, transformers makes an empty one
         raise UserError(f"cannot load a tokenizer from `{path}`: there is none", hint=hint)
     return tokenizer
 
 
 def check_finite(tensors: Iterable[tuple[str, Tensor]], path: str) -> None:
-    """Raises `UserError` for the first that holds NaN or an infinity: every answer would be an error of the engine,
-    without a word about why.
+    """Raises `UserError` for the first tensor with NaN or infinity. Otherwise every generation would fail without a
+    reason.
     """
     for name, tensor in tensors:
         if not torch.isfinite(tensor).all():
@@ -122,10 +123,10 @@ def is_adapter(path: str) -> bool:
 
 @torch.no_grad()
 def load_into(model: DenseModel, path: str) -> DenseModel:
-    """Copy the weights of a folder into the parameters of `model`, in place: whoever shares them sees the new values.
+    """Copy a folder's weights into the parameters of `model`, in place: all that share them see the new values.
 
-    An adapter goes into the adapter of a model that has one. Over a model that has none it makes another, which is
-    returned; the tensors below stay as they are.
+    Returns the model to use. An adapter is copied into the adapter of `model`; if `model` has none, the result is a new
+    model with one, over the unchanged tensors of `model`.
     """
     if is_adapter(path):
         from lightningrl.models.lora import load_adapter, load_adapter_into
@@ -151,10 +152,8 @@ def load_into(model: DenseModel, path: str) -> DenseModel:
 
 
 def export_folder(model: DenseModel, path: Path, *, tokenizer: Any) -> None:
-    """Write weights, configuration and tokenizer as an ordinary Hugging Face folder. The folder is complete or absent,
-    never half there.
-
-    Of a model with an adapter only the adapter is written.
+    """Write weights, configuration and tokenizer as a Hugging Face folder, complete or absent. With an adapter,
+    only the adapter is written.
     """
     with whole_folder(path) as draft:
         if model.adapter is None:
@@ -167,7 +166,7 @@ def export_folder(model: DenseModel, path: Path, *, tokenizer: Any) -> None:
 
 
 def _base(folder: Path) -> str:
-    """The model below an adapter: a folder (relative to the adapter's), or a hub id."""
+    """The base model of an adapter: a folder (relative to the adapter's), or a hub id."""
     file = folder / ADAPTER
     try:
         named = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
@@ -186,7 +185,7 @@ def _looks_local(path: str) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    """Of what a person can read. The text of an error that is not meant for one says little without its type."""
+    """The first line of an error's text, with the error's type unless it is an `OSError` or `ValueError`."""
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return line if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {line}"
 

@@ -1,14 +1,13 @@
-"""How do several policies share one model? Each has a small adapter of its own over weights that nobody changes (LoRA,
-arXiv 2106.09685).
+"""LoRA adapters (arXiv 2106.09685): several policies share one frozen model, each with a small adapter of its own.
 
-    y = W x + s B A x        W frozen; A random, B zero at first: an adapter begins as the model itself; s = alpha /
-    rank
+    y = W x + s B A x        W frozen; A random and B zero at first, so an adapter begins as the model itself;
+                             s = alpha / rank
 
-The layers are peft's, so that its folders go in and out. Their arithmetic is done here: a product that adds into
-another's result, without the checks of a general layer (benchmarks/adapter.py measures it).
+The layers are peft's, so its folders can be read and written. Their arithmetic is done here: one product is added into
+the other's result, without the checks of a general layer (measured by benchmarks/adapter.py).
 
-A and B are held in float32, whatever the type of W: an update at a usual learning rate is far below the resolution of
-bfloat16 and would be rounded away. Products and files have the type of W.
+A and B are float32, whatever the dtype of W: updates at usual learning rates are far below the resolution of bfloat16
+and would be rounded away. Products and files have the dtype of W.
 """
 
 import copy
@@ -32,14 +31,12 @@ from lightningrl.models.load import check_finite, misfit
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 NAME = "default"
-"""Of the adapter within peft's layers."""
+"""Name of the adapter within peft's layers."""
 
 
 def with_adapter(model: DenseModel, *, rank: int, seed: int = 0) -> DenseModel:
-    """Another model: the tensors of `model`, frozen from now on, and an adapter on every projection (alpha = 2·rank),
-    which alone can learn.
-
-    The same seed gives the same adapter, and torch's own generator is left as it was.
+    """A new model: the tensors of `model`, frozen from now on, and a trainable adapter on every projection (alpha =
+    2·rank). The same seed gives the same adapter; torch's global generator is left as it was.
     """
     config = LoraConfig(
         r=rank, lora_alpha=2 * rank, target_modules=list(PROJECTIONS), task_type="CAUSAL_LM", inference_mode=False
@@ -50,7 +47,7 @@ def with_adapter(model: DenseModel, *, rank: int, seed: int = 0) -> DenseModel:
 
 
 def load_adapter(model: DenseModel, folder: Path) -> DenseModel:
-    """Another model: the tensors of `model`, frozen from now on, and the adapter in a folder."""
+    """A new model: the tensors of `model`, frozen from now on, and the adapter in a folder. Raises `UserError`."""
     try:
         config = PeftConfig.from_pretrained(str(folder))
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -63,7 +60,7 @@ def load_adapter(model: DenseModel, folder: Path) -> DenseModel:
             f"`{folder}` is more than a plain LoRA adapter",
             hint="train one with LoRA on the projections alone, or merge it",
         )
-    config.inference_mode = False  # it may go on learning
+    config.inference_mode = False  # it may be trained further
     adapted = _adapted(model, config)
     load_adapter_into(adapted, folder)
     return adapted
@@ -71,7 +68,7 @@ def load_adapter(model: DenseModel, folder: Path) -> DenseModel:
 
 @torch.no_grad()
 def load_adapter_into(model: DenseModel, folder: Path) -> None:
-    """Copy the adapter in a folder into that of `model`, in place: whoever shares it sees the new values."""
+    """Copy the adapter in a folder into that of `model`, in place: all that share it see the new values."""
     check_files(folder)
     try:
         found = load_file(folder / WEIGHTS)
@@ -92,8 +89,8 @@ def load_adapter_into(model: DenseModel, folder: Path) -> None:
 
 
 def save_adapter(model: DenseModel, folder: Path) -> None:
-    """Write an adapter as peft does, into a folder that exists; and what ends a completion, so that nobody needs the
-    base to know that.
+    """Write an adapter as peft does, into an existing folder, and the generation configuration: stop tokens are then
+    known without the base model.
     """
     base = model.hf.config.name_or_path
     settings = model.adapter.to_dict() | {
@@ -109,7 +106,7 @@ def save_adapter(model: DenseModel, folder: Path) -> None:
 
 
 def without_adapter(model: DenseModel) -> DenseModel:
-    """The same model with its adapter left out: what the adapter started from. Both may be asked at the same time."""
+    """The same model without its adapter, over the same tensors. Both may be used at the same time."""
     bases = {layer: layer.get_base_layer() for layer in _layers(model.hf).values()}
     return DenseModel(model.hf, project=lambda module, x: project(bases.get(module, module), x))
 
@@ -124,7 +121,7 @@ def _adapted(model: DenseModel, config: LoraConfig) -> DenseModel:
     hf = copy.deepcopy(model.hf, {id(tensor): tensor for tensor in tensors})  # new modules around the same tensors
     try:
         inject_adapter_in_model(config, hf, adapter_name=NAME)
-    except ValueError as error:  # there is nothing to adapt
+    except ValueError as error:  # no module to adapt
         raise UserError(
             f"the adapter does not fit the model: {error}", hint="give the adapter's own base model"
         ) from error
@@ -136,7 +133,7 @@ def _adapted(model: DenseModel, config: LoraConfig) -> DenseModel:
 
 
 def _check(hf: Any) -> None:
-    """Refuse what `_projection` would run wrongly."""
+    """Raises `UserError` for an adapter that `_projection` would compute wrongly."""
     layers = _layers(hf)
     for name, parameter in hf.named_parameters():
         if not parameter.requires_grad:
@@ -156,7 +153,7 @@ def _check(hf: Any) -> None:
 
 
 def _projection(hf: Any) -> Project:
-    """A `Project` that finds the numbers of each layer at once."""
+    """A `Project` that looks up each layer's tensors in a table."""
     numbers = {
         layer: (base.weight, base.bias, layer.lora_A[NAME].weight, layer.lora_B[NAME].weight, layer.scaling[NAME])
         for layer in _layers(hf).values()
@@ -180,7 +177,7 @@ def _layers(hf: Any) -> dict[str, Any]:
 
 
 def _tensors(model: DenseModel) -> dict[str, Tensor]:
-    """The adapter's own tensors, by peft's names for them in a file."""
+    """The adapter's tensors by the names that peft gives them in a file."""
     return {
         f"base_model.model.{name}.{part}.weight": matrices[NAME].weight
         for name, layer in _layers(model.hf).items()

@@ -1,6 +1,4 @@
-"""What does Hugging Face's own code say of a model folder? Nothing of ours is in between: what serves and what trains
-is held against it.
-"""
+"""Log-probabilities by Hugging Face's own code: an independent reference to test engines and trainers against."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,8 +12,8 @@ from lightningrl.types import Doubles, Ints
 
 @torch.no_grad()
 def plain_logprobs(folder: Path, completions: Iterable[tuple[Ints, Ints, float]]) -> list[Doubles]:
-    """[C] for each (prompt, completion, temperature): the logprob of every token of the completion, in float32, one
-    sequence at a time.
+    """[C] for each (prompt [P], completion [C], temperature): the log-probability of each completion token in nats,
+    computed in float32, one sequence at a time.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     found: list[Doubles] = []

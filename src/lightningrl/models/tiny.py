@@ -1,8 +1,6 @@
-"""How small can a model be and still learn? A Qwen3 of under a million parameters and its tokenizer, both made on the
-spot.
+"""Build a Qwen3 of under a million parameters and its tokenizer from scratch.
 
-`texts → build_tokenizer → build_model → write_model_folder`: an ordinary Hugging Face folder, which everything else
-then loads.
+texts → `build_tokenizer` → `build_model` → `write_model_folder`: an ordinary Hugging Face folder.
 """
 
 import re
@@ -20,9 +18,9 @@ from lightningrl.models.dense import DenseModel
 from lightningrl.models.load import export_folder
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-"""Never shown: `skip_special_tokens` removes them."""
+"""Special tokens: `skip_special_tokens` removes them from text."""
 MARKUP = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-"""Single tokens, but text: a parser has to see them."""
+"""Single tokens that stay in the text, for the parser of tool calls."""
 
 PIECES = {
     "joined": r" ?[\p{L}_]+|\p{N}| ?[^\s\p{L}\p{N}_]|\s",
@@ -31,9 +29,7 @@ PIECES = {
 WORD = re.compile(r"[^\W\d]+")
 
 BEGIN = "<|im_start|>assistant\n"
-"""How an assistant's turn begins. Where it is one of a tokenizer's phrases, a conversation can be cut into its answers
-by it.
-"""
+"""Start of an assistant's turn. As a single token (a phrase) it marks where a conversation's answers begin."""
 
 CHAT_TEMPLATE = r"""
 {%- macro text(content) -%}
@@ -69,20 +65,20 @@ CHAT_TEMPLATE = r"""
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
 """.strip()
-"""ChatML with Hermes tool calls, as Qwen3 speaks it, with three changes: nothing is invented (no system prompt, no
-thinking), what the assistant said is rendered as it stands, and each tool result is a turn of its own. So a longer
-conversation renders to an extension of the shorter one, token for token.
+"""Qwen3's ChatML with Hermes tool calls, with three changes: no default system prompt and no thinking, the assistant's
+text is rendered unchanged, and each tool result is a turn of its own. So a longer conversation renders to an extension
+of the shorter one, token for token.
 """
 
 
 def build_tokenizer(texts: Iterable[str], *, vocab_size: int, spaces: Literal["joined", "apart"] = "joined") -> Any:
     """Train a byte-level BPE on `texts` and wrap it for `transformers`. Lossless on any text.
 
-    A piece is a word (letters and `_`), a single digit, a single other sign, or a single white space; merges never
-    cross pieces. With `joined` spaces a space belongs to the word or sign after it, so `Paris` and ` Paris` are two
-    tokens: texts are shorter. With spaces `apart` a word is the same token wherever it stands, which makes copying it
-    (into quotes, say) easier. Either way each word is learnt in all its forms; with enough room in `vocab_size` each is
-    one token. Smaller than `vocab_size` if the texts run out of merges.
+    A piece is a word (letters and `_`), a digit, another sign, or a white space; merges never cross pieces. With
+    `joined` spaces, a space belongs to the word or sign after it: `Paris` and ` Paris` are two tokens, and texts are
+    shorter. With spaces `apart`, a word is the same token everywhere, which makes it easier to copy (into quotes, for
+    example). Each word of the texts is one token if `vocab_size` has room. The vocabulary is smaller than `vocab_size`
+    if the texts run out of merges.
     """
     tokenizer = Tokenizer(models.BPE(byte_fallback=False))
     split = pre_tokenizers.Split(Regex(PIECES[spaces]), behavior="isolated")
@@ -110,12 +106,12 @@ def build_tokenizer(texts: Iterable[str], *, vocab_size: int, spaces: Literal["j
 
 
 def add_phrases(tokenizer: Any, phrases: Iterable[str]) -> None:
-    """Make each a token of its own: text, as a parser has to see it."""
+    """Make each phrase a single token that stays in the text."""
     tokenizer.add_tokens([AddedToken(phrase, special=False, normalized=False) for phrase in phrases])
 
 
 def tools_phrase(tokenizer: Any, tools: Sequence[Any], *, system: str) -> str:
-    """What the chat template says of `tools` after the system prompt: the same in every conversation of an agent."""
+    """The chat template's text about `tools` after the system prompt: the same in all conversations of an agent."""
     described = tokenizer.apply_chat_template(
         [{"role": "system", "content": system}], tools=list(tools), tokenize=False
     )
@@ -123,7 +119,7 @@ def tools_phrase(tokenizer: Any, tools: Sequence[Any], *, system: str) -> str:
 
 
 def _every_form(corpus: list[str], *, spaced: bool) -> list[str]:
-    """Each word as often as it occurs, bare (and after a space), so that either form earns its merges."""
+    """Each word as often as it occurs, bare and (if `spaced`) after a space, so that both forms get merges."""
     counts = Counter(word for text in corpus for word in WORD.findall(text))
     bare = ["\n".join([word] * count) for word, count in counts.items()]
     return [*bare, *("".join([f" {word}"] * count) for word, count in counts.items())] if spaced else bare
@@ -143,7 +139,7 @@ def build_model(
     eos_token_id: int | None = None,
     pad_token_id: int | None = None,
 ) -> DenseModel:
-    """A Qwen3 with fresh weights. The same seed gives the same weights, and torch's own generator is left as it was."""
+    """A Qwen3 with random weights. The same seed gives the same weights; torch's global generator is left as it was."""
     if heads % kv_heads or head_size % 2:
         raise UserError(
             f"`{heads}` heads of size `{head_size}` over `{kv_heads}` key/value heads",
@@ -159,8 +155,7 @@ def build_model(
         intermediate_size=intermediate,
         max_position_embeddings=max_length,
         tie_word_embeddings=True,
-        initializer_range=hidden
-        ** -0.5,  # the default, 0.02, does not learn to copy in 400 steps: loss 0.97 against 0.56
+        initializer_range=hidden**-0.5,  # at the default 0.02 it does not learn to copy in 400 steps: loss 0.97 v. 0.56
         eos_token_id=eos_token_id,
         pad_token_id=pad_token_id,
         bos_token_id=None,
@@ -171,7 +166,7 @@ def build_model(
 
 
 def write_model_folder(path: Path, *, texts: Iterable[str], vocab_size: int = 1300, seed: int = 0) -> None:
-    """A tokenizer trained on `texts` and a fresh model for it, as a Hugging Face folder."""
+    """Write a tokenizer trained on `texts`, and a model with random weights, as a Hugging Face folder."""
     tokenizer = build_tokenizer(texts, vocab_size=vocab_size)
     model = build_model(
         len(tokenizer), seed=seed, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id

@@ -1,6 +1,4 @@
-"""Update a policy from a forest. A trainer knows losses and optimizers; which algorithm made the advantages is not its
-business.
-"""
+"""Update a policy from a forest. A trainer knows losses and optimizers, but not the algorithm behind the advantages."""
 
 from lightningrl.trainer.base import Trainer
 

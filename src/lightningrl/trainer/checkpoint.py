@@ -1,6 +1,4 @@
-"""How does training go on bit for bit? Weights, moments and counters in one folder of safetensors and JSON; complete or
-absent.
-"""
+"""Checkpoints: weights, moments and counters in one folder of safetensors and JSON. Training resumes bit for bit."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +12,7 @@ from lightningrl.errors import UserError
 from lightningrl.models.folder import whole_folder
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
-"""What AdamW remembers of each parameter."""
+"""AdamW's state of each parameter."""
 
 
 def save(
@@ -25,9 +23,7 @@ def save(
     reference: Mapping[str, Tensor],
     steps: int,
 ) -> None:
-    """Write a folder, replacing one of that name. `reference`: weights that do not change, but that training cannot go
-    on without.
-    """
+    """Write a folder, complete or absent, in place of one of that name. `reference`: frozen weights."""
     moments = {
         f"{key}/{name}": optimizer.state[p][key]
         for name, p in parameters.items()
@@ -45,9 +41,7 @@ def save(
 def load(
     path: Path, parameters: Mapping[str, Tensor], optimizer: torch.optim.AdamW, *, reference: Mapping[str, Tensor]
 ) -> int:
-    """Read a folder into `parameters`, `optimizer` and `reference`, in place. Returns the number of updates made so
-    far.
-    """
+    """Read a folder into `parameters`, `optimizer` and `reference`, in place. Returns the number of updates so far."""
     if not (path / "trainer.json").is_file():
         raise UserError(f"no checkpoint at `{path}`", hint="give a folder that training has saved")
     weights, moments = _read(path, "weights.safetensors", parameters), load_file(path / "moments.safetensors")
@@ -64,7 +58,7 @@ def load(
 
 
 def _read(path: Path, name: str, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors that fit the parameters, one for one."""
+    """The tensors of a file. Raises `UserError` unless they fit the parameters one for one."""
     if not (path / name).is_file():
         raise UserError(
             f"the checkpoint `{path}` has no `{name}`", hint="resume with the loss that the run started with"

@@ -1,5 +1,4 @@
-"""What every trainer must do, as checks that plugin authors run on theirs. `make()` gives a trainer of the same small
-policy every time.
+"""Checks that every trainer must pass. `make()` returns a new trainer of the same small policy each time.
 
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
 def test_trainer_keeps_its_promises(check, tmp_path): check(make, tmp_path)
@@ -32,7 +31,7 @@ def lesson(
     rng: np.random.Generator,
     temperature: float = 1.0,
 ) -> Lesson:
-    """A call with noise for all that is recorded or computed of it: whatever they are, the gradient must be right."""
+    """A call whose logprobs, advantages, weights and returns are noise: the gradient must be right for any values."""
     C = len(completion)
     return Lesson(
         rollout_id=call_id.rpartition("/")[0],
@@ -58,10 +57,9 @@ def lesson(
 def lessons(
     seed: int, *, groups: int = 2, group_size: int = 3, turns: int = 3, vocab_size: int = 48, words: int = 3
 ) -> list[Lesson]:
-    """Groups of agents that talk in few words, so that siblings share parts of what they sampled.
+    """Groups of rollouts over few distinct tokens, so that siblings share parts of their completions.
 
-    Between them: histories that were rewritten, calls of one token, prompts of one token, other temperatures, the same
-    call twice.
+    Among them: rewritten histories, completions and prompts of one token, other temperatures, and one call twice.
     """
     rng = np.random.default_rng(seed)
     made: list[Lesson] = []
@@ -83,7 +81,7 @@ def lessons(
 
 
 def check_splitting_changes_nothing(make: Make, folder: Path) -> None:
-    """Several forests before one update teach what one forest does."""
+    """Several forests before one update give the update of one forest."""
     whole, parts = make(), make()
     found = [whole.forward_backward(build_forest(lessons(0)))]
     pieces = [parts.forward_backward(build_forest(piece)) for piece in pack(lessons(0), max_tokens=20, teaching=list)]
@@ -102,7 +100,7 @@ def check_update_changes_the_policy(make: Make, folder: Path) -> None:
 
 
 def check_update_clears_the_gradient(make: Make, folder: Path) -> None:
-    """At a rate of 0 nothing moves, so the same forest has the same gradient again, and not twice as much."""
+    """At a learning rate of 0 the same forest has the same gradient again, not the double."""
     trainer = make()
     norms: list[float] = []
     for _ in range(2):
@@ -112,9 +110,7 @@ def check_update_clears_the_gradient(make: Make, folder: Path) -> None:
 
 
 def check_loss_that_is_not_finite_is_never_applied(make: Make, folder: Path) -> None:
-    """Nor what was computed of it before the loss, whatever the loss makes of it: one such number, and the whole update
-    is skipped.
-    """
+    """One value of the forest that is not finite skips the whole update, even if the loss does not read it."""
     trainer, clean = make(), make()
     step(trainer, 1)
     step(clean, 1)
@@ -180,7 +176,7 @@ def check_evaluating_tells_what_training_sees_and_changes_nothing(make: Make, fo
 
 
 def check_calls_without_weight_can_be_evaluated(make: Make, folder: Path) -> None:
-    """A critic is asked before it is known what a call is to teach."""
+    """The critic is evaluated before advantages are known."""
     given = lessons(0)
     silent = [unweighted(le.transition, rollout_id=le.rollout_id) for le in given]
     found, expected = make().evaluate(build_forest(silent, whole=True)), make().evaluate(build_forest(given))
@@ -200,7 +196,7 @@ def check_saving_again_replaces_and_leaves_nothing_else(make: Make, folder: Path
 
 
 def check_publish_writes_a_hugging_face_folder(make: Make, folder: Path) -> None:
-    """One that transformers reads, and that says what the trainer has learnt by then."""
+    """transformers reads the folder, and its log-probabilities are the trainer's."""
     trainer, call = make(), lessons(0)[0].transition
     first: list[float] = []
     for name, teach in (("first", False), ("second", True)):
@@ -222,7 +218,7 @@ def step(trainer: Trainer, seed: int) -> dict[str, float]:
 
 
 def look(trainer: Trainer) -> Doubles:
-    """Logprobs of some tokens under the current weights, and what the critic expects of some calls, if there is one."""
+    """Log-probabilities of some tokens under the current weights, and values of some calls if there is a critic."""
     found = trainer.evaluate(build_forest(lessons(99)))
     return found.logprobs if found.values is None else np.concatenate((found.logprobs, found.values))
 

@@ -1,13 +1,12 @@
-"""What does the policy expect of a call before it makes it? A linear value head on the hidden state of the last token
-of the prompt.
+"""The critic: a linear value head on the hidden state of the last prompt token of each call.
 
-    loss = Σ_k W_k (V_k - R_k)²         W_k: the weights of the call's tokens, added up, so that a call counts here as
-    it does in the policy
+    loss = Σ_k W_k (V_k - R_k)²         V_k: value, R_k: return, W_k: sum of the weights of the call's tokens, so that
+                                        a call counts as much here as in the policy's loss
 
-The head begins at zero. It shares the trunk with the policy, and its gradient goes into the trunk, scaled by
-`value_coef` like the loss itself (arXiv 1707.06347, eq. 9): hidden states that were only ever trained to predict tokens
-need not tell a good state from a bad one. Its own gradient is clipped by itself, so that a large error of the critic
-does not shorten the policy's step. It is no part of what is published.
+The head begins at zero and shares the trunk with the policy. Its gradient, scaled by `value_coef`, goes into the trunk
+(arXiv 1707.06347, eq. 9): hidden states that were trained only to predict tokens need not tell good states from bad
+ones. The head's own gradient is clipped separately, so that a large error of the critic does not shorten the policy's
+step. The head is not published.
 
 Legend: K calls · M sampled tokens · N tokens · D hidden size.
 """
@@ -22,7 +21,7 @@ from lightningrl.trainer.metrics import explained_variance
 
 
 def value_head(model: DenseModel) -> nn.Linear:
-    """D → 1, all zero, in float32 or wider."""
+    """A linear layer D → 1, all zero, in float32 or wider."""
     head = nn.Linear(model.hf.config.hidden_size, 1, dtype=torch.promote_types(model.dtype, torch.float32))
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
@@ -30,18 +29,18 @@ def value_head(model: DenseModel) -> nn.Linear:
 
 
 def values_of(head: nn.Linear, hidden: Tensor, forest: Forest) -> Tensor:
-    """Hidden states [N D] → [K]"""
+    """Hidden states [N D] → value of each call [K]."""
     return head(hidden.index_select(0, torch.from_numpy(forest.states).long()).to(head.weight.dtype))[:, 0]
 
 
 def value_loss(values: Tensor, returns: Tensor, forest: Forest) -> Tensor:
-    """[K], [K] → a number"""
+    """Σ_k W_k (V_k - R_k)² of values V [K] and returns R [K]."""
     per_call = np.bincount(forest.calls, weights=forest.weights, minlength=len(forest.call_ids))
     return (torch.from_numpy(per_call).to(values.dtype) * (values - returns).square()).sum()
 
 
 def critic_metrics(values: Tensor, returns: Tensor) -> dict[str, float]:
-    """Moments over the calls, so that those of several forests can be merged, and what follows from them."""
+    """Moments over the calls, which `metrics.merged` can merge over forests, and the explained variance."""
     error = values.detach() - returns
     moments = {
         "critic/loss": float(error.square().mean()),

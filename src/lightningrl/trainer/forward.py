@@ -1,5 +1,4 @@
-"""What does the model say of a forest? Hidden states of unique tokens → logprobs and entropies of sampled tokens,
-values of calls.
+"""One forward pass over a forest: logprobs and entropies of its sampled tokens, and values of its calls.
 
 Legend: M sampled tokens · K calls.
 """
@@ -18,22 +17,20 @@ from lightningrl.trainer.logprobs import term_logprobs, unique_rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """All with gradient, unless nobody asked for it."""
+    """The result of a forward pass. All fields have a gradient, unless it is disabled."""
 
     logprobs: Tensor
-    """[M] of each sampled token, at its temperature."""
+    """[M] log-probability in nats of each sampled token, at its temperature."""
     entropies: Tensor
-    """[M] of the distribution that each token was drawn from."""
+    """[M] entropy in nats of the distribution that each token was sampled from."""
     values: Tensor | None
-    """[K] None without a critic."""
+    """[K] the critic's value of each call; None without a critic."""
 
 
 def forward(
     model: DenseModel, forest: Forest, *, critic: nn.Linear | None = None, entropy_gradient: bool = False
 ) -> Outputs:
-    """Run the model once over the unique tokens. Entropy is always told; its gradient costs something and is there only
-    on demand.
-    """
+    """Run the model once over the unique tokens. The entropy's gradient costs time, so it is computed on demand."""
     attend = ForestAttention(
         forest.starts, forest.parents, forest.positions, heads=model.heads, kv_heads=model.kv_heads, dtype=model.dtype
     )

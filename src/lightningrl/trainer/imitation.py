@@ -1,7 +1,7 @@
-"""How does a model learn from demonstrations, before it learns from reward?
+"""Supervised learning from demonstrations, before a model learns from reward.
 
-Supervised learning is the policy gradient with an advantage of 1 on every token, so it goes through the same forest and
-the same trainer.
+It is the policy gradient with an advantage of 1 on every token. So it needs no trainer of its own: it feeds forests to
+`Trainer.forward_backward` and `optim_step`, and adds only the order of the demonstrations and the learning rate.
 """
 
 import math
@@ -24,12 +24,12 @@ from lightningrl.trainer.local import LocalTrainer
 from lightningrl.types import Transition
 
 WARMUP = 50
-"""Steps over which the learning rate rises."""
+"""Steps over which the learning rate rises to its peak."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One answer that is to be imitated."""
+    """One completion to imitate."""
 
     prompt_ids: Sequence[int]
     completion_ids: Sequence[int]
@@ -37,27 +37,26 @@ class Example:
 
 
 def imitator(model: DenseModel, *, tokenizer: Any, threads: int) -> LocalTrainer:
-    """A trainer whose advantages of 1 are supervised learning."""
+    """A trainer with the loss -A · log π, which is supervised learning for A = 1."""
     config, loss = TrainerConfig.model_validate({"threads": threads}), LossConfig.model_validate({"name": "pg"})
     return LocalTrainer(model, config=config, loss=loss, export=partial(export_folder, tokenizer=tokenizer))
 
 
 def whole(examples: Sequence[Example], *, prompt: bool) -> Example:
-    """All of a conversation after its first prompt, or with it, as one example. An answer for which the prompt was
-    changed is left out.
+    """A whole conversation as one example: all tokens after its first prompt, or with `prompt` all but the first token.
+    Examples that do not extend the first prompt are left out.
     """
-    asked = examples[0].prompt_ids
-    last = next(example for example in reversed(examples) if example.prompt_ids[: len(asked)] == asked)
-    ids, begin = [*last.prompt_ids, *last.completion_ids], 1 if prompt else len(asked)
+    first = examples[0].prompt_ids
+    last = next(example for example in reversed(examples) if example.prompt_ids[: len(first)] == first)
+    ids, begin = [*last.prompt_ids, *last.completion_ids], 1 if prompt else len(first)
     return Example(prompt_ids=ids[:begin], completion_ids=ids[begin:])
 
 
 class Imitation:
-    """Learns from demonstrations, `size` of them a step, each token of a step alike. It can go back to a step that it
-    has saved.
+    """Learns from `size` demonstrations per step, in which all tokens have equal weight. It can return to a saved step.
 
-    The learning rate rises to `peak`, then falls linearly to zero, which it reaches after `steps` or `seconds`,
-    whichever is over first.
+    The learning rate rises to `peak`, then falls linearly to zero. It reaches zero after `steps` or `seconds`,
+    whichever comes first.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class Imitation:
         """`trainer`: made by `imitator`."""
         self.steps = steps
         self.step = 0
-        """Steps taken."""
+        """Number of steps taken."""
         self._trainer = trainer
         self._lessons = [_lessons(examples, f"demonstration-{index}") for index, examples in enumerate(demonstrations)]
         self._peak = peak
@@ -86,11 +85,11 @@ class Imitation:
 
     @property
     def left(self) -> float:
-        """Share of the way that is still to go."""
+        """Share of the steps, or of the time, that is left: the smaller one."""
         return min(1 - self.step / self.steps, 1 - (time.perf_counter() - self._began) / self._seconds)
 
     def advance(self, steps: int) -> float:
-        """Take up to so many steps, and return their mean loss; NaN if there was none to take."""
+        """Take up to `steps` steps. Returns their mean loss in nats per token; NaN if no step was left."""
         losses: list[float] = []
         while len(losses) < steps and (left := self.left) > 0:
             losses.append(self._trainer.forward_backward(build_forest(self._batch())).metrics["loss/value"])
@@ -99,7 +98,7 @@ class Imitation:
         return float(np.mean(losses)) if losses else math.nan
 
     def save(self, folder: Path) -> int:
-        """Keep weights and optimizer in `folder`; returns the step to go back to."""
+        """Save weights and optimizer in `folder`. Returns the step for `back_to`."""
         self._trainer.save(folder)
         return self.step
 
@@ -108,7 +107,7 @@ class Imitation:
         self.step = step
 
     def _batch(self) -> list[Lesson]:
-        """Every demonstration comes once before any comes again."""
+        """The lessons of the next step. Every demonstration is used once before any is used again."""
         in_a_round = len(self._lessons) // self._size
         number, place = divmod(self.step, in_a_round)
         while len(self._orders) <= number:
@@ -120,7 +119,7 @@ class Imitation:
 
 
 def mean_loss(trainer: Trainer, demonstrations: Sequence[Sequence[Example]]) -> float:
-    """How surprising are these answers? In nats a token; nothing is learnt."""
+    """Mean negative log-likelihood of the demonstrations, in nats per token."""
     lessons = [lesson for index, examples in enumerate(demonstrations) for lesson in _lessons(examples, str(index))]
     return float(-np.mean(trainer.evaluate(build_forest(lessons)).logprobs))
 

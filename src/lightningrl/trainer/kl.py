@@ -1,16 +1,15 @@
-"""How far is the policy from where it started? Estimates of KL(π ‖ π_ref) from sampled tokens, and the gradient that
-each one gives.
+"""Estimates of KL(π ‖ π_ref), the distance of the policy from its start, on sampled tokens, with their gradients.
 
-Of one token sampled from π, with Δ = log π - log π_ref (joschu.net/blog/kl-approx.html; gradients: arXiv 2506.09477):
+For one token sampled from π, with Δ = log π - log π_ref (joschu.net/blog/kl-approx.html; gradients: arXiv 2506.09477):
 
-          value            gradient              which is, on average, that of
+          value            gradient              expected gradient is that of
     k1    Δ                Δ · ∇log π            KL(π ‖ π_ref)
     k2    Δ² / 2           Δ · ∇log π            KL(π ‖ π_ref)
     k3    e^-Δ - 1 + Δ     (1 - e^-Δ) · ∇log π   KL(π_ref ‖ π): GRPO's, arXiv 2402.03300, eq. 4
 
-k1 has the unbiased value and k3 the unbiased one of least variance. k1's own derivative is ∇log π, which is 0 on
-average and would only add noise; it therefore gets the gradient of k2. All are exact only for tokens that π itself has
-sampled, and of each token by itself.
+The values of k1 and k3 are unbiased; k3 has less variance. The derivative of k1 is ∇log π, whose expectation is 0, so
+it would only add noise: k1 gets the gradient of k2. All of this holds only for tokens that π itself sampled, and per
+token.
 
 Legend: M sampled tokens.
 """
@@ -22,7 +21,7 @@ from torch import Tensor
 
 
 def kl(logprobs: Tensor, reference: Tensor, estimator: Literal["k1", "k2", "k3"]) -> Tensor:
-    """[M], [M] → [M] with the gradient that the table says."""
+    """[M] estimate per token in nats, from logprobs [M] under π and π_ref, with the gradient of the table above."""
     delta = logprobs - reference
     match estimator:
         case "k1":

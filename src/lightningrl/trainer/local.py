@@ -1,8 +1,8 @@
-"""Update the policy in this very process: one model, shared with the engine, changed in place.
+"""Update the policy in this process. Engine and trainer share one model, which is changed in place.
 
 forest → hidden states of unique tokens → logprobs of sampled tokens → loss → gradient; clip → AdamW in float32 → the
-model's own type. Everything is deterministic: the same forests in the same order, on the same number of threads, give
-the same bits.
+model's own dtype. Training is deterministic: the same forests in the same order, on the same number of threads, give
+the same weights bit for bit.
 """
 
 import math
@@ -28,25 +28,25 @@ from lightningrl.trainer.reference import Reference
 from lightningrl.types import Doubles, Ints, Transition
 
 BETAS = (0.9, 0.95)
-"""Of AdamW, without weight decay: a policy that starts from good weights is not to be pulled towards zero."""
+"""AdamW's β1 and β2. There is no weight decay: it would pull good initial weights towards zero."""
 MAX_GRAD_NORM = 1.0
-"""Gradients longer than this are scaled down (arXiv 2005.14165, appendix B)."""
+"""A gradient with a larger L2 norm is scaled down to this norm (arXiv 2005.14165, appendix B)."""
 Export: TypeAlias = Callable[[DenseModel, Path], None]
-"""Writes a model as a Hugging Face folder; complete or absent."""
+"""Writes a model as a Hugging Face folder, complete or absent."""
 
 
 class LocalTrainer:
-    """A `Trainer` on this machine. What requires no gradient in the model is no part of it: a model with an adapter
-    learns by the adapter alone.
+    """A `Trainer` on this machine. Only parameters that require a gradient are trained: of a model with an adapter, the
+    adapter alone.
     """
 
     def __init__(
         self, model: DenseModel, *, config: TrainerConfig, loss: LossConfig, export: Export, critic: bool = False
     ) -> None:
-        """`critic`: whether a value head learns beside the policy, from the `returns` of its lessons."""
+        """`critic`: train a value head too, from the `returns` of the lessons."""
         self.model = model
         self.steps = 0
-        """Updates made so far."""
+        """Number of updates made so far."""
         self.critic = value_head(model) if critic else None
         self._config = config
         self._loss = loss
@@ -66,7 +66,7 @@ class LocalTrainer:
         self._poisoned = False  # something since the last update was not finite
 
     def forward_backward(self, forest: Forest) -> Evaluation:
-        """Add the gradient of the forest's loss. What is not finite adds nothing, and the next update is skipped."""
+        """Add the gradient of the forest's loss. A value that is not finite adds nothing and skips the next update."""
         with _threads(self._config.threads):
             reference = self._ask_reference(forest)
             outputs = forward(self.model, forest, critic=self.critic, entropy_gradient=self._loss.entropy_coef > 0)
@@ -84,7 +84,7 @@ class LocalTrainer:
             return _evaluation(forest, forward(self.model, forest, critic=self.critic), {})
 
     def optim_step(self, *, learning_rate: float) -> dict[str, float]:
-        """Clip, update, clear. A gradient that is not finite is thrown away: weights and moments stay as they are."""
+        """Clip, update, clear. A gradient that is not finite is discarded: weights and moments stay as they are."""
         with _threads(self._config.threads):
             parts = {"optim": self._policy.tensors} | ({"critic": self._head} if self._head else {})
             norms = {name: _norm(part) for name, part in parts.items()}
@@ -114,7 +114,7 @@ class LocalTrainer:
         checkpoint.save(path, self._learning(), self._optimizer, reference=self._started_from(), steps=self.steps)
 
     def load(self, path: Path) -> None:
-        """Weights are changed in place, so an engine that shares them serves the loaded ones."""
+        """Read a checkpoint in place: an engine that shares the weights serves the loaded ones."""
         self.steps = checkpoint.load(path, self._learning(), self._optimizer, reference=self._started_from())
         self._policy.round()
         self._optimizer.zero_grad(set_to_none=True)
@@ -124,7 +124,7 @@ class LocalTrainer:
         self._export(self.model, path)
 
     def _learning(self) -> dict[str, Tensor]:
-        """All that the optimizer changes, by name."""
+        """Every tensor that the optimizer updates, by name."""
         return {**self._policy.tensors, **self._head}
 
     def _started_from(self) -> Mapping[str, Tensor]:
@@ -132,13 +132,13 @@ class LocalTrainer:
 
     @torch.no_grad()
     def _ask_reference(self, forest: Forest) -> Tensor | None:
-        """[M] logprobs under the weights that training started from; None without KL."""
+        """[M] log-probabilities under the weights at the start of training; None without KL."""
         return forward(self._reference.model, forest).logprobs if self._reference else None
 
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """Training may use more cores than the engine does beside it."""
+    """Compute with `count` threads within the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -148,7 +148,7 @@ def _threads(count: int) -> Iterator[None]:
 
 
 def _line(prompt_ids: Ints, completion_ids: Ints) -> Forest:
-    """A forest of one call, for looking at it only."""
+    """A forest of one call without weight, for `evaluate`."""
     call = Transition(
         call_id="",
         parent_call_id=None,
@@ -163,14 +163,10 @@ def _line(prompt_ids: Ints, completion_ids: Ints) -> Forest:
 
 
 def _is_finite(forest: Forest) -> bool:
-    """Whether every number is one, also those that the loss happens not to look at: somebody has to be told."""
-    arrays = (
-        forest.logprobs,
-        forest.proximal,
-        forest.advantages,
-        forest.weights,
-        *(() if forest.returns is None else (forest.returns,)),
-    )
+    """Whether all values are finite, including those that the loss does not read."""
+    arrays = [forest.logprobs, forest.proximal, forest.advantages, forest.weights]
+    if forest.returns is not None:
+        arrays.append(forest.returns)
     return all(bool(np.isfinite(array).all()) for array in arrays)
 
 

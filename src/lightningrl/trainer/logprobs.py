@@ -1,8 +1,6 @@
-"""How likely is each sampled token under the current weights? Logits only for the rows that are asked for, each row
-once.
+"""Log-probabilities and entropies of sampled tokens. Each needed row of logits is computed once.
 
-Legend: N tokens · D hidden size · R unique rows, a pair of source token and temperature · M sampled tokens · V
-vocabulary.
+Legend: R unique rows, a row being a pair of source token and temperature · M sampled tokens · V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -15,25 +13,25 @@ from torch import Tensor
 from lightningrl.data.forest import Forest
 
 ROWS = 128
-"""Rows of logits in the works at a time: with 1,300 tokens they stay in the cache."""
+"""Rows of logits per chunk: with a vocabulary of 1,300 tokens a chunk stays in the CPU's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Terms sorted by the row of logits they read."""
+    """The rows of logits that the sampled tokens of a forest read."""
 
     sources: Tensor
-    """[R] index into the forest's tokens."""
+    """[R] index of the source token in the forest."""
     temperatures: Tensor
     """[R 1]"""
     of_term: Tensor
-    """[M] the row of each term."""
+    """[M] the row that each sampled token reads."""
     targets: Tensor
-    """[M] token ids."""
+    """[M] ids of the sampled tokens."""
 
 
 def unique_rows(forest: Forest, *, dtype: torch.dtype) -> Rows:
-    """The rows of logits that the terms of a forest read."""
+    """The rows of logits that a forest needs; temperatures in `dtype`."""
     pairs = np.stack((forest.sources.astype(np.float64), forest.temperatures))
     unique, of_term = np.unique(pairs, axis=1, return_inverse=True)
     return Rows(
@@ -45,16 +43,18 @@ def unique_rows(forest: Forest, *, dtype: torch.dtype) -> Rows:
 
 
 def term_logprobs(logits: Tensor, rows: Rows, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
-    """Logits [R V] → logprob of each term [M] and entropy of each row [R]; the latter with a gradient only if it is
-    asked for.
+    """Logits [R V] → log-probability of each sampled token [M] and entropy of each row [R], in nats.
+
+    The entropy has a gradient only with `entropy_gradient`.
     """
     out: Any = _TermLogprobs.apply(logits, rows, entropy_gradient)
     return out
 
 
 class _TermLogprobs(torch.autograd.Function):
-    """log p(target) = z - logsumexp(z), z = logits / temperature; d log p / d z = onehot - p; d H / d z = -p (log p +
-    H).
+    """log p(target) = z - logsumexp(z), with z = logits / temperature; H = -Σ p log p
+
+    d log p(target) / dz = onehot(target) - p        dH / dz = -p (log p + H)
     """
 
     @staticmethod

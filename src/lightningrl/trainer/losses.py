@@ -1,7 +1,6 @@
-"""Which gradient does a sampled token get from its advantage? Pure functions on logprobs; the objective weighs and
-sums.
+"""Policy-gradient losses of sampled tokens, as pure functions. `objective` weighs and sums them.
 
-Legend: M sampled tokens.
+Legend: M sampled tokens · π current policy · A advantage · r probability ratio · ε_low, ε_high, c clip settings.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,45 +16,42 @@ from lightningrl.trainer.sequences import mean_over
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What a loss may look at; every field [M]."""
+    """The input of a loss; every field is [M]."""
 
     logprobs: Tensor
-    """Under the current weights; the only one with a gradient."""
+    """log π(y_t) in nats, under the current weights; the only field with a gradient."""
     old_logprobs: Tensor
-    """Under the weights that the ratio is one to: those that sampled the tokens, or that the batch is first learnt by.
-    """
+    """log π_old(y_t) in nats, under the weights that sampled the tokens, or those at the start of the batch."""
     advantages: Tensor
     sequences: Tensor | None = None
-    """Which call or rollout each token shares its ratio with, counted from 0; None: every token has its own."""
+    """Number (from 0) of the call or rollout whose tokens share one ratio; None: every token has its own ratio."""
 
 
 Clips: TypeAlias = Mapping[str, Tensor]
-"""Why → which tokens were clipped [M]"""
+"""`low`, `high` or `dual` → whether each token was clipped [M]."""
 Loss: TypeAlias = Callable[[Terms, LossConfig], tuple[Tensor, Clips]]
-"""→ (loss of each token [M], what was clipped)"""
+"""→ (loss of each token [M], clipped tokens)"""
 
 
 def ratios(terms: Terms) -> Tensor:
-    """r_t = π(y_t) / π_old(y_t), or s = (π(y) / π_old(y))^(1/|y|) of the sequence y that the token is in   (arXiv
-    2507.18071, eq. 7)
-
-    The gradient of s goes through every token of the sequence, whichever token's advantage it came from.
+    """[M] r_t = π(y_t) / π_old(y_t), or s = (π(y) / π_old(y))^(1/|y|) of the token's sequence y (arXiv 2507.18071,
+    eq. 7). The gradient of s goes through every token of the sequence.
     """
     delta = terms.logprobs - terms.old_logprobs
     return torch.exp(delta if terms.sequences is None else mean_over(delta, terms.sequences))
 
 
 def pg(terms: Terms, config: LossConfig) -> tuple[Tensor, Clips]:
-    """-A · log π. With A = 1 this is the negative log-likelihood of supervised learning."""
+    """-A · log π (REINFORCE). With A = 1 it is the negative log-likelihood of supervised learning."""
     never = torch.zeros_like(terms.logprobs, dtype=torch.bool)
     return -terms.advantages * terms.logprobs, {"low": never, "high": never}
 
 
 def ppo_clip(terms: Terms, config: LossConfig) -> tuple[Tensor, Clips]:
-    """-min(r A, clip(r, 1 - ε_low, 1 + ε_high) A), and with `clip_dual` no more than -c A where A < 0.
+    """-min(r A, clip(r, 1 - ε_low, 1 + ε_high) A); with `clip_dual` at most -c A where A < 0.
 
-    arXiv 1707.06347, eq. 7; two ε: arXiv 2503.14476; c: arXiv 1912.09729, eq. 5; r of a sequence: arXiv 2507.18071, eq.
-    5.
+    arXiv 1707.06347, eq. 7; two ε: arXiv 2503.14476; c: arXiv 1912.09729, eq. 5; sequence ratio: arXiv
+    2507.18071, eq. 5.
     """
     r, A = ratios(terms), terms.advantages
     free, held = r * A, r.clamp(1 - config.clip_low, 1 + config.clip_high) * A
@@ -68,8 +64,9 @@ def ppo_clip(terms: Terms, config: LossConfig) -> tuple[Tensor, Clips]:
 
 
 def cispo(terms: Terms, config: LossConfig) -> tuple[Tensor, Clips]:
-    """-sg[clip(r, 1 - ε_low, 1 + ε_high)] · A · log π, sg: without gradient. A clipped token still teaches.   (arXiv
-    2506.13585, eq. 4 and 5)
+    """-sg[clip(r, 1 - ε_low, 1 + ε_high)] · A · log π, where sg stops the gradient (arXiv 2506.13585, eq. 4 and 5).
+
+    A clipped token still has a gradient.
     """
     r = ratios(terms).detach()
     weight = r.clamp(1 - config.clip_low, 1 + config.clip_high)

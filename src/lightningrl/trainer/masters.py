@@ -1,9 +1,7 @@
-"""Which tensors does the optimizer change? Those of the model itself, or copies in float32 if the model computes in
-fewer bits.
+"""Master weights: the optimizer updates float32 copies of parameters with fewer bits (arXiv 1710.03740, section 3.1).
 
-AdamW moves a weight by about the learning rate. Weights of 0.02 in bfloat16 are 6e-5 to 1.2e-4 apart, so an update of
-1e-6 would be rounded away every time. In float32 the updates add up, and the model gets their sum, rounded (mixed
-precision: arXiv 1710.03740, section 3.1).
+AdamW changes a weight by about the learning rate. In bfloat16, neighbours of 0.02 are 6e-5 to 1.2e-4 apart, so an
+update of 1e-6 would be rounded away every time. In float32 updates add up, and the model gets their rounded sum.
 """
 
 from collections.abc import Mapping
@@ -13,17 +11,15 @@ from torch import Tensor
 
 
 class Masters:
-    """The weights of `parameters` in float32 or wider. A parameter that has this type is its own master: nothing is
-    copied.
-    """
+    """`parameters` in float32 or wider. A parameter that has such a dtype is its own master and is not copied."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self.tensors: dict[str, Tensor] = {name: _master(p) for name, p in parameters.items()}
-        """For the optimizer and for checkpoints, by name."""
+        """Master weights by name, for the optimizer and checkpoints."""
         self._narrow = [(p, self.tensors[name]) for name, p in parameters.items() if p is not self.tensors[name]]
 
     def take_gradients(self) -> None:
-        """Move what a backward pass has left at the parameters: sums over several passes are then made in float32, too."""
+        """Add the parameters' gradients to those of the masters, so that several passes are summed in float32."""
         for p, master in self._narrow:
             if p.grad is not None:
                 gradient = p.grad.to(master.dtype)
@@ -32,7 +28,7 @@ class Masters:
 
     @torch.no_grad()
     def round(self) -> None:
-        """Give the parameters the values of their masters, in place: an engine that shares them serves the new ones."""
+        """Copy the masters into the parameters, in place: an engine that shares them serves the new weights."""
         for p, master in self._narrow:
             p.copy_(master)
 

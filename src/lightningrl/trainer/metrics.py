@@ -1,6 +1,4 @@
-"""What do the metrics of several forests say about all of them? Sums stay sums, maxima maxima, and means count every
-term once.
-"""
+"""Merge metrics of several forests, or of several optimizer steps, into one row."""
 
 from collections.abc import Sequence
 
@@ -10,14 +8,17 @@ TERMS, CALLS = "tokens/terms", "critic/calls"
 
 
 def merged(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The metrics of `forward_backward` over the micro-batches of one optimizer step; {} for none."""
+    """The metrics of one optimizer step from those of its micro-batches: sums, maxima, and means over sampled tokens
+    (or
+    calls). {} for no rows.
+    """
     found = {name: _merge(name, rows) for name in (rows[0] if rows else {})}
     return found | ({"critic/explained_variance": explained_variance(found)} if CALLS in found else {})
 
 
 def explained_variance(row: dict[str, float]) -> float:
-    """1 - Var(V - R) / Var(R): 1 for a critic that knows, 0 for one that always says the same. 0 where all returns are
-    the same.
+    """1 - Var(V - R) / Var(R) of values V and returns R: 1 for a perfect critic, 0 for a constant one. 0 if all returns
+    are equal.
     """
     residual = row["critic/loss"] - row["critic/bias"] ** 2
     variance = row["critic/return_square"] - row["critic/return_mean"] ** 2

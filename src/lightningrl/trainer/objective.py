@@ -1,10 +1,9 @@
-"""What is minimised? Everything that `[loss]` asks for, weighed by one vector that was computed over the whole batch,
-and added up.
+"""The objective: the sum of all terms that `[loss]` configures, with weights computed once over the whole batch.
 
     Σ_m w_m (u_m · ℓ_m + kl_coef · kl_m - entropy_coef · H_m) + value_coef · Σ_k W_k (V_k - R_k)²
 
-ℓ: `losses`, u: `importance`, kl: `kl`, V: `critic`, H: the entropy of the distribution that a token was drawn from,
-with its true gradient. Each is a sum over tokens or calls, so it does not matter which forest they are in.
+ℓ: `losses`, u: `importance`, kl: `kl`, V: `critic`; H: entropy of the distribution that a token was sampled from, with
+its true gradient. Every term is a sum over tokens or calls, so packing them into forests changes nothing.
 
 Legend: M sampled tokens · K calls.
 """
@@ -26,8 +25,9 @@ from lightningrl.trainer.sequences import sequences_of
 def objective(
     forest: Forest, outputs: Outputs, config: LossConfig, *, reference: Tensor | None
 ) -> tuple[Tensor, dict[str, float]]:
-    """The loss, and what there is to say about it. `reference`: [M] logprobs under the weights that training started
-    from; None without KL.
+    """The loss (a scalar) and its metrics. `reference`: [M] log-probabilities under the weights at the start of
+    training;
+    None without KL.
     """
     logprobs = outputs.logprobs
     behaviour, proximal, A, w = (
@@ -37,7 +37,7 @@ def objective(
     terms = Terms(logprobs=logprobs, old_logprobs=old, advantages=A, sequences=sequences_of(forest, config.ratio))
     losses, clips = LOSSES[config.name](terms, config)
     metrics = _ratio_metrics(terms, clips)
-    if config.importance != "none":  # a ratio already corrects for all that came after `old`
+    if config.importance != "none":  # the ratio corrects from `old` to the current weights
         target = logprobs.detach() if config.name == "pg" else old
         u, exceeds = importance_weights(target, behaviour, forest, config)
         losses = losses * u
@@ -57,8 +57,8 @@ def objective(
 
 
 def look_metrics(forest: Forest, outputs: Outputs) -> dict[str, float]:
-    """What can be said without a loss. `policy/kl_engine` is the k3 estimate (joschu.net/blog/kl-approx.html) of the KL
-    divergence from the recorded logprobs; before the first update it is noise.
+    """Metrics that need no loss. `policy/kl_engine`: k3 estimate (joschu.net/blog/kl-approx.html) of the KL divergence
+    from the recorded logprobs, in nats; before the first update it is rounding noise.
     """
     delta = outputs.logprobs.detach() - _tensor(forest.logprobs, outputs.logprobs)
     return {

@@ -1,5 +1,6 @@
-"""Which weights did training start from? The same model without its adapter, or else a frozen copy that checkpoints
-take along.
+"""The reference policy: the weights at the start of training, for the KL term.
+
+It is the model without its adapter, or else a frozen copy, which checkpoints include.
 """
 
 import copy
@@ -11,19 +12,17 @@ from lightningrl.models.dense import DenseModel
 
 
 class Reference:
-    """Of a model as it is at construction. What is copied is saved with every checkpoint: a run that goes on may have
-    been started from others.
+    """A model's weights at construction. A copy is saved with every checkpoint: the folder that a run started from may
+    have changed when it resumes.
     """
 
     def __init__(self, model: DenseModel) -> None:
         self.model = _frozen_copy(model) if model.adapter is None else _below_adapter(model)
-        """The model to ask."""
+        """The frozen model."""
         self._copied = model.adapter is None
 
     def parameters(self) -> Mapping[str, Tensor]:
-        """What a checkpoint must hold of it: nothing where the trained model has an adapter, as what is below never
-        changes.
-        """
+        """The tensors for a checkpoint: none for a model with an adapter, whose base never changes."""
         return dict(self.model.hf.named_parameters()) if self._copied else {}
 
 

@@ -1,5 +1,4 @@
-"""What do the tokens of a call or of a rollout come to together? Sums and means over index arrays, given back to every
-token.
+"""Sums and means over the tokens of a call or rollout, repeated for every token.
 
 Legend: M sampled tokens.
 """
@@ -15,21 +14,19 @@ Level: TypeAlias = Literal["token", "call", "rollout"]
 
 
 def sequences_of(forest: Forest, level: Level) -> Tensor | None:
-    """[M] the call or rollout of each token; None on the level of tokens. Of a sequence only what is trained is there:
-    nothing without weight.
-    """
+    """[M] number of each token's call or rollout; None for the level `token`. Only tokens with weight are included."""
     if level == "token":
         return None
     return torch.from_numpy(forest.calls if level == "call" else forest.rollouts).long()
 
 
 def sum_over(values: Tensor, sequences: Tensor) -> Tensor:
-    """[M] → [M] the sum over the sequence that each token is in."""
+    """Values [M] → [M] sum over each token's sequence."""
     return _sums(values, sequences)[sequences]
 
 
 def mean_over(values: Tensor, sequences: Tensor) -> Tensor:
-    """[M] → [M] the mean over the sequence that each token is in."""
+    """Values [M] → [M] mean over each token's sequence."""
     return (_sums(values, sequences) / torch.bincount(sequences).to(values.dtype))[sequences]
 
 
