@@ -98,7 +98,7 @@ TOOLS = [
 ]
 
 
-def said(dialect: str, role: str, text: str) -> dict[str, Any]:
+def message_of(dialect: str, role: str, text: str) -> dict[str, Any]:
     """A message as clients of the dialect write it."""
     if dialect == "google.gemini":
         return {"parts": [{"text": text}], "role": "model" if role == "assistant" else role}
@@ -163,7 +163,7 @@ def request(dialect: str, system: str, history: Sequence[dict[str, Any]]) -> dic
 
 def response(dialect: str, call_id: str, text: str, *, read: int, tokens: int) -> dict[str, Any]:
     usage = {"prompt_tokens": read, "completion_tokens": tokens, "total_tokens": read + tokens}
-    message = said(dialect, "assistant", text)
+    message = message_of(dialect, "assistant", text)
     if dialect == "openai.responses":
         usage = {"input_tokens": read, "output_tokens": tokens, "total_tokens": read + tokens}
         return {
@@ -201,7 +201,7 @@ def calls_of(load: Load, attempt: Attempt, seed: int, *, task: int) -> Iterator[
     """The calls of one attempt, in order."""
     shared, mine, own = Writer(0), Writer(1000 + task), Writer(10**6 + seed)
     system, prompt = shared.text(SYSTEM), shared.ids(SYSTEM + len(json.dumps(TOOLS)) // CHARACTERS)
-    history = [said(load.dialect, "user", mine.text(QUESTION))]
+    history = [message_of(load.dialect, "user", mine.text(QUESTION))]
     prompt, parent = np.concatenate((prompt, mine.ids(QUESTION))), None
     for index in range(load.turns):
         text, started = own.text(load.tokens), 1.79e9 + own.random.random() * 1e6
@@ -228,7 +228,7 @@ def calls_of(load: Load, attempt: Attempt, seed: int, *, task: int) -> Iterator[
             ended_at=started + own.random.random() * 3,
         )
         yield call
-        history += [said(load.dialect, "assistant", text), said(load.dialect, "user", own.text(RESULT))]
+        history += [message_of(load.dialect, "assistant", text), message_of(load.dialect, "user", own.text(RESULT))]
         prompt, parent = np.concatenate((prompt, call.completion_ids, own.ids(RESULT + 8))), call.id
 
 

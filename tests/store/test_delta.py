@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightningrl.prefix import common_prefix
-from lightningrl.store.delta import NOTHING, Delta, Said, pack, read, unpack, write
+from lightningrl.store.delta import NOTHING, Content, Delta, pack, read, unpack, write
 from lightningrl.types import Floats, Ints
 
 JSON = st.recursive(
@@ -25,8 +25,8 @@ JSON = st.recursive(
 IDS = st.sampled_from([2**8, 2**16, 2**18, 2**31]).flatmap(lambda end: st.lists(st.integers(0, end - 1), max_size=30))
 
 
-def said(request: object, response: object, ids: list[int]) -> Said:
-    return Said(
+def content(request: object, response: object, ids: list[int]) -> Content:
+    return Content(
         ids=np.array(ids, np.int32), request=msgspec.json.encode(request), response=msgspec.json.encode(response)
     )
 
@@ -43,7 +43,7 @@ def size(delta: Delta) -> int:
 def test_any_call_comes_back_from_its_difference_to_any_other(
     one: tuple[object, object, list[int]], other: tuple[object, object, list[int]], cut: int
 ) -> None:
-    base, new = said(*one), said(*other)
+    base, new = content(*one), content(*other)
     for earlier in (base, NOTHING, new):
         completion = min(cut, len(new.ids))
         drawn = logprobs(completion)
@@ -68,11 +68,11 @@ def test_every_bit_of_a_logprob_is_kept() -> None:
     odd = np.array([0x7FC00001, 0xFF800000, 0x80000000, 1, 0x0A0A0A0A, 0xBF0A0A0A], np.uint32).view(
         np.float32
     )  # NaN, -inf, -0, tiny, newlines
-    new = said({}, {}, [5] * 6)
+    new = content({}, {}, [5] * 6)
     assert read(write(new, odd, NOTHING, prompt_length=0), NOTHING)[1].tobytes() == odd.tobytes()
 
 
-def _turns() -> tuple[Said, Said, str]:
+def _turns() -> tuple[Content, Content, str]:
     """A call and the next one. Tools come after the messages, and the client puts its own keys around the answer."""
     text = random.Random(0)
 
@@ -81,13 +81,13 @@ def _turns() -> tuple[Said, Said, str]:
 
     answer, tools = words(3000), [{"name": words(20), "description": words(60_000)}]
     messages = [{"role": "system", "content": words(9000)}, {"role": "user", "content": words(200)}]
-    first = said(
+    first = content(
         {"messages": messages, "tools": tools, "seed": 1},
         {"choices": [{"message": {"content": answer}}]},
         list(range(900)),
     )
     echo = [{"content": answer, "role": "assistant", "annotations": None}, {"role": "user", "content": "go on"}]
-    second = said(
+    second = content(
         {"messages": messages + echo, "tools": tools, "seed": 2},
         {"choices": [{"message": {"content": "so"}}]},
         list(range(930)),
@@ -108,8 +108,8 @@ def test_a_turn_costs_what_is_new_in_it() -> None:
 
 def test_what_follows_the_messages_is_not_even_looked_at() -> None:
     tools = [{"name": "run_sql", "description": "abc " * 500}]
-    first = said({"messages": ["a"], "tools": tools}, {}, [])
-    second = said({"messages": ["a", "b"], "tools": tools}, {}, [])
+    first = content({"messages": ["a"], "tools": tools}, {}, [])
+    second = content({"messages": ["a", "b"], "tools": tools}, {}, [])
     turn = write(second, logprobs(0), first, prompt_length=0)
     assert (turn.head, turn.tail) == (len('{"messages":["a"'), len(msgspec.json.encode(tools)) + len('],"tools":}'))
 
@@ -119,11 +119,11 @@ def test_changes_far_apart_cost_little_more_than_one() -> None:
     first, second, _ = _turns()
     request = msgspec.json.decode(second.request)
     request["messages"][1]["content"] += " (cached)"
-    thrice = said({"trace": 1, **request}, msgspec.json.decode(second.response), second.ids.tolist())
+    thrice = content({"trace": 1, **request}, msgspec.json.decode(second.response), second.ids.tolist())
     turn = write(thrice, logprobs(20), first, prompt_length=910)
     assert size(turn) < size(write(second, logprobs(20), first, prompt_length=910)) + 100
     assert read(turn, first)[0].request == thrice.request
-    long = said({"messages": [*request["messages"], *request["messages"]] * 9}, {}, [])
+    long = content({"messages": [*request["messages"], *request["messages"]] * 9}, {}, [])
     for one, other in ((long, thrice), (thrice, long), (long, long)):
         assert read(write(one, logprobs(0), other, prompt_length=0), other)[0].request == one.request
 
@@ -133,9 +133,9 @@ def test_any_blocks_come_back(alphabet: bytes, data: st.DataObject) -> None:
     """Requests of long pieces in random order: some shared, some twice, some cut."""
     pieces = [alphabet.hex() * 400 + "-" * 3000, "x" * 9000, "".join(map(str, range(4000))), "yz" * 5000, ""]
 
-    def request() -> Said:
+    def request() -> Content:
         some = data.draw(st.lists(st.sampled_from(pieces), max_size=6))
-        return said([piece[data.draw(st.integers(0, 100)) :] for piece in some], {}, [])
+        return content([piece[data.draw(st.integers(0, 100)) :] for piece in some], {}, [])
 
     one, other = request(), request()
     assert read(write(one, logprobs(0), other, prompt_length=0), other)[0].request == one.request

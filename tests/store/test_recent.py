@@ -61,7 +61,7 @@ async def test_memory_is_given_back_when_attempts_end(tmp_path: Path) -> None:
     for attempt in attempts:
         await store.finish(attempt.id, "succeeded")
     assert store._recent.size < full / 2  # the rest are first calls, which may become bases of other attempts
-    assert store._recent._said.size == 0
+    assert store._recent._contents.size == 0
     assert store._recent._known == 0
     assert store._recent._roots.size <= recent.ROOTS_LIMIT
     assert await come_back(store, conversations)
@@ -71,7 +71,7 @@ async def test_memory_is_given_back_when_attempts_end(tmp_path: Path) -> None:
 async def test_memory_that_is_too_small_costs_time_but_no_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recent, "SAID_LIMIT", 3000)
+    monkeypatch.setattr(recent, "CONTENT_LIMIT", 3000)
     monkeypatch.setattr(recent, "ROOTS_LIMIT", 3000)
     monkeypatch.setattr(recent, "BOOKS_LIMIT", 10)
     monkeypatch.setattr(recent, "KINDS_LIMIT", 1)
@@ -81,7 +81,7 @@ async def test_memory_that_is_too_small_costs_time_but_no_record(
     for turn in zip(*conversations, strict=True):
         for one in turn:
             await store.append(one)
-            assert store._recent._said.size <= 3000
+            assert store._recent._contents.size <= 3000
             assert store._recent._roots.size <= 3000
             assert store._recent._known <= 10
     assert await come_back(store, conversations)
@@ -130,7 +130,7 @@ async def test_reading_an_attempt_reads_at_most_two_calls_of_others(tmp_path: Pa
 @pytest.mark.parametrize("seed", range(4))
 async def test_whatever_agents_do_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Branches, rewritten histories, lost parents. Two processes write in turn. They remember little, and restart."""
-    monkeypatch.setattr(recent, "SAID_LIMIT", 20_000)
+    monkeypatch.setattr(recent, "CONTENT_LIMIT", 20_000)
     monkeypatch.setattr(recent, "ROOTS_LIMIT", 10_000)
     rng, path = random.Random(seed), tmp_path / "s.db"
     stores = [await SQLiteStore.open(path), await SQLiteStore.open(path)]

@@ -2,8 +2,10 @@
 
 A turn repeats nearly all of the turn before, so a row holds only what is new. Two turns of an attempt `r7.1`:
 
-    call r7.1/0   prompt [1 2 3]                sampled [7 8 9]
-    call r7.1/1   prompt [1 2 3 7 8 9 4 5]      sampled [6 9]        parent r7.1/0, `bridged`
+    call r7.1/0   prompt [1 2 3]             sampled [7 8 9]
+                  request {"model":"m","messages":[{"role":"user","content":"say a word"}]}
+    call r7.1/1   prompt [1 2 3 7 8 9 4 5]   sampled [6 9]     parent r7.1/0, `bridged`
+                  request {"model":"m","messages":[{"role":"user","content":"say a word"},…]}, two messages more
 
 1. `recent` chooses the base of the call: an earlier call to write it as a difference to. Here that is its parent.
 2. `delta` writes ids, logprobs, request and response as that difference.
@@ -16,8 +18,8 @@ A turn repeats nearly all of the turn before, so a row holds only what is new. T
     base 1       continues 1  row of its base, which is also its parent
     shared 6     ids [4 5 6 9]              the first 6 ids are the base's
     head 63      tail 2       the first 63 bytes and the last 2 of the request are the base's
-    blocks NULL  body 36 B    the rest of the request, the response and a part of the logprobs, compressed
-    logprobs 6 B              the other bytes of the logprobs
+    blocks NULL  body BLOB    the two new messages, the response and a part of the logprobs, compressed
+    logprobs BLOB             the other bytes of the logprobs
 
 `read_calls` goes the other way, from base to base.
 """
@@ -35,7 +37,7 @@ import numpy as np
 
 from lightningrl.errors import StoreError
 from lightningrl.store import delta
-from lightningrl.store.delta import NOTHING, Block, Delta, Said
+from lightningrl.store.delta import NOTHING, Block, Content, Delta
 from lightningrl.store.rows import clean, find_attempt, to_json, to_json_bytes
 from lightningrl.types import Call, Floats, Reward, Sampling
 
@@ -46,10 +48,10 @@ INSERT = """
 """
 """Inserts nothing if the attempt does not run."""
 
-SAID = "base, shared, ids, logprobs, head, tail, blocks, body"
+CONTENT = "base, shared, ids, logprobs, head, tail, blocks, body"
 
 WHOLE = f"""
-    SELECT seq, {SAID}, calls.id, idx, continues, policy_version, max_tokens, seed, capture_reason, started_at,
+    SELECT seq, {CONTENT}, calls.id, idx, continues, policy_version, max_tokens, seed, capture_reason, started_at,
         ended_at, name, agent, policy, dialect, finish_reason, capture, sampling
     FROM calls JOIN kinds ON kinds.id = calls.kind WHERE attempt = ?
 """
@@ -57,8 +59,9 @@ WHOLE = f"""
 ATTEMPT, INDEX = "\1", "\2"
 """Placeholders in the name of a kind, for the attempt's id and the call's index."""
 
-_SHAPE = attrgetter(*(field.name for field in fields(Sampling) if field.name not in ("seed", "max_tokens")))
+SHARED = tuple(field.name for field in fields(Sampling) if field.name not in ("seed", "max_tokens"))
 """The settings of sampling that many calls share."""
+_shared_settings = attrgetter(*SHARED)
 
 
 def name_of(call: Call) -> str:
@@ -76,16 +79,20 @@ def _id_of(name: str, attempt_id: str, index: int) -> str:
 
 def kind_key(call: Call, name: str) -> tuple[Hashable, ...]:
     """Equal for calls of one kind."""
-    return (name, call.agent, call.policy, call.dialect, call.finish_reason, call.capture, _SHAPE(call.sampling))
+    return (
+        name,
+        call.agent,
+        call.policy,
+        call.dialect,
+        call.finish_reason,
+        call.capture,
+        _shared_settings(call.sampling),
+    )
 
 
 def add_kind(connection: sqlite3.Connection, call: Call, name: str) -> int:
     """The row of a call's kind. It is added if it is new."""
-    sampling = {
-        field.name: getattr(call.sampling, field.name)
-        for field in fields(Sampling)
-        if field.name not in ("seed", "max_tokens")
-    }
+    sampling = dict(zip(SHARED, _shared_settings(call.sampling), strict=True))
     row = (name, call.agent, call.policy, call.dialect, call.finish_reason, call.capture, to_json(sampling))
     columns = "name, agent, policy, dialect, finish_reason, capture, sampling"
     connection.execute(f"INSERT INTO kinds ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING", row)
@@ -104,10 +111,10 @@ def check(call: Call) -> None:
         raise StoreError(f"call `{call.id}` was sampled under `{call.sampling}`, which is not finite")
 
 
-def said_by(call: Call, request: bytes, *, base: Said) -> Said:
+def content_of(call: Call, request: bytes, *, base: Content) -> Content:
     """The call as a base of later calls."""
     ids = np.concatenate((call.prompt_ids, call.completion_ids), dtype=np.int32)
-    return Said(ids=ids, request=request, response=to_json_bytes(call.response), depth=base.depth + 1)
+    return Content(ids=ids, request=request, response=to_json_bytes(call.response), depth=base.depth + 1)
 
 
 def row_of(call: Call, *, attempt: int, kind: int, named: bool, base: int | None, written: Delta) -> tuple[Any, ...]:
@@ -146,39 +153,39 @@ def read_ids(connection: sqlite3.Connection, attempt: int, attempt_id: str) -> d
     return {seq: call_id or _id_of(name, attempt_id, index) for call_id, name, index, seq in found}
 
 
-def read_said(connection: sqlite3.Connection, seq: int, known: dict[int, Said]) -> Said:
+def read_content(connection: sqlite3.Connection, seq: int, known: dict[int, Content]) -> Content:
     """One call as a base. The call, and all bases behind it, are added to `known`."""
     rows: list[tuple[int, tuple[Any, ...]]] = []
     behind: int | None = seq
     while behind is not None and behind not in known:
-        row = connection.execute(f"SELECT {SAID} FROM calls WHERE seq = ?", (behind,)).fetchone()
+        row = connection.execute(f"SELECT {CONTENT} FROM calls WHERE seq = ?", (behind,)).fetchone()
         rows.append((behind, row))
         behind = row[0]
     for number, row in reversed(rows):
-        known[number], _ = _said_of(row, known)
+        known[number], _ = _content_of(row, known)
     return known[seq]
 
 
 def read_calls(connection: sqlite3.Connection, attempt_ids: Sequence[str]) -> list[Call]:
     """The calls of these attempts, by index."""
-    roots: dict[int, Said] = {}
+    roots: dict[int, Content] = {}
     return [call for attempt_id in attempt_ids for call in _read_attempt(connection, attempt_id, roots)]
 
 
-def _read_attempt(connection: sqlite3.Connection, attempt_id: str, roots: dict[int, Said]) -> list[Call]:
+def _read_attempt(connection: sqlite3.Connection, attempt_id: str, roots: dict[int, Content]) -> list[Call]:
     """`roots`: calls of other attempts that are bases here. It is shared by all attempts that are read."""
     attempt = find_attempt(connection, attempt_id)
     if attempt is None:
         return []
-    known: dict[int, Said] = {}
+    known: dict[int, Content] = {}
     ids: dict[int, str] = {}
     calls: list[Call] = []
     stored = sorted(connection.execute(WHOLE, (attempt.seq,)), key=itemgetter(0))
     for row in stored:  # a base was stored before all calls that build on it
         base = row[1]
         if base is not None and base not in known:
-            known[base] = read_said(connection, base, roots)
-        known[row[0]], logprobs = _said_of(row[1:9], known)
+            known[base] = read_content(connection, base, roots)
+        known[row[0]], logprobs = _content_of(row[1:9], known)
         calls.append(_call_of(row, known[row[0]], logprobs, attempt_id=attempt_id, ids=ids))
     return sorted(calls, key=lambda call: call.index)
 
@@ -199,20 +206,20 @@ def read_rewards(connection: sqlite3.Connection, attempt_id: str) -> list[Reward
     ]
 
 
-def _said_of(row: tuple[Any, ...], known: dict[int, Said]) -> tuple[Said, Floats]:
+def _content_of(row: tuple[Any, ...], known: dict[int, Content]) -> tuple[Content, Floats]:
     base, shared, ids, logprobs, head, tail, blocks, body = row
     found = () if blocks is None else msgspec.json.decode(blocks, type=tuple[Block, ...])
     written = Delta(shared=shared, ids=ids, logprobs=logprobs, head=head, tail=tail, blocks=found, body=body)
     return delta.read(written, NOTHING if base is None else known[base])
 
 
-def _call_of(row: tuple[Any, ...], said: Said, logprobs: Floats, *, attempt_id: str, ids: dict[int, str]) -> Call:
+def _call_of(row: tuple[Any, ...], content: Content, logprobs: Floats, *, attempt_id: str, ids: dict[int, str]) -> Call:
     """`ids`: {row: call id} of the attempt's calls. This call is added."""
     seq, base, call_id, index, continues = row[0], row[1], *row[9:12]
     policy_version, max_tokens, seed, capture_reason, started_at, ended_at = row[12:18]
     name, agent, policy, dialect, finish_reason, capture, sampling = row[18:]
     ids[seq] = call_id or _id_of(name, attempt_id, index)
-    prompt_length = len(said.ids) - len(logprobs)
+    prompt_length = len(content.ids) - len(logprobs)
     return Call(
         id=ids[seq],
         attempt_id=attempt_id,
@@ -222,10 +229,10 @@ def _call_of(row: tuple[Any, ...], said: Said, logprobs: Floats, *, attempt_id: 
         policy=policy,
         policy_version=policy_version,
         dialect=dialect,
-        request=msgspec.json.decode(said.request),
-        response=msgspec.json.decode(said.response),
-        prompt_ids=said.ids[:prompt_length],
-        completion_ids=said.ids[prompt_length:],
+        request=msgspec.json.decode(content.request),
+        response=msgspec.json.decode(content.response),
+        prompt_ids=content.ids[:prompt_length],
+        completion_ids=content.ids[prompt_length:],
         logprobs=logprobs,
         sampling=_sampling_of(sampling, max_tokens=max_tokens, seed=seed),
         finish_reason=finish_reason,

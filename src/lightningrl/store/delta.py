@@ -44,7 +44,7 @@ PROBE, LOOKUPS = 64, 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class Content:
     """The parts of a call that another call is written as a difference to."""
 
     ids: Ints
@@ -62,7 +62,7 @@ class Said:
         return self.ids.nbytes + len(self.request) + len(self.response) + 300
 
 
-NOTHING = Said(ids=np.zeros(0, np.int32), request=b"", response=b"", depth=-1)
+NOTHING = Content(ids=np.zeros(0, np.int32), request=b"", response=b"", depth=-1)
 """The base of a call without one."""
 
 Block: TypeAlias = tuple[int, int, int]
@@ -91,19 +91,19 @@ class Delta:
     """
 
 
-def write(said: Said, logprobs: Floats, base: Said, *, prompt_length: int) -> Delta:
-    """`said` and its logprobs as a difference to `base`."""
-    shared = min(common_prefix(base.ids, said.ids), prompt_length)
-    old, new = np.frombuffer(base.request, np.uint8), np.frombuffer(said.request, np.uint8)
+def write(content: Content, logprobs: Floats, base: Content, *, prompt_length: int) -> Delta:
+    """`content` and its logprobs as a difference to `base`."""
+    shared = min(common_prefix(base.ids, content.ids), prompt_length)
+    old, new = np.frombuffer(base.request, np.uint8), np.frombuffer(content.request, np.uint8)
     head = common_prefix(old, new)
     tail = common_prefix(old[head:][::-1], new[head:][::-1])
-    earlier, between = base.request[head : len(old) - tail], said.request[head : len(new) - tail]
+    earlier, between = base.request[head : len(old) - tail], content.request[head : len(new) - tail]
     blocks = _blocks(earlier, between) if len(earlier) > LONG < len(between) else ()
     numbers = logprobs.astype("<f4", copy=False).tobytes()
-    body = b"%b\n%b\n%b" % (_outside(between, [block[1:] for block in blocks]), said.response, numbers[3::4])
+    body = b"%b\n%b\n%b" % (_outside(between, [block[1:] for block in blocks]), content.response, numbers[3::4])
     return Delta(
         shared=shared,
-        ids=pack(said.ids[shared:]),
+        ids=pack(content.ids[shared:]),
         logprobs=numbers[0::4] + numbers[1::4] + numbers[2::4],
         head=head,
         tail=tail,
@@ -112,7 +112,7 @@ def write(said: Said, logprobs: Floats, base: Said, *, prompt_length: int) -> De
     )
 
 
-def read(delta: Delta, base: Said) -> tuple[Said, Floats]:
+def read(delta: Delta, base: Content) -> tuple[Content, Floats]:
     """The call and its logprobs, from `write`'s delta and the same base."""
     if isinstance(delta.body, str):
         request, _, response = delta.body.encode().partition(b"\n")
@@ -126,7 +126,7 @@ def read(delta: Delta, base: Said) -> tuple[Said, Floats]:
         planes = np.frombuffer(delta.logprobs + highest, np.uint8).reshape(4, -1)
         logprobs = np.ascontiguousarray(planes.T).view("<f4").ravel()
     ids = np.concatenate((base.ids[: delta.shared], unpack(delta.ids)))
-    return Said(ids=ids, request=request, response=response, depth=base.depth + 1), logprobs
+    return Content(ids=ids, request=request, response=response, depth=base.depth + 1), logprobs
 
 
 def _blocks(old: bytes, new: bytes) -> tuple[Block, ...]:
@@ -203,7 +203,7 @@ _GATHER = np.uint32(1 << 24 | 1 << 18 | 1 << 12 | 1 << 6)
 _SHIFTS = np.array([0, 2, 4, 6], np.uint8)
 
 
-def _dictionary(base: Said, earlier: bytes, *, head: int, blocks: tuple[Block, ...]) -> bytes:
+def _dictionary(base: Content, earlier: bytes, *, head: int, blocks: tuple[Block, ...]) -> bytes:
     """Text that a call probably repeats. The nearer to the end, the cheaper a reference."""
     rest = _outside(earlier, [(start, length) for start, _, length in blocks])
     return (base.request[max(0, head - HISTORY) : head] + rest + base.response)[-WINDOW:]

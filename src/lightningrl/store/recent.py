@@ -19,12 +19,12 @@ import numpy as np
 
 from lightningrl.errors import StoreError
 from lightningrl.prefix import common_prefix
-from lightningrl.store.calls import add_kind, kind_key, read_ids, read_said
-from lightningrl.store.delta import NOTHING, Said
+from lightningrl.store.calls import add_kind, kind_key, read_content, read_ids
+from lightningrl.store.delta import NOTHING, Content
 from lightningrl.store.rows import the_attempt
 from lightningrl.types import Call
 
-SAID_LIMIT = 32 * 1024 * 1024
+CONTENT_LIMIT = 32 * 1024 * 1024
 """Bytes of calls that may become bases: mainly the latest calls of running attempts. 1,000 attempts with 8k tokens need
 60 MB; a call that does not fit costs one read.
 """
@@ -53,34 +53,34 @@ class Bounded(Generic[K]):
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._said: OrderedDict[K, tuple[int, Said]] = OrderedDict()
+        self._contents: OrderedDict[K, tuple[int, Content]] = OrderedDict()
         self.size = 0
 
     def __contains__(self, key: K) -> bool:
-        return key in self._said
+        return key in self._contents
 
-    def get(self, key: K) -> tuple[int, Said] | None:
-        found = self._said.get(key)
+    def get(self, key: K) -> tuple[int, Content] | None:
+        found = self._contents.get(key)
         if found is not None:
-            self._said.move_to_end(key)
+            self._contents.move_to_end(key)
         return found
 
-    def put(self, key: K, seq: int, said: Said) -> None:
+    def put(self, key: K, seq: int, content: Content) -> None:
         self.drop(key)
-        self._said[key] = (seq, said)
-        self.size += said.size
+        self._contents[key] = (seq, content)
+        self.size += content.size
         while self.size > self._limit:
-            self.drop(next(iter(self._said)))
+            self.drop(next(iter(self._contents)))
 
     def drop(self, key: K) -> None:
-        found = self._said.pop(key, None)
+        found = self._contents.pop(key, None)
         if found is not None:
             self.size -= found[1].size
 
     def age(self, key: K) -> None:
         """Make this the first key to be dropped."""
-        if key in self._said:
-            self._said.move_to_end(key, last=False)
+        if key in self._contents:
+            self._contents.move_to_end(key, last=False)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class Recent:
     """
 
     def __init__(self) -> None:
-        self._said: Bounded[int] = Bounded(SAID_LIMIT)
+        self._contents: Bounded[int] = Bounded(CONTENT_LIMIT)
         self._roots: Bounded[tuple[str, int]] = Bounded(ROOTS_LIMIT)
         self._books: OrderedDict[str, Book] = OrderedDict()
         self._known = 0
@@ -112,7 +112,7 @@ class Recent:
     @property
     def size(self) -> int:
         """Bytes of calls in memory."""
-        return self._said.size + self._roots.size
+        return self._contents.size + self._roots.size
 
     def settle(self) -> None:
         self._unsettled.clear()
@@ -158,9 +158,9 @@ class Recent:
         if book is not None:
             self._known -= 1 + len(book.calls)
             for seq in book.calls.values():
-                self._said.drop(seq)
+                self._contents.drop(seq)
 
-    def base(self, connection: sqlite3.Connection, call: Call, request: bytes) -> tuple[int | None, Said]:
+    def base(self, connection: sqlite3.Connection, call: Call, request: bytes) -> tuple[int | None, Content]:
         """(row, content) of the base of a call; (None, `NOTHING`) if no call is alike."""
         if call.parent_call_id is not None:
             seq = self.call(connection, call.attempt_id, call.parent_call_id)
@@ -177,18 +177,18 @@ class Recent:
                 return found
         return None, NOTHING
 
-    def keep(self, call: Call, seq: int, said: Said, *, base: int | None) -> None:
+    def keep(self, call: Call, seq: int, content: Content, *, base: int | None) -> None:
         """Remember a call that was stored in row `seq`."""
         self._books[call.attempt_id].calls[call.id] = seq
         self._count(1)
         self._unsettled.add(call.attempt_id)
-        self._said.put(seq, seq, said)
+        self._contents.put(seq, seq, content)
         if base is not None:
-            self._said.age(base)
-        if call.parent_call_id is None and said.depth < DEPTH:
-            for root in _beginnings(call, said.request):
+            self._contents.age(base)
+        if call.parent_call_id is None and content.depth < DEPTH:
+            for root in _beginnings(call, content.request):
                 if root not in self._roots:
-                    self._roots.put(root, seq, said)
+                    self._roots.put(root, seq, content)
                     self._unsettled_roots.append(root)
 
     def kind(self, connection: sqlite3.Connection, call: Call, name: str) -> int:
@@ -215,13 +215,13 @@ class Recent:
         while self._known > BOOKS_LIMIT and len(self._books) > 1:
             self.close(next(iter(self._books)))
 
-    def _read(self, connection: sqlite3.Connection, seq: int) -> Said:
-        found = self._said.get(seq)
+    def _read(self, connection: sqlite3.Connection, seq: int) -> Content:
+        found = self._contents.get(seq)
         if found is not None:
             return found[1]
-        said = read_said(connection, seq, {})
-        self._said.put(seq, seq, said)
-        return said
+        content = read_content(connection, seq, {})
+        self._contents.put(seq, seq, content)
+        return content
 
 
 def _beginnings(call: Call, request: bytes) -> Iterator[tuple[str, int]]:
@@ -235,7 +235,7 @@ def _beginnings(call: Call, request: bytes) -> Iterator[tuple[str, int]]:
             yield call.dialect, hash(text[:length])
 
 
-def _repeats_most(call: Call, request: bytes, latest: Said) -> bool:
+def _repeats_most(call: Call, request: bytes, latest: Content) -> bool:
     """Does the call share at least half of its prompt (or request) with `latest`?"""
     if len(call.prompt_ids):
         return 2 * common_prefix(latest.ids, call.prompt_ids) >= len(call.prompt_ids)

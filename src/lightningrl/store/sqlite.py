@@ -379,15 +379,15 @@ class SQLiteStore:
             raise StoreError(f"attempt `{call.attempt_id}` has a call `{call.id}` already")
         request = rows.to_json_bytes(call.request)
         base, earlier = self._recent.base(connection, call, request)
-        said = calls.said_by(call, request, base=earlier)
-        written = delta.write(said, call.logprobs, earlier, prompt_length=len(call.prompt_ids))
+        content = calls.content_of(call, request, base=earlier)
+        written = delta.write(content, call.logprobs, earlier, prompt_length=len(call.prompt_ids))
         name = calls.name_of(call)
         kind = self._recent.kind(connection, call, name)
         row = calls.row_of(call, attempt=book.seq, kind=kind, named=bool(name), base=base, written=written)
         cursor = connection.execute(calls.INSERT, row)
         if cursor.rowcount != 1 or cursor.lastrowid is None:
             raise _ended(call.attempt_id)
-        self._recent.keep(call, cursor.lastrowid, said, base=base)
+        self._recent.keep(call, cursor.lastrowid, content, base=base)
 
     def _add_reward(self, connection: sqlite3.Connection, reward: Reward, *, attempt: int) -> None:
         call = None if reward.call_id is None else self._recent.call(connection, reward.attempt_id, reward.call_id)
