@@ -1,4 +1,4 @@
-"""What strangers may do to a connection: headers and bodies without an end, halves of requests, leaving in mid-stream."""
+"""Connections of hostile or broken clients: endless headers and bodies, half requests, leaving in mid-stream."""
 
 import asyncio
 import contextlib

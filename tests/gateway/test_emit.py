@@ -51,7 +51,8 @@ async def in_coroutine(task):
     client = AsyncOpenAI()
     first = await client.chat.completions.create(**ASK)
     await client.chat.completions.create(**ASK)
-    done = [await asyncio.to_thread(lightningrl.emit_reward, 0.25, name="plan", call=first.id), lightningrl.emit_reward(-0.5)]
+    of_a_thread = await asyncio.to_thread(lightningrl.emit_reward, 0.25, name="plan", call=first.id)
+    done = [of_a_thread, lightningrl.emit_reward(-0.5)]
     await client.close()
     return done
 
@@ -85,7 +86,8 @@ def traced(task):
     with tracer.start_as_current_span("invoke_agent"):
         with tracer.start_as_current_span("chat", attributes={"gen_ai.operation.name": "chat"}) as span:
             span.set_attribute("gen_ai.response.id", OpenAI().chat.completions.create(**ASK).id)
-        with tracer.start_as_current_span("search", attributes={"openinference.span.kind": "RETRIEVER", "output.value": "[]"}):
+        attributes = {"openinference.span.kind": "RETRIEVER", "output.value": "[]"}
+        with tracer.start_as_current_span("search", attributes=attributes):
             pass
     if task.get("program"):
         trace.get_tracer_provider().shutdown()

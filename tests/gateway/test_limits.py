@@ -14,6 +14,7 @@ import pytest
 
 from lightningrl.engine.base import EngineBusy
 from lightningrl.gateway import answering, http
+from lightningrl.gateway.body import NESTING_LIMIT
 
 from .conftest import Stage
 
@@ -75,7 +76,7 @@ async def test_bodies_headers_and_nesting_have_limits(stage: Stage, monkeypatch:
     monkeypatch.setattr(http, "BODY_LIMIT", 100_000)
     fit = {"model": "m", "messages": [USER]}
     deep: Any = {}
-    for _ in range(http.NESTING_LIMIT):
+    for _ in range(NESTING_LIMIT):
         deep = {"a": [deep]}
     async with httpx2.AsyncClient() as client:
 
@@ -160,7 +161,8 @@ async def test_an_answer_is_whole_also_where_the_connection_ends_with_it(stage: 
     host, port = stage.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as sock:
         sock.setblocking(False)
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\nauthorization: Bearer %b\r\nconnection: %b\r\ncontent-length: %d\r\n\r\n"
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\nauthorization: Bearer %b\r\n"
+        head += b"connection: %b\r\ncontent-length: %d\r\n\r\n"
         await loop.sock_sendall(sock, head % (attempt.token.encode(), connection, len(body)) + body)
         async with asyncio.timeout(5.0):
             answer = await loop.sock_recv(sock, 65536)

@@ -272,7 +272,8 @@ async def test_content_parts_developer_role_and_unknown_fields_are_understood(
     await client.chat.completions.create(
         model="m", messages=messages, extra_body={"new_field": {"deep": [1]}, "top_k": -1}, user="me", stop=["", "x"]
     )
-    text = "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nwhat is the weather ?<|im_end|>\n<|im_start|>assistant\n"
+    system = "<|im_start|>system\nbe brief<|im_end|>\n"
+    text = f"{system}<|im_start|>user\nwhat is the weather ?<|im_end|>\n<|im_start|>assistant\n"
     prompt_ids, sampling, _ = stage.engine.asked[0]
     assert prompt_ids == stage.template.encode(text)
     assert (sampling.top_k, sampling.stop) == (0, ("x",))

@@ -116,7 +116,8 @@ async def test_a_client_that_leaves_while_its_prompt_is_tokenized_is_not_answere
         body = json.dumps({"model": "m", "messages": [{"role": "user", "content": log_of(8_000_000)}]}).encode()
         with socket.create_connection(("127.0.0.1", int(stage.url.rpartition(":")[2]))) as sock:
             sock.setblocking(False)
-            head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\nauthorization: Bearer %b\r\ncontent-length: %d\r\n\r\n"
+            head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\n"
+            head += b"authorization: Bearer %b\r\ncontent-length: %d\r\n\r\n"
             await asyncio.get_running_loop().sock_sendall(sock, head % (attempt.token.encode(), len(body)) + body)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             while not stage.gateway._in_flight:

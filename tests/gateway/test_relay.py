@@ -23,7 +23,10 @@ from lightningrl.types import Attempt, Call
 from .conftest import Stage, serving
 
 USER: Any = {"role": "user", "content": "say a word"}
-EVENT = b'data: {"id":"x","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+EVENT = (
+    b'data: {"id":"x","object":"chat.completion.chunk","created":1,"model":"m",'
+    b'"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+)
 
 
 @dataclass

@@ -192,12 +192,12 @@ async def test_an_answer_that_nobody_waits_for_is_given_up(plain: ChatTemplate) 
     [
         (lambda *_: 1 / 0, "script `<lambda>` raised `ZeroDivisionError`: division by zero"),
         (lambda *_: exit(3), "script `<lambda>` raised `RuntimeError`: `SystemExit`: 3"),
-        (lambda *_: None, "returned what is no answer: `TypeError`: `None`"),
-        (lambda *_: {"text": "x"}, "returned what is no answer"),
-        (lambda *_: {"content": 7}, "returned what is no answer"),
-        (lambda *_: [{"arguments": "{}"}], "returned what is no answer: `KeyError`: 'name'"),
-        (lambda *_: [{"name": "f", "arguments": {"x": float("nan")}}], "returned what is no answer"),
-        (lambda *_: "\ud800", "returned what is no answer: `UnicodeEncodeError`"),
+        (lambda *_: None, "returned no valid answer: `TypeError`: `None`"),
+        (lambda *_: {"text": "x"}, "returned no valid answer"),
+        (lambda *_: {"content": 7}, "returned no valid answer"),
+        (lambda *_: [{"arguments": "{}"}], "returned no valid answer: `KeyError`: 'name'"),
+        (lambda *_: [{"name": "f", "arguments": {"x": float("nan")}}], "returned no valid answer"),
+        (lambda *_: "\ud800", "returned no valid answer: `UnicodeEncodeError`"),
     ],
 )
 async def test_what_goes_wrong_in_a_script_names_the_script(plain: ChatTemplate, script: Script, told: str) -> None:

@@ -179,7 +179,7 @@ def attribute(key: str, value: str) -> dict[str, Any]:
 
 
 def sent(*attributes: dict[str, Any], span_id: str = "eee19b7ec3c1b174", **fields: Any) -> dict[str, Any]:
-    """An export in JSON, as https://github.com/open-telemetry/opentelemetry-proto/blob/main/examples/trace.json has it."""
+    """An export in JSON: https://github.com/open-telemetry/opentelemetry-proto/blob/main/examples/trace.json."""
     span = {
         "traceId": "5B8EFFF798038103D269B633813FC60C",
         "spanId": span_id,

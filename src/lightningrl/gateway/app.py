@@ -32,6 +32,7 @@ from typing import Any
 from lightningrl.dialects.base import ChatRequest, Dialect, Refused
 from lightningrl.gateway import http, routing
 from lightningrl.gateway.backend import Backend
+from lightningrl.gateway.body import understood
 from lightningrl.gateway.capture import Exchange
 from lightningrl.gateway.endpoints import Endpoints
 from lightningrl.gateway.http import Gone, Incoming, Receive, Scope, Send, respond
@@ -43,6 +44,8 @@ from lightningrl.gateway.routing import Route
 from lightningrl.gateway.sessions import Session, Sessions
 from lightningrl.gateway.upstream import Upstream
 
+MAX_IN_FLIGHT = 8192
+"""Requests that are answered at once; more are refused with status 429."""
 VENDORS: tuple[tuple[bytes, str], ...] = (
     (b"anthropic-version", "anthropic.messages"),
     (b"x-goog-api-key", "google.gemini"),
@@ -62,7 +65,6 @@ class Gateway:
         sessions: Sessions,
         upstreams: Mapping[str, Upstream],
         endpoints: Endpoints,
-        max_in_flight: int,
     ) -> None:
         self.backend = backend
         self.routes = tuple(routes)
@@ -71,7 +73,7 @@ class Gateway:
         self.prompts = Prompts(backend.template, most=backend.max_length - 1)
         self._dialects = {dialect.name: dialect for dialect in dialects}
         self._endpoints = endpoints
-        self._max_in_flight = max_in_flight
+        self._max_in_flight = MAX_IN_FLIGHT
         self._in_flight = 0
         self.refusals: dict[str, int] = {}
         """Status and code → number of requests that were refused so."""
@@ -120,7 +122,7 @@ class Gateway:
 
     async def _turn_away(self, incoming: Incoming, caller: Caller, body: bytes) -> None:
         session = await self.sessions.open(caller)
-        session.unread.failed((await http.understood(incoming.path, body))[1])
+        session.unread.failed((await understood(incoming.path, body))[1])
         raise too_busy()
 
     async def _refuse(self, dialect: Dialect, refused: Refused, send: Send) -> None:
@@ -150,7 +152,7 @@ class _Request:
     async def answer(self, body: bytes, added: Mapping[str, Any]) -> None:
         """Raises `Refused` if nothing has been sent yet. `added`: fields of the body that stand in the path."""
         receive, send = self._incoming.receive, self._incoming.send
-        raw, digest = await http.understood(self._incoming.path, body)
+        raw, digest = await understood(self._incoming.path, body)
         session = await self._gateway.sessions.open(self._caller)
         with session.busy():
             request = self._parse({**raw, **added} if added else raw, session)

@@ -69,7 +69,6 @@ def create_app(
     embeddings: str = "",
     seed: int = 0,
     max_length: int,
-    max_in_flight: int = 8192,
     history: Literal["exact", "template"] = "exact",
     strict: bool = True,
     dialects: Sequence[str] | None = None,
@@ -79,11 +78,10 @@ def create_app(
 ) -> Gateway:
     """The ASGI application. `engines`: by policy. `max_length`: tokens of prompt and completion that fit into them.
 
-    `embeddings` names the upstream for embedding requests ("upstreams.NAME"; "": none). `max_in_flight`: requests that
-    are answered at once; more are refused with 429. `strict`: the arguments of strict tools are constrained to their
-    schema. `visitors` admits callers without a token. `may_reward`: agents may reward their own calls.
-    `shared_processes`: attempts share a process, so its telemetry may come without a token. For `history`, see
-    `ConversationTree`. Raises `LightningError` if a route leads to an unknown policy.
+    `embeddings` names the upstream for embedding requests ("upstreams.NAME"; "": none). `strict`: the arguments of
+    strict tools are constrained to their schema. `visitors` admits callers without a token. `may_reward`: agents may
+    reward their own calls. `shared_processes`: attempts share a process, so its telemetry may come without a token. For
+    `history`, see `ConversationTree`. Raises `LightningError` if a route leads to an unknown policy.
     """
     others = {f"upstreams.{upstream.name}": upstream for upstream in upstreams}
     missing = sorted({route.policy for route in routes} - set(engines) - set(others))
@@ -106,5 +104,4 @@ def create_app(
         sessions=sessions,
         upstreams=others,
         endpoints=endpoints,
-        max_in_flight=max_in_flight,
     )

@@ -1,7 +1,6 @@
-"""One HTTP/1.1 connection: what may arrive on it before anybody knows whose it is, and in what time.
+"""One HTTP/1.1 connection, with limits on headers and on the time that a request takes to arrive.
 
-uvicorn's parser has no limits of its own: it gathers a header of any length, and waits for the rest of a request for
-ever.
+uvicorn's parser has neither limit: it collects headers of any length, and waits forever for the rest of a request.
 """
 
 import asyncio
@@ -14,20 +13,21 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from lightningrl.gateway.http import HEADER_LIMIT
 
 ARRIVAL_S = 120.0
-"""A request has arrived in full after this time, or its connection is closed: 64 MB at 0.5 MB/s take as long."""
+"""Time for a request to arrive in full; then its connection is closed. 64 MB at 0.5 MB/s take as long."""
 H2C = re.compile(rb"\r\nupgrade:(?=[ \t]*h2c)", re.IGNORECASE)
 
 
 class Connection(HttpToolsProtocol):
-    """Also for clients that offer HTTP/2 with their first request, as Java's does. The parser would take that for the
-    end of HTTP, and the body would be lost; so it does not get to see the offer, which a server is free to ignore (RFC
-    7230, 6.7).
+    """A connection with limits. It also serves clients that offer HTTP/2 in their first request, as Java's does.
+
+    At such an offer the parser would stop reading HTTP and lose the body. So the offer is hidden from the parser: a
+    server is free to ignore it (RFC 7230, 6.7).
     """
 
     _deadline: asyncio.TimerHandle | None = None
     """Set while a request is arriving."""
     _unread = 0
-    """Bytes since the last piece of a body or the end of a request: head, trailers, chunk sizes."""
+    """Bytes of headers, trailers and chunk sizes since the last piece of a body or the end of a request."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
@@ -41,14 +41,11 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._unread > HEADER_LIMIT:
-            self._refuse(
-                b"431 Request Header Fields Too Large",
-                f"the headers have more than `{HEADER_LIMIT}` bytes",
-                code="too_large",
-            )
+            message = f"the headers have more than `{HEADER_LIMIT}` bytes"
+            self._refuse(b"431 Request Header Fields Too Large", message, code="too_large")
             return
         if self._deadline is None:
-            self._await_request()  # also for a line break, which ends uvicorn's own wait for the next request
+            self._await_request()  # a lone line break, too, ends uvicorn's own wait for the next request
         self._unread += len(data)
         if b"h2c" in data and data.startswith(b"POST "):
             head, end, body = data.partition(b"\r\n\r\n")
@@ -56,7 +53,7 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
 
     def on_message_begin(self) -> None:
-        if self._deadline is None:  # it came in one piece with the end of the request before it
+        if self._deadline is None:  # it arrived together with the end of the previous request
             self._await_request()
         super().on_message_begin()
 
@@ -79,17 +76,16 @@ class Connection(HttpToolsProtocol):
 
     def _late(self) -> None:
         answering = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
-        if answering or self.pipeline:  # nothing is read of a request that has come before its turn
+        if answering or self.pipeline:  # a pipelined request is not read before its turn
             self._await_request()
         elif not self.transport.is_closing():
             self._refuse(b"408 Request Timeout", f"the request has not arrived within {ARRIVAL_S:g} s", code="timeout")
 
     def _refuse(self, status: bytes, message: str, *, code: str) -> None:
-        """End the connection; say why, unless an answer is half sent."""
+        """Close the connection, with an error response unless another response has been sent in part."""
         self._arrived()
-        if not self.pipeline and (
-            self.cycle is None or self.cycle.response_complete or not self.cycle.response_started
-        ):
+        cycle = self.cycle
+        if not self.pipeline and (cycle is None or cycle.response_complete or not cycle.response_started):
             body = msgspec.json.encode({"error": {"message": message, "code": code}})
             head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
             self.transport.write(head % (status, len(body)) + body)

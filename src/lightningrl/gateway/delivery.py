@@ -6,8 +6,11 @@ from typing import Any, Protocol, TypeAlias
 
 from lightningrl.chat import Piece
 from lightningrl.dialects.base import Dialect, Refused, Reply, TokenLogprob
-from lightningrl.gateway.http import EventSender, Send, respond
+from lightningrl.gateway.http import Send, respond
 
+STREAMED = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+ALIVE = b": keep-alive\n\n"
+"""A comment: readers of server-sent events skip it."""
 Show: TypeAlias = Callable[[int, Piece, Sequence[TokenLogprob] | None], Awaitable[None]]
 """Takes the index of an answer, new text of it, and the tokens of that text (None: not requested)."""
 
@@ -72,24 +75,30 @@ class Streamed:
 
     def __init__(self, dialect: Dialect, begun: Reply, send: Send) -> None:
         self._events = dialect.stream(begun)
-        self._sender = EventSender(send, media_type=self._events.media_type)
+        self._send = send
         self._live = False
         """False for a repeated request: it gets the whole stream at once."""
+        self._began = False
+        """The status line has been sent, with the first event. Until then the answer may still become an error."""
+        self._quiet = True
+        """Nothing has been sent since `keep_alive` was last called."""
 
     def begin(self) -> Show | None:
         self._live = True
-        events, write = self._events, self._sender.write
+        events = self._events
 
         async def show(choice: int, piece: Piece, tokens: Sequence[TokenLogprob] | None) -> None:
             data = events.reasoning(choice, piece.reasoning) if piece.reasoning else b""
             if piece.content or tokens:
                 data += events.text(choice, piece.content, tokens)
-            await write(data)
+            await self._write(data)
 
         return show
 
     async def keep_alive(self) -> None:
-        await self._sender.keep_alive()
+        if self._quiet and self._events.media_type == "text/event-stream":
+            await self._write(ALIVE)
+        self._quiet = True
 
     async def give(self, answered: Answered) -> None:
         reply, events = answered.reply, self._events
@@ -100,9 +109,18 @@ class Streamed:
             data += events.text(choice.index, message.content, choice.tokens) if message.content else b""
         for choice in reply.choices:
             data += events.finish(choice)
-        await self._sender.end(data + events.close(reply))
+        await self._write(data + events.close(reply), more=False)
 
     async def fail(self, refused: Refused) -> None:
-        if not self._sender.began:
+        if not self._began:
             raise refused
-        await self._sender.end(self._events.error(refused))
+        await self._write(self._events.error(refused), more=False)
+
+    async def _write(self, data: bytes, *, more: bool = True) -> None:
+        self._quiet = False
+        if not self._began:
+            self._began = True
+            headers = [(b"content-type", self._events.media_type.encode()), *STREAMED]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        if data or not more:
+            await self._send({"type": "http.response.body", "body": data, "more_body": more})

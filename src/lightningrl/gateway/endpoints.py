@@ -9,6 +9,7 @@ import msgspec
 from lightningrl.dialects.base import Refused
 from lightningrl.dialects.openai_wire import matched
 from lightningrl.gateway import http, routing
+from lightningrl.gateway.body import decode
 from lightningrl.gateway.http import Incoming, respond
 from lightningrl.gateway.refusals import too_busy
 from lightningrl.gateway.rewards import Rewards
@@ -52,7 +53,7 @@ class Endpoints:
         if self._embeddings is None:
             hint = "set `gateway.embeddings` to an upstream"
             raise Refused(404, "this server has no model for embeddings", code="not_found", hint=hint)
-        raw = {**http.decode(body), **added}
+        raw = {**decode(body), **added}
         if added:  # Azure's clients name the model in the path
             body = msgspec.json.encode(raw)
         relayed, incoming = Relayed(), replace(incoming, path=EMBEDDINGS)

@@ -1,8 +1,8 @@
-"""Whose call is it, and in which role? What an agent's SDK was able to put into a request, wherever that is.
+"""Which attempt and which agent sent a request? Reads the token and the agent's name from path and headers.
 
-The attempt's token, in this order: `baggage: lightningrl.token=…` (set per task by instrumentation), `/r/<token>/…` in
-the path, the API key in any vendor's header. Session headers come last: they name a conversation and open nothing by
-themselves (see `Visitors`).
+The token is looked for in this order: `baggage: lightningrl.token=…` (set per task by instrumentation), `/r/<token>/…`
+in the path, the API key in any vendor's header. Session headers name a conversation, but authenticate nothing (see
+`Visitors`).
 """
 
 import re
@@ -27,42 +27,42 @@ SESSIONS = (
     b"conversation_id",
     b"x-litellm-session-id",
 )
-"""What coding agents and proxies send of their own accord."""
+"""Session headers that coding agents and proxies send."""
 READ = frozenset({b"baggage", b"x-agent-name", b"x-stainless-retry-count", b"host", b"origin", *KEYS, *SESSIONS})
 VERSION = re.compile(r"^(?:/v\d+(?:alpha|beta)?\d*)+(?=/|$)")
-"""More than once: where a base URL has one and an SDK adds its own."""
+"""Repeated if a base URL has a version and an SDK adds its own."""
 SLASHES = re.compile("//+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who sent a request, as far as it says."""
+    """The sender of a request, as far as the request tells."""
 
     token: str | None
-    """None if it carries none at all."""
+    """None: the request has no token."""
     session: str | None = None
-    """The client's own name for this conversation; None if it gives none."""
+    """The client's own name for this conversation; None: not given."""
     agent: str = ""
-    """The agent's name; "" if nothing gives it."""
+    """The agent's name; "": not given."""
     retries: int = 0
-    """How often its SDK has sent this request before."""
+    """How often the SDK has sent this request before."""
     peer: str = ""
-    """The address that the connection comes from; "" if unknown."""
+    """The IP address of the client; "": unknown."""
     host: str = ""
-    """The `Host` header, the name under which it has found this server; "" if none was sent."""
+    """The `Host` header; "": not sent."""
     origin: str | None = None
-    """The web page that has sent it; None: no browser did."""
+    """The web page that sent the request; None: no browser sent it."""
 
 
 def caller_of(scope: Mapping[str, Any], *, path_token: str | None) -> Caller:
-    """Of an ASGI request."""
+    """The caller of an ASGI request."""
     found: dict[bytes, str] = {}
     for name, value in scope["headers"]:
         if name in READ:
             text = value.decode("latin-1")
-            found[name] = (
-                f"{found[name]},{text}" if name == b"baggage" and name in found else text
-            )  # a list, also in several headers
+            if name == b"baggage" and name in found:  # one list in several headers
+                text = f"{found[name]},{text}"
+            found[name] = text
     baggage = _members(found.get(b"baggage", ""))
     retries = found.get(b"x-stainless-retry-count", "0")
     return Caller(
@@ -77,11 +77,13 @@ def caller_of(scope: Mapping[str, Any], *, path_token: str | None) -> Caller:
 
 
 def is_local(caller: Caller) -> bool:
-    """Does this machine's user ask? A page of any web site can send requests from here, too: its browser names its
-    origin, or, if the page has given its own name this machine's address, a foreign host.
+    """Did a program of this machine send the request, and no web page?
+
+    A page of any web site can send requests from here, too. Its browser then names a foreign origin; or a foreign host,
+    if the site's domain name was made to resolve to this machine (DNS rebinding).
     """
-    pages = () if caller.origin is None else (caller.origin,)
-    return _is_loopback(caller.peer) and all(_is_loopback(_hostname(url)) for url in (f"//{caller.host}", *pages))
+    urls = [f"//{caller.host}"] if caller.origin is None else [f"//{caller.host}", caller.origin]
+    return _is_loopback(caller.peer) and all(_is_loopback(_hostname(url)) for url in urls)
 
 
 def _hostname(url: str) -> str:
@@ -96,14 +98,14 @@ def _is_loopback(host: str) -> bool:
         address = ip_address(host)
     except ValueError:
         return host == "localhost"
-    return address.is_loopback or (
-        isinstance(address, IPv6Address) and address.ipv4_mapped is not None and address.ipv4_mapped.is_loopback
-    )
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return address.is_loopback or (mapped is not None and mapped.is_loopback)
 
 
 def split_path(path: str) -> tuple[str | None, str]:
-    """`/r/<token>/v1/chat/completions` → (token, `/chat/completions`); either part in front may be missing, and slashes
-    be doubled.
+    """`/r/<token>/v1/chat/completions` → (token, `/chat/completions`).
+
+    `/r/<token>` and `/v1` may be missing, and slashes may be doubled.
     """
     token, path = None, f"/{path.lstrip('/')}"
     if path.startswith("/r/"):

@@ -1,6 +1,4 @@
-"""What is the engine to read? The prompts of a request, rendered and tokenized, without holding up the requests beside
-it.
-"""
+"""Which token ids does the engine read? Renders and tokenizes prompts without blocking other requests."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,16 +11,14 @@ from lightningrl.gateway.sessions import Session
 from lightningrl.gateway.threads import in_thread
 
 LONG_AT_ONCE = 2
-"""Long texts that are tokenized at the same time. Each takes a core, and 260 bytes a token while it is done."""
+"""Long texts that are tokenized at the same time. Each takes one core, and 260 bytes a token meanwhile."""
 
 TEXTS = 4
-"""Texts that a prompt is tokenized in, at most: its beginning and its rest, or a suffix that turns out not to fit, and
-then these two.
-"""
+"""Most texts that one prompt is tokenized in: a suffix that turns out not to fit, then a beginning and a rest."""
 
 
 class Prompts:
-    """Makes them, of up to `most` tokens."""
+    """Makes prompts of up to `most` tokens."""
 
     def __init__(self, template: ChatTemplate, *, most: int) -> None:
         self._template = template
@@ -30,8 +26,10 @@ class Prompts:
         self._turns = asyncio.Semaphore(LONG_AT_ONCE)
 
     async def of(self, session: Session, request: ChatRequest, receive: Receive) -> Sequence[Prompt]:
-        """One prompt, or those that the request spells out. Raises `Refused` if one is far too long, `BadConversation`,
-        and `Gone`.
+        """The prompt of the messages, or the raw prompts of the request.
+
+        Long texts are tokenized in a thread first; then the prompt is made of the results. Raises `Refused` if a text
+        is far too long, `BadConversation`, and `Gone`.
         """
         found: dict[str, list[int]] = {}
         for _ in range(TEXTS * max(1, len(request.prompts))):
@@ -40,31 +38,25 @@ class Prompts:
                     return _prompts(session, request)
             except LongText as long:
                 found[long.text] = await while_there(receive, self._tokenized(long.text))
-        return _prompts(session, request)  # the template says something else each time
+        return _prompts(session, request)  # the template renders another text each time
 
     async def count(self, session: Session, request: ChatRequest, receive: Receive) -> int:
-        """Tokens that the request's prompts have. Raises as `of` does."""
+        """The number of prompt tokens. Raises as `of` does."""
         return sum(len(prompt.ids) for prompt in await self.of(session, request, receive))
 
     async def _tokenized(self, text: str) -> list[int]:
-        await self._turns.acquire()  # a client that leaves before its turn costs nothing
+        await self._turns.acquire()  # a client that goes away before its turn costs nothing
         work = asyncio.ensure_future(in_thread(self._template.encode_long, text, most=self._most))
         work.add_done_callback(lambda _: self._turns.release())
         try:
-            return await asyncio.shield(work)  # the thread goes on to its end, and its turn with it
+            return await asyncio.shield(work)  # if cancelled: the thread runs on, and keeps its turn
         except TooManyTokens as error:
             raise too_long(f"more than `{self._most}` tokens", most=self._most) from error
 
 
 def too_long(length: str, *, most: int) -> Refused:
-    hint = "shorten it, or raise `engine.max_length`"
-    return Refused(
-        400,
-        f"the prompt has {length}, at most `{most}` fit",
-        code="context_length_exceeded",
-        param="messages",
-        hint=hint,
-    )
+    message, hint = f"the prompt has {length}, at most `{most}` fit", "shorten it, or raise `engine.max_length`"
+    return Refused(400, message, code="context_length_exceeded", param="messages", hint=hint)
 
 
 def _prompts(session: Session, request: ChatRequest) -> Sequence[Prompt]:

@@ -9,6 +9,7 @@ from typing import Any
 from lightningrl.dialects.base import Refused
 from lightningrl.errors import StoreError, StoreFailed
 from lightningrl.gateway import http
+from lightningrl.gateway.body import decode
 from lightningrl.gateway.http import Incoming
 from lightningrl.gateway.sessions import Sessions
 from lightningrl.store import Store
@@ -30,7 +31,7 @@ class Rewards:
         """Raises `Refused`."""
         caller = incoming.caller()
         await self._sessions.admit(caller)
-        body = http.decode(await incoming.read())
+        body = decode(await incoming.read())
         attempt = (await self._sessions.open(caller)).attempt
         if not self._allowed:
             message, hint = "agents may not reward themselves here", "the recipe may say `agent.may_reward = true`"

@@ -1,4 +1,4 @@
-"""Which policy answers, and in which role does the agent speak? The first route whose patterns all fit decides."""
+"""Which policy answers a request, and what is the agent's role? The first route whose patterns all fit decides."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from lightningrl.dialects.base import ChatRequest, Refused
 FROZEN = "frozen"
 """The policy with fixed weights: those that training started from, unless a route names others."""
 TURNS = ("messages", "input", "contents")
-"""Where the dialects' bodies have a conversation."""
+"""Fields that hold the conversation, in the bodies of the dialects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,17 +23,17 @@ class Route:
     """One line of the routing table. `*` and `?` are wildcards in the four patterns."""
 
     model: str = "*"
-    """The model name that the agent asks for."""
+    """The model name in the request."""
     caller: str = "*"
-    """The agent's name as telemetry or a header gives it."""
+    """The agent's name from telemetry or a header."""
     system: str = "*"
     """The system prompt."""
     fingerprint: str = "*"
-    """Of system prompt and tools."""
+    """Digest of system prompt and tools: see `fingerprint`."""
     agent: str = ""
-    """The role that these calls are; empty: the caller's name, or else the model name."""
+    """The agent's role; empty: the caller's name, or else the model name."""
     policy: str = "policy"
-    """Who answers: an engine's policy, or an upstream."""
+    """An engine's policy, or an upstream."""
 
 
 def frozen(weights: str) -> str:
@@ -42,29 +42,22 @@ def frozen(weights: str) -> str:
 
 
 def configured(route: RouteConfig) -> Route:
-    """A route as the recipe writes it."""
-    return Route(
-        model=route.model,
-        caller=route.caller,
-        system=route.system,
-        fingerprint=route.fingerprint,
-        agent=route.agent,
-        policy=frozen(route.weights) if route.policy == FROZEN else route.policy,
-    )
+    """The route that a recipe describes."""
+    policy = frozen(route.weights) if route.policy == FROZEN else route.policy
+    return Route(**route.model_dump(include={"model", "caller", "system", "fingerprint", "agent"}), policy=policy)
 
 
 def choose(routes: Sequence[Route], request: ChatRequest, *, caller: str) -> Route:
+    """The first route that fits. Raises `Refused` (404) if none does."""
     for route in routes:
         if _fits(route, request, caller):
             return route
-    known = ", ".join(dict.fromkeys(route.model for route in routes))
-    raise Refused(
-        404, f"no route for model `{request.model}`", code="model_not_found", param="model", hint=f"routes: {known}"
-    )
+    hint = f"routes: {', '.join(dict.fromkeys(route.model for route in routes))}"
+    raise Refused(404, f"no route for model `{request.model}`", code="model_not_found", param="model", hint=hint)
 
 
 def opening(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same request as if nothing but its instructions had been said yet."""
+    """The same request with its instructions and an empty user message, without the rest of the conversation."""
     field = next((name for name in TURNS if isinstance(body.get(name), list)), None)
     if field is None:
         return body
@@ -79,10 +72,9 @@ def role(route: Route, request: ChatRequest, *, caller: str) -> str:
 
 
 def listed(routes: Sequence[Route]) -> list[str]:
-    """Model names to show: a pattern stands for its policy."""
-    return list(
-        dict.fromkeys(route.policy if "*" in route.model or "?" in route.model else route.model for route in routes)
-    )
+    """Model names to show: the policy's name in place of a pattern."""
+    names = [route.policy if "*" in route.model or "?" in route.model else route.model for route in routes]
+    return list(dict.fromkeys(names))
 
 
 def models(routes: Sequence[Route]) -> dict[str, Any]:
@@ -100,14 +92,14 @@ def models(routes: Sequence[Route]) -> dict[str, Any]:
 
 
 def model(routes: Sequence[Route], name: str) -> dict[str, Any]:
-    """One of them, or any other that a route's pattern fits. Raises `Refused` if there is no such model."""
+    """The entry of one model. Raises `Refused` (404) if no route fits its name."""
     if name not in listed(routes) and not any(fnmatchcase(name, route.model) for route in routes):
         raise Refused(404, f"no model `{name}`", code="model_not_found", param="model")
     return {**_google(name), **_entry(name)}
 
 
 def _entry(name: str) -> dict[str, Any]:
-    """As OpenAI and Anthropic describe a model."""
+    """A model as OpenAI and Anthropic describe it."""
     return {
         "id": name,
         "object": "model",
@@ -128,7 +120,7 @@ def _google(name: str) -> dict[str, Any]:
 
 
 def fingerprint(request: ChatRequest) -> str:
-    """Equal for requests with the same system prompt and the same tools: most often that is one role of an agent."""
+    """A digest of system prompt and tools. One role of an agent usually has one fingerprint."""
     system = system_prompt(request).encode("utf-8", "surrogatepass")
     tools = msgspec.json.encode(request.tools, order="sorted")
     return hashlib.blake2b(system + b"\n" + tools, digest_size=6).hexdigest()
@@ -145,9 +137,5 @@ def _fits(route: Route, request: ChatRequest, caller: str) -> bool:
 
 def system_prompt(request: ChatRequest) -> str:
     """All system messages at the beginning of a conversation, joined."""
-    texts: list[str] = []
-    for message in request.messages:
-        if message.role != "system":
-            break
-        texts.append(message.content)
-    return "\n".join(texts)
+    leading = takewhile(lambda message: message.role == "system", request.messages)
+    return "\n".join(message.content for message in leading)

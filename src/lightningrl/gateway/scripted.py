@@ -1,9 +1,7 @@
-"""What if a function is the model? prompt ids → text, messages, tools → script → answer → the ids a model would have
-sampled for it.
+"""A function stands in for the model: prompt ids → text, messages, tools → script → answer → token ids.
 
-For trying an agent, and the whole way around it, without a model: what the script says is tokenised through the model's
-own template, so all that is recorded has the form of a real run. Every token has the logprob 0, the certainty of a
-script.
+Scripts try out an agent, and the whole training loop around it, without a model. Their answers are tokenized through a
+chat template, so the records look like those of a real run. Every token has the log-probability 0: a script is certain.
 """
 
 import asyncio
@@ -25,36 +23,38 @@ from lightningrl.messages import Message, ToolCall
 from lightningrl.types import FinishReason, Sampling, Weights
 
 Script: TypeAlias = Callable[..., Any]
-"""`script(prompt, messages, tools)`, plain or `async`: the prompt as text with its control tokens, and what it was made
-from, as OpenAI's chat writes it (arguments of tool calls as JSON text). Of a raw prompt the messages are empty. A
-script with a parameter `response_format` is told, by name, which JSON the agent demands, whatever its dialect; None:
-any text.
+"""`script(prompt, messages, tools)`, plain or `async`.
 
-It returns a text; or `{"content": …, "reasoning": …, "tool_calls": [{"name": …, "arguments": …}]}`, each of them
-optional, with arguments as a dict or as JSON text that is kept byte for byte; or a list of such tool calls.
+`prompt` is the prompt as text, control tokens included. `messages` and `tools` are those of the request, in OpenAI's
+chat format (arguments of tool calls as JSON text); a raw prompt has no messages. A script with a parameter
+`response_format` gets the JSON format that the request demands, in any dialect; None: any text.
+
+It returns a text; or `{"content": …, "reasoning": …, "tool_calls": [{"name": …, "arguments": …}]}`, each optional, with
+arguments as a dict or as JSON text, which is kept byte for byte; or a list of such tool calls.
 """
 
 PLAIN = Path(__file__).parents[1] / "chat" / "plain"
-"""Tokenizer and chat template for scripts that stand in for no model in particular."""
+"""Tokenizer and chat template for scripts that stand in for no particular model."""
 
 MAX_LENGTH = 1_000_000
 """Context length for scripts, in tokens: they have no limit of their own."""
 
 ANY_OBJECT = {"type": "object"}
+ANSWER = '{"content": …, "reasoning": …, "tool_calls": [{"name": …, "arguments": …}]}'
 
 current_request: ContextVar[ChatRequest | None] = ContextVar("lightningrl_request", default=None)
-"""What the agent has asked for, while an engine answers it; None: nobody did, the prompt is all there is."""
+"""The request that the engine is answering; None: no agent sent one, there is only a prompt."""
 
 
 class ScriptError(EngineError):
-    """A script raised, or returned what is no answer. It would do so again."""
+    """A script raised, or returned no valid answer. Repeating the request would not help."""
 
 
 class ScriptedEngine:
-    """See `Engine`. Whether an answer is valid under `Sampling.grammar` is up to the script."""
+    """See `Engine`. It does not check answers against `Sampling.grammar`."""
 
     def __init__(self, script: Script, template: ChatTemplate, *, policy: str = "policy", name: str = "") -> None:
-        """`name` is what errors call the script; empty: its own."""
+        """`name`: the script's name in errors; empty: its own."""
         self._script = script
         self._template = template
         self._policy = policy
@@ -83,7 +83,7 @@ class ScriptedEngine:
             ids, reason = self._until_stopped(await self._answer(prompt_ids), sampling)
             pieces = [ids[place : place + 1] for place in range(len(ids))] if stream and ids else [ids]
             for place, piece in enumerate(pieces):
-                await asyncio.sleep(0)  # a stream that nobody reads any more is cancelled here
+                await asyncio.sleep(0)  # a stream without a reader is cancelled here
                 yield Delta(
                     token_ids=piece,
                     logprobs=(0.0,) * len(piece),
@@ -106,9 +106,8 @@ class ScriptedEngine:
                 await self._idle.wait()
         except TimeoutError as error:
             self._open.set()
-            raise EngineError(
-                f"`{self._running}` answers have not ended within {timeout_s:g} s", hint=f"does `{self._name}` hang?"
-            ) from error
+            message = f"`{self._running}` answers have not ended within {timeout_s:g} s"
+            raise EngineError(message, hint=f"does `{self._name}` hang?") from error
 
     async def resume(self) -> None:
         self._open.set()
@@ -118,75 +117,60 @@ class ScriptedEngine:
         self._open.set()
 
     async def _answer(self, prompt_ids: Sequence[int]) -> list[int]:
-        """The ids that say what the script says."""
+        """The token ids of the script's answer."""
         request = current_request.get()
         messages = request.messages if request else ()
         tools = request.tools if request else ()
+        named: dict[str, Any] = {}
+        if self._takes_format:
+            schema = request.json_schema if request else None
+            named["response_format"] = None if schema is None else _format(schema)
         decode = self._template.decode
-        prompt = (
-            decode(prompt_ids, control=True)
-            if len(prompt_ids) <= LONG
-            else await in_thread(decode, prompt_ids, control=True)
-        )
+        if len(prompt_ids) <= LONG:
+            prompt = decode(prompt_ids, control=True)
+        else:
+            prompt = await in_thread(decode, prompt_ids, control=True)
+        arguments = (prompt, [shown(message) for message in messages], [dict(tool) for tool in tools])
         try:
-            said = await _call(
-                self._script,
-                prompt,
-                [shown(message) for message in messages],
-                [dict(tool) for tool in tools],
-                **self._wishes(),
-            )
+            returned = await _call(self._script, *arguments, **named)
         except Exception as error:  # a script may raise anything
             raise ScriptError(f"script `{self._name}` raised {_told(error)}") from error
-        message = self._message(said)
+        message = self._message(returned)
         if not messages and not message.tool_calls:
             end = self._template.turn_end_id
             return self._template.encode(message.content) + ([] if end is None else [end])
         return self._template.answer_ids(message, messages=messages, tools=tools)
 
-    def _wishes(self) -> dict[str, Any]:
-        """What the script is told by name."""
-        if not self._takes_format:
-            return {}
-        request = current_request.get()
-        return {
-            "response_format": None if request is None or request.json_schema is None else _format(request.json_schema)
-        }
-
-    def _message(self, said: Any) -> Message:
-        """Raises `ScriptError` for what is no answer."""
-        if isinstance(said, str):
-            said = {"content": said}
-        elif isinstance(said, list | tuple):
-            said = {"tool_calls": said}
+    def _message(self, returned: Any) -> Message:
+        """The script's answer as a message. Raises `ScriptError` if it is no valid one."""
+        answer = returned
+        if isinstance(answer, str):
+            answer = {"content": answer}
+        elif isinstance(answer, list | tuple):
+            answer = {"tool_calls": answer}
         try:
-            if not isinstance(said, Mapping) or said.keys() - {"content", "reasoning", "tool_calls"}:
-                raise TypeError(f"`{said!r:.200}`")
-            calls = tuple(_tool_call(wish) for wish in said.get("tool_calls") or ())
-            return Message(
-                role="assistant",
-                content=_text(said.get("content")),
-                reasoning=_text(said.get("reasoning")),
-                tool_calls=calls,
-            )
+            if not isinstance(answer, Mapping) or answer.keys() - {"content", "reasoning", "tool_calls"}:
+                raise TypeError(f"`{answer!r:.200}`")
+            content, reasoning = _text(answer.get("content")), _text(answer.get("reasoning"))
+            calls = tuple(_tool_call(call) for call in answer.get("tool_calls") or ())
+            return Message(role="assistant", content=content, reasoning=reasoning, tool_calls=calls)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            hint = 'return a text, {"content": …, "reasoning": …, "tool_calls": [{"name": …, "arguments": …}]}, or a list of such tool calls'
-            raise ScriptError(f"script `{self._name}` returned what is no answer: {_told(error)}", hint=hint) from error
+            message = f"script `{self._name}` returned no valid answer: {_told(error)}"
+            raise ScriptError(message, hint=f"return a text, {ANSWER}, or a list of such tool calls") from error
 
     def _until_stopped(self, ids: Sequence[int], sampling: Sampling) -> tuple[tuple[int, ...], FinishReason]:
-        """What a model that is made to say this is let say, and why no more."""
+        """The answer up to the first stop string, stop token or the token limit, and which of them ended it."""
         for length, token_id in enumerate(ids, start=1):
-            if token_id in sampling.stop_token_ids or (
-                sampling.stop and self._stops.found(ids[:length], sampling.stop)
-            ):
-                return tuple(ids[:length]), "stop"
+            begun = tuple(ids[:length])
+            if token_id in sampling.stop_token_ids or (sampling.stop and self._stops.found(begun, sampling.stop)):
+                return begun, "stop"
             if length == sampling.max_tokens:
-                return tuple(ids[:length]), "length"
+                return begun, "length"
         return tuple(ids), "stop"
 
 
 async def _call(script: Script, *arguments: Any, **named: Any) -> Any:
-    """`async def` in this event loop, anything else in a thread of its own: it may take its time."""
+    """Call a script: `async def` in this event loop, anything else in a thread, because it may block."""
     if inspect.iscoroutinefunction(script) or inspect.iscoroutinefunction(type(script).__call__):
         return await script(*arguments, **named)
     result = await in_thread(script, *arguments, **named)
@@ -201,14 +185,14 @@ def _takes_format(script: Script) -> bool:
 
 
 def _format(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """As OpenAI's chat writes it."""
+    """The `response_format` of OpenAI's chat."""
     if schema == ANY_OBJECT:
         return {"type": "json_object"}
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": dict(schema)}}
 
 
 def shown(message: Message) -> dict[str, Any]:
-    """A message as OpenAI's chat writes it."""
+    """A message in OpenAI's chat format."""
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning:
         turn["reasoning"] = message.reasoning
@@ -224,17 +208,17 @@ def shown(message: Message) -> dict[str, Any]:
     return turn
 
 
-def _tool_call(wish: Mapping[str, Any]) -> ToolCall:
-    wish = wish.get("function", wish)  # as OpenAI's chat nests it
-    arguments = wish.get("arguments", {})
+def _tool_call(call: Mapping[str, Any]) -> ToolCall:
+    call = call.get("function", call)  # OpenAI's chat nests it
+    arguments = call.get("arguments", {})
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    return ToolCall(id="", name=_text(wish["name"]), arguments=_text(text))
+    return ToolCall(id="", name=_text(call["name"]), arguments=_text(text))
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str | None):
         raise TypeError(f"`{value!r:.200}` is no text")
-    (value or "").encode()  # half a surrogate pair is no text either
+    (value or "").encode()  # raises for half a surrogate pair
     return value or ""
 
 

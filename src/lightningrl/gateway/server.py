@@ -16,35 +16,35 @@ from lightningrl.errors import UserError
 from lightningrl.gateway.connection import Connection
 
 GARBAGE = 20_000
-"""Objects between two looks for garbage; the usual 700 costs a busy gateway a tenth of its CPU (benchmarks/gateway.py).
+"""Threshold of the garbage collector; the default of 700 costs a busy gateway a tenth of its CPU
+(benchmarks/gateway.py).
 """
 OPEN_FILES = 65536
-"""Files and sockets that the process asks to have open, if the system lets it."""
+"""Limit of open files and sockets, if the system allows it."""
 KEPT_ALIVE_S = 120
-"""Idle connections are kept for longer than clients keep them in their pools: whoever closes first must not be us."""
+"""Idle connections stay open for longer than clients keep them in their pools, so that the client closes first."""
 ENDING_S = 5
-"""What requests get to end when the server does."""
+"""Shutdown grace period, in seconds."""
 
 
 @contextlib.contextmanager
 def bound(config: GatewayConfig) -> Iterator[socket.socket]:
+    """A socket on the configured port while the block runs. Raises `UserError` if the port cannot be taken."""
     try:
         sock = socket.create_server((config.host, config.port), backlog=2048)
     except OSError as error:
-        where = f"{config.host}:{config.port}"
-        raise UserError(
-            f"cannot listen on `{where}`: {error.strerror}", hint="set `gateway.port=0` to take any free port"
-        ) from error
+        message = f"cannot listen on `{config.host}:{config.port}`: {error.strerror}"
+        raise UserError(message, hint="set `gateway.port=0` to take any free port") from error
     with sock:
         yield sock
 
 
 @asynccontextmanager
 async def listening(app: Any, sock: socket.socket) -> AsyncIterator[str]:
-    """Serve `app` while the block runs; yields its base URL."""
+    """Serve an ASGI application while the block runs. Yields its base URL."""
     settings = uvicorn.Config(
         app,
-        log_level="error",  # a client that asks for a websocket is told so in its answer
+        log_level="error",  # a client that opens a WebSocket gets an error response instead
         lifespan="off",
         access_log=False,
         http=Connection,
@@ -69,13 +69,12 @@ async def listening(app: Any, sock: socket.socket) -> AsyncIterator[str]:
         gc.set_threshold(*before)
         server.should_exit = True
         await task
-        await asyncio.gather(
-            *server.server_state.tasks, return_exceptions=True
-        )  # what was cut short is still being recorded
+        # calls that were cut short are still being recorded
+        await asyncio.gather(*server.server_state.tasks, return_exceptions=True)
 
 
 def _open_more_files() -> None:
-    """A thousand streams are two thousand sockets, more than a process may have open by default."""
+    """A thousand streams need two thousand sockets, more than a process may have open by default."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -83,7 +82,7 @@ def _open_more_files() -> None:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to the process it is part of."""
+    """Leaves signals to the rest of the process."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -1,6 +1,4 @@
-"""What computes for long, off the event loop. Its threads do not keep the process from ending, as those of
-`asyncio.to_thread` do.
-"""
+"""Runs long computations off the event loop, in daemon threads: `asyncio.to_thread` would delay the process's exit."""
 
 import asyncio
 import contextlib
@@ -14,23 +12,22 @@ T = TypeVar("T")
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What `function` returns or raises, called in a thread of its own. A cancelled wait leaves the thread to itself."""
+    """Call `function` in a new thread; returns or raises as it does. If cancelled, the thread runs on unobserved."""
     loop, context = asyncio.get_running_loop(), copy_context()
     ended: asyncio.Future[T] = loop.create_future()
 
     def body() -> None:
         try:
             result = context.run(function, *args, **kwargs)
-        except BaseException as raised:  # noqa: BLE001 - raised again by the waiting task
-            tell(
-                ended.set_exception,
-                raised if isinstance(raised, Exception) else RuntimeError(f"`{type(raised).__name__}`: {raised}"),
-            )
+        except Exception as error:  # noqa: BLE001 - raised again by the waiting task
+            tell(ended.set_exception, error)
+        except BaseException as error:  # noqa: BLE001 - `SystemExit` must not end the server
+            tell(ended.set_exception, RuntimeError(f"`{type(error).__name__}`: {error}"))
         else:
             tell(ended.set_result, result)
 
     def tell(settle: Callable[[Any], None], outcome: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+        with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
             loop.call_soon_threadsafe(lambda: None if ended.done() else settle(outcome))
 
     threading.Thread(target=body, daemon=True, name="work").start()

@@ -1,9 +1,9 @@
-"""`POST /v1/traces`: what an agent's own telemetry tells, over OTLP/HTTP
+"""`POST /v1/traces`: spans from an agent's own telemetry, over OTLP/HTTP
 (https://opentelemetry.io/docs/specs/otlp/#otlphttp).
 
-Whose span is it? The attempt whose token came with it. Where attempts share a process they share its exporter, too,
-which has no token: then the span's own mark says it (`attach` puts it there), the answer or the tool call that it
-names, or other spans of its trace.
+A span belongs to the attempt whose token came with it. Attempts that share a process also share its exporter, which has
+no token. Then the attempt follows from the span itself: from its mark (set by `attach`), from the answer or tool call
+that it names, or from other spans of its trace.
 """
 
 import asyncio
@@ -26,33 +26,29 @@ from lightningrl.types import Span
 
 PROTOBUF, JSON = b"application/x-protobuf", b"application/json"
 INVALID, UNAVAILABLE, UNAUTHENTICATED = 3, 14, 16
-"""google.rpc.Code"""
+"""Codes of google.rpc.Code."""
 TRACES_KEPT = 16384
-"""Traces whose attempt is remembered."""
+"""Traces whose attempts are remembered."""
 UNSIGNED_LIMIT = 8 * 1024 * 1024
-"""Bytes of an export that comes without a token: anybody may send it."""
+"""Bytes of one export without a token: any program may send it."""
 UNSIGNED_S = 5.0
-"""Time for one of them to arrive, so that a stranger who stalls does not keep the others waiting: exporters give up
-after 10 s.
-"""
+"""Time for an export without a token to arrive. A slow sender must not block the others: they time out after 10 s."""
 UNSIGNED_AT_ONCE = 2
-"""Such exports that are read at the same time; more of them wait."""
+"""Exports without a token that are read at the same time; others wait."""
 
 
 class Traces:
-    """Takes what exporters send. `shared`: attempts share processes, so spans without a token are taken where they say
-    whose they are.
-    """
+    """Stores the spans that exporters send."""
 
     def __init__(self, store: Store, sessions: Sessions, *, prefixes: Iterable[str], shared: bool) -> None:
-        """`prefixes`: what ids of calls begin with."""
+        """`prefixes`: those of call ids. `shared`: attempts share processes, so spans need no token."""
         self._store = store
         self._sessions = sessions
         self._shared = shared
         self._call_id = re.compile(rf"(?:{'|'.join(map(re.escape, prefixes))})(?P<attempt>.+)-\d+")
         self._unsigned = asyncio.Semaphore(UNSIGNED_AT_ONCE)
         self._attempts: OrderedDict[str, str | None] = OrderedDict()
-        """Trace → attempt; None: there were several in it."""
+        """Trace id → attempt id; None: several attempts are in the trace."""
 
     async def serve(self, incoming: Incoming) -> None:
         headers = incoming.scope["headers"]
@@ -118,13 +114,11 @@ class Traces:
         found = self._call_id.fullmatch(call_id or "")
         return found["attempt"] if found else None
 
-    async def _marks(self, asked: set[str]) -> dict[str, str]:
-        """Mark → attempt. One that names no attempt cannot be read backwards: then it is looked for among those that
-        have called.
-        """
-        attempts = await self._store.attempts(sorted({named(mark).rpartition(".")[0] for mark in asked if named(mark)}))
+    async def _marks(self, marks: set[str]) -> dict[str, str]:
+        """Mark → attempt id. A mark that names no attempt is compared with those of the attempts in memory."""
+        attempts = await self._store.attempts(sorted({named(mark).rpartition(".")[0] for mark in marks if named(mark)}))
         found = {mark_of(attempt.token_hash, attempt_id=attempt.id): attempt.id for attempt in attempts}
-        if any(not named(mark) for mark in asked):
+        if any(not named(mark) for mark in marks):
             found |= {mark_of(attempt.token_hash): attempt.id for attempt in self._sessions.attempts()}
         return found
 
@@ -137,27 +131,29 @@ class Traces:
             self._attempts.popitem(last=False)
 
     def _neighbours(self, span: Span) -> str:
-        """The attempt that asked for its tool call, or that of its trace; "" if that is not one alone."""
+        """The attempt that requested the span's tool call, or else that of its trace; "": unknown or ambiguous."""
         tool_id = span.attributes.get(TOOL_CALL_ID)
         requester = self._sessions.requester(tool_id) if tool_id else None
         return requester or self._attempts.get(span.trace_id) or ""
 
     async def _take(self, spans: Sequence[Span]) -> tuple[int, str]:
-        """(how many were not taken, why)"""
+        """Returns (number of rejected spans, reasons)."""
         groups: dict[str, list[Span]] = {}
         for span in spans:
             groups.setdefault(span.attempt_id, []).append(span)
-        nobodys = len(groups.pop("", []))
+        unknown = len(groups.pop("", []))
         refused = [error for group in groups.values() for error in await self._append(group)]
-        why = (
-            [f"{nobodys} spans name no call of a running attempt; hint: send them with the attempt's token"]
-            if nobodys
-            else []
-        )
-        return nobodys + len(refused), "; ".join([*why, *dict.fromkeys(refused)])
+        reasons = list(dict.fromkeys(refused))
+        if unknown:
+            hint = "send them with the attempt's token"
+            reasons.insert(0, f"{unknown} spans name no call of a running attempt; hint: {hint}")
+        return unknown + len(refused), "; ".join(reasons)
 
     async def _append(self, spans: Sequence[Span]) -> list[str]:
-        """All at once; one by one if that is refused, so that a bad one does not take the others with it."""
+        """Store all spans at once; if that is refused, one by one, so that a bad one does not spoil the others.
+
+        Returns the error messages.
+        """
         try:
             await self._store.append(*spans)
         except StoreFailed:
@@ -170,7 +166,7 @@ class Traces:
 
 
 def _status(error: otlp.BadTelemetry | Refused | StoreFailed) -> tuple[int, int]:
-    """Of HTTP, and of Google's codes. Exporters send again what was answered with 503."""
+    """(HTTP status, google.rpc.Code). Exporters repeat a request that was answered with 503."""
     if isinstance(error, StoreFailed):
         return 503, UNAVAILABLE
     status = error.status if isinstance(error, Refused) else 400
@@ -192,5 +188,5 @@ def _mark(span: Span) -> str:
 
 
 def _answer(span: Span) -> str | None:
-    """The id of the answer that a span is about."""
+    """The id of the answer that an LLM span names."""
     return span.attributes.get(otlp.RESPONSE_ID) if span.kind == "llm" else None

@@ -20,22 +20,10 @@ RECORDED = 16 * 1024 * 1024
 SHOWN = 500
 """Bytes that are shown of an error that is not JSON."""
 CONNECT_S = 10.0
-HOP_BY_HOP = (
-    b"host",
-    b"connection",
-    b"keep-alive",
-    b"proxy-connection",
-    b"proxy-authorization",
-    b"te",
-    b"trailer",
-    b"upgrade",
-    b"http2-settings",
-    b"content-length",
-    b"transfer-encoding",
-    b"content-encoding",
-    b"accept-encoding",
-    b"expect",
-)
+HOP_BY_HOP = b"""
+    host connection keep-alive proxy-connection proxy-authorization te trailer upgrade http2-settings
+    content-length transfer-encoding content-encoding accept-encoding expect
+""".split()
 DROPPED = frozenset((*HOP_BY_HOP, *KEYS, b"baggage", b"x-agent-name"))
 """Request headers that are not forwarded: those of this connection, and those that may hold an attempt's token."""
 KEPT = frozenset(
