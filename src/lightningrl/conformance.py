@@ -154,7 +154,8 @@ async def collected(recipe: Path, folder: Path, *, overrides: Sequence[str] = ()
         loop = server.loop(SilentWatcher())
         await loop.restore()
         for step in range(steps):
-            await loop.learn(step, await loop.collect(step))
+            lessons, _ = await loop.credit(step, await loop.collect(step))
+            await loop.learn(step, lessons)
             await loop.publish(step + 1)
         before = {rollout.id for rollout in await server.store.rollouts()}
         tape.clear()

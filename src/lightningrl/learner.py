@@ -30,11 +30,11 @@ from lightningrl.types import Call, Doubles, Ints, Reward, Rollout, Trajectory, 
 Result = TypeVar("Result")
 
 TRAINER = "trainer"
-"""Folder in a checkpoint for what only the trainer needs: optimizer state, counters."""
+"""Folder of a checkpoint from which a trainer resumes: float32 weights, optimizer state, counters."""
 SERVED_GAP = {"float32": 1e-3, "bfloat16": 0.1}
 """Largest mean |Δ logprob| (nats) between engine and trainer with equal weights. Measured with the SQL recipe's model:
-equal weights give 1e-6 in float32 and 0.02 in bfloat16. Weights one update apart give 0.3 at a learning rate of 5e-4;
-at 1e-6 they give 7e-4, which is detected after a few updates.
+equal weights differ by 1e-6 in float32 and by 0.02 in bfloat16. One missed update makes 0.3 at a learning rate of 5e-4
+and 7e-4 at 1e-6. The latter is below both limits, and is detected once several updates are missed.
 """
 
 
@@ -80,8 +80,8 @@ class Learner:
         air: Sequence[Reward],
         oldest_version: int,
     ) -> tuple[list[Lesson], dict[str, float], dict[str, int]]:
-        """The lessons of a batch, metrics, and how many calls were left out for which reason. `air`: rewards that
-        follow from spans. `oldest_version`: calls of older weights are left out.
+        """The lessons of a batch, metrics, and how many calls were left out for which reason. `air`: automatic
+        intermediate rewards. `oldest_version`: calls that older weights answered are not trained.
         """
         algorithm = self.config.algorithm
         trajectories, report = learnable(
@@ -101,7 +101,7 @@ class Learner:
         return lessons, report.metrics() | statistics, dict(report.left_out_calls)
 
     def _with_values(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """The trajectories with the critic's value of each trained call."""
+        """The trajectories with the critic's value at the end of each trained call's prompt."""
         unvalued = [
             unweighted(call, rollout_id=trajectory.rollout_id)
             for trajectory in trajectories
@@ -110,8 +110,8 @@ class Learner:
         ]
         values: dict[str, float] = {}
         for forest, evaluation in self._evaluate(unvalued):
-            assert evaluation.values is not None, "the trainer was made with a critic"
-            values |= zip(forest.call_ids, evaluation.values.tolist(), strict=True)
+            assert evaluation.values is not None, "the trainer has no critic"
+            values.update(zip(forest.call_ids, evaluation.values.tolist(), strict=True))
         return [
             replace(t, transitions=tuple(replace(call, value=values.get(call.call_id)) for call in t.transitions))
             for t in trajectories
@@ -119,13 +119,13 @@ class Learner:
 
     # lessons → update
 
-    async def update(self, lessons: Sequence[Lesson], *, seed: int, decay: float) -> dict[str, float]:
-        """One optimizer step for each minibatch. Returns metrics. `seed` orders the groups; `decay` in [0, 1] scales
-        the learning rate if its schedule is linear.
+    async def update(self, lessons: Sequence[Lesson], *, seed: int, remaining: float) -> dict[str, float]:
+        """One optimizer step for each minibatch. Returns metrics. `seed` shuffles groups into minibatches. A linear
+        schedule multiplies the learning rate by `remaining`, the share of the run that is left.
         """
         rate = self.config.trainer.learning_rate
         if self.config.trainer.schedule == "linear":
-            rate *= decay
+            rate *= remaining
         return await self._run(self._update, lessons, seed, rate) | {"optim/learning_rate": rate}
 
     def _update(self, lessons: Sequence[Lesson], seed: int, rate: float) -> dict[str, float]:
@@ -140,7 +140,7 @@ class Learner:
             rows.append(merged(parts) | self.trainer.optim_step(learning_rate=rate))
         if not rows:
             return {}
-        # Only the first minibatch is evaluated by the weights that sampled it.
+        # Only before the first optimizer step do the trainer's weights equal those that sampled the batch.
         return over_minibatches(rows) | {"policy/logprob_gap": rows[0]["policy/logprob_gap_max"]}
 
     def _with_proximal(self, lessons: Sequence[Lesson]) -> list[Lesson]:
@@ -151,7 +151,7 @@ class Learner:
         return [replace(lesson, proximal=logprobs.get(lesson.transition.call_id)) for lesson in lessons]
 
     def _evaluate(self, lessons: Sequence[Lesson]) -> Iterator[tuple[Forest, Evaluation]]:
-        """Evaluate all of these calls without a gradient, in as many forests as `trainer.max_tokens` requires."""
+        """Evaluate the lessons without a gradient, in as many forests as `trainer.max_tokens` requires."""
         for piece in pack(lessons, max_tokens=self.config.trainer.max_tokens, teaching=list):
             forest = build_forest(piece, whole=True)
             yield forest, self.trainer.evaluate(forest)
@@ -162,7 +162,7 @@ class Learner:
     # weights → save, serve
 
     def weights(self, version: int) -> Weights:
-        """The record of a version; its files need not exist yet."""
+        """The record that describes a version. Writes nothing."""
         return Weights(policy=self.name, version=version, uri=self._checkpoints.format(version), kind=self._kind)
 
     async def save(self, weights: Weights) -> None:
@@ -179,7 +179,7 @@ class Learner:
         await self._run(self.trainer.publish, folder)
 
     async def serve(self, weights: Weights) -> None:
-        """Load the weights into the engine, and verify that it serves them. Raises `EngineError` if it does not."""
+        """Load the weights into the engine. Raises `EngineError` if its log-probabilities differ from the trainer's."""
         await self.engine.pause()
         await self.engine.load(replace(weights, uri=str(self._folder / weights.uri)))
         await self.engine.resume()

@@ -1,18 +1,23 @@
 """collect → credit → learn → publish: one step of training. Read this file first.
 
     collect   enqueue rollouts, wait until agents have run them                rollouts.py
-    credit    records → trajectories → an advantage for each sampled token     learner.py, algorithms/
-    learn     pack into forests; forward, backward, optimizer step             learner.py, data/, trainer/
+    credit    records → trajectories → lessons                                 learner.py, algorithms/
+    learn     pack lessons into forests; forward, backward, optimizer step     learner.py, data/, trainer/
     publish   save the weights, record the version, load it into the engine    checkpoints.py, learner.py
 
-Agents run elsewhere and know nothing of this loop: both meet in the store. A step reads nothing but records, so a run
-that was killed resumes from its last published version and computes the same weights.
+    lesson    one call with an advantage and a loss weight for each sampled token
+    forest    lessons of many calls as token trees, in which each shared prefix is computed once
+    AIR       automatic intermediate rewards: rules that reward a call for what it caused, e.g. a failed tool
+
+Agents and the loop communicate only through the store. Given the records of its rollouts and the last checkpoint, a
+step is deterministic. A killed run resumes at that checkpoint. It keeps the rollouts that have ended and runs the
+others again, with the same sampling seeds.
 """
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -60,7 +65,7 @@ class Loop:
         config, steps = self.config.loop, self.config.loop.steps
         version = await self.restore()
         self.cpu.lap("rest")
-        resumed = version > 0 or self.checkpoints.published > 0
+        resumed = version > 0 or self.checkpoints.published > 0  # 0 and above: all later versions are damaged
         if not resumed:
             await self.rollouts.try_out()
         before: dict[Mode, Exam] = {
@@ -74,8 +79,11 @@ class Loop:
         return Summary(before=before, after=after, rollouts=sum((await self.store.count()).values()))
 
     async def restore(self) -> int:
-        """Load and serve the newest version, and return its number. A new run publishes its initial weights as version
-        0. If later versions were damaged, nothing is served yet: rollouts wait for the weights they belong to.
+        """Load the newest undamaged version, serve it, and return its number. A new run publishes its initial weights as
+        version 0.
+
+        If a newer version was published and is damaged, the older one is not served yet. Its steps are first computed
+        again from the stored rollouts; queued rollouts of later steps would otherwise be answered by older weights.
         """
         version = await self.checkpoints.restore()
         if version < 0:
@@ -92,7 +100,8 @@ class Loop:
         collected = time.monotonic()
         self.cpu.lap("gateway")
         self.watcher.doing(f"step {step + 1}: learning from {len(batch)} rollouts")
-        metrics = await self.learn(step, batch)
+        lessons, metrics = await self.credit(step, batch)
+        metrics |= await self.learn(step, lessons)
         self.watcher.doing(f"step {step + 1}: saving the new weights and serving them")
         await self.publish(step + 1)
         metrics |= {"time/collect_s": collected - started, "time/learn_s": time.monotonic() - collected}
@@ -100,11 +109,11 @@ class Loop:
         self.watcher.stepped(step, metrics | self.cpu.since(spent))
 
     async def collect(self, step: int) -> list[Rollout]:
-        """The batch that this step learns from: groups of rollouts that have all ended."""
+        """Complete groups of rollouts: each has succeeded or failed."""
         return await self.rollouts.collect(step)
 
     async def credit(self, step: int, batch: Sequence[Rollout]) -> tuple[dict[str, list[Lesson]], dict[str, float]]:
-        """Compute what each sampled token of the batch teaches. Returns policy → lessons, and metrics."""
+        """Compute the advantage and the loss weight of each sampled token. Returns policy → lessons, and metrics."""
         accepted = accepted_attempts(batch)
         calls, rewards = await self.store.calls(accepted), await self.store.rewards(accepted)
         if accepted and not calls:
@@ -124,19 +133,20 @@ class Loop:
             left_out.update(reasons)
         if calls and not any(lesson.weights.any() for own in lessons.values() for lesson in own):
             reasons = ", ".join(f"`{reason}` {count} times" for reason, count in left_out.items())
-            raise UserError(f"no call may be trained: {reasons}", hint="check `routes`: is there a role that learns?")
+            raise UserError(f"no call can be trained: {reasons}", hint="check `routes`: is there a role that learns?")
         return lessons, metrics
 
-    async def learn(self, step: int, batch: Sequence[Rollout]) -> dict[str, float]:
-        """Update each policy from its own calls in the batch. Returns metrics. A non-finite update is skipped, and its
-        lessons are saved in the run's folder.
+    async def learn(self, step: int, lessons: Mapping[str, Sequence[Lesson]]) -> dict[str, float]:
+        """Update each policy from its own lessons. Returns metrics. An optimizer step with a non-finite gradient is
+        skipped, and the lessons of the batch are saved in the run's folder; the next version is published all the same.
         """
-        lessons, metrics = await self.credit(step, batch)
-        decay = 1.0 - step / self.config.loop.steps
+        metrics = dict[str, float]()
+        remaining = 1.0 - step / self.config.loop.steps
         seed = derived_seed(self.config.seed, "minibatches", step)
+        # An engine may share its weights with the trainer. `publish` resumes it.
         await asyncio.gather(*(learner.engine.pause() for learner in self.learners))
         for learner in self.learners:
-            own = await learner.update(lessons[learner.name], seed=seed, decay=decay)
+            own = await learner.update(lessons[learner.name], seed=seed, remaining=remaining)
             metrics |= self._named(learner, own)
             if own.get("optim/skipped"):
                 trained = [lesson for lesson in lessons[learner.name] if lesson.weights.any()]
@@ -151,7 +161,7 @@ class Loop:
     async def examine(
         self, version: int, mode: Mode, *, when: str = "", count: int | None = None, recall: bool = False
     ) -> Exam:
-        """Evaluate the policy on the first `count` held-out tasks; None: on all of them. See `Rollouts.examine`."""
+        """Evaluate the weights `version` on the first `count` held-out tasks; None: on all. See `Rollouts.examine`."""
         total = self.config.tasks.heldout
         tasks = self.rollouts.heldout(total if count is None else min(count, total))
         exam = await self.rollouts.examine(tasks, version=version, mode=mode, when=when, recall=recall)
@@ -175,7 +185,7 @@ class Loop:
         return frozenset(map(asked, self.rollouts.heldout(self.config.tasks.heldout)))
 
     def _named(self, learner: Learner, metrics: dict[str, float]) -> dict[str, float]:
-        """With several policies, a metric's name begins with the policy's."""
+        """With several policies, each metric gets the policy's name as a prefix."""
         if len(self.learners) == 1:
             return metrics
         return {f"{learner.name}/{name}": value for name, value in metrics.items()}

@@ -1,7 +1,8 @@
-"""The records that agents leave behind and that learning reads.
+"""The records in the store, and what learning derives from them.
 
-Stored, append-only: `Task`, `Rollout`, `Attempt`, `Call`, `Span`, `Reward`, `Weights`.
-Derived from them, never stored: `Transition`, `Trajectory`.
+Stored: `Rollout` with its `Task`, `Attempt`, `Call` with its `Sampling`, `Span`, `Reward`, `Weights`. Only the status
+of a rollout and of an attempt changes; everything else is written once.
+Derived, never stored: `Transition`, `Trajectory`, spans that follow from calls, and AIR rewards.
 """
 
 import hashlib
@@ -25,7 +26,7 @@ SpanStatus: TypeAlias = Literal["ok", "error", "unset"]
 RewardSource: TypeAlias = Literal["agent", "grader", "air", "system"]
 
 FINAL = "final"
-"""Name of the reward for a whole attempt. Rewards for single steps have other names and never overwrite it."""
+"""Name of the reward for a whole attempt. Other rewards of an attempt have other names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,7 @@ class Rollout:
     """One requested execution of an agent on a task. Rollouts of one task in one step share a `group_id`."""
 
     id: str
-    """Chosen by the caller. Enqueueing an id again does not repeat a rollout that succeeded, so a restart is safe."""
+    """Chosen by the caller. Enqueueing an id again repeats it only if it failed, so a restart is safe."""
     group_id: str
     task: Task
     status: RolloutStatus = "queued"
@@ -85,7 +86,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One try at a rollout. After a crash or the loss of a worker, the next attempt begins."""
+    """One try at a rollout. If it fails, the next one begins, up to `Rollout.max_attempts`."""
 
     id: str
     rollout_id: str
@@ -102,7 +103,7 @@ class Attempt:
     lease_until: float = 0.0
     """Unix seconds. A running attempt is lost when its lease ends without a heartbeat."""
     error: str | None = None
-    """One line of message, then the traceback; None unless the attempt failed."""
+    """One line of message, then the traceback; None while running and after success."""
     output: Any = None
     """JSON: the value that the agent returned, or the text that it printed; None while running."""
     started_at: float = 0.0
@@ -124,7 +125,7 @@ class Call:
         call   parent  prompt_ids                    completion_ids   logprobs
         c1     None    [1 2 3]                       [7 8 9]          [-.1 -.2 -.1]
         c2     c1      [1 2 3 7 8 9 4 5]             [6 9]            [-.3 -.1]
-                       └─ ids of c1 ┘└ newly rendered
+                        └─ from c1┘ └ rendered from the new message
     """
 
     id: str
@@ -149,11 +150,16 @@ class Call:
     completion_ids: Ints
     """[C] tokens that the engine sampled, end token included."""
     logprobs: Floats
-    """[C] log-probability (nats) of each sampled token under the distribution that it was sampled from."""
+    """[C] log-probability (nats) of each sampled token under the distribution that it was sampled from, after
+    temperature, top_p, top_k and grammar. `data/transitions.py` decides which of these can be trained.
+    """
     sampling: Sampling
     finish_reason: FinishReason
     capture: Capture
-    """How `prompt_ids` were made: docs/token-exact.md. An `incomplete` call is never trained."""
+    """How `prompt_ids` were made. `rendered`: a new conversation. `bridged`: earlier ids, then newly rendered ones.
+    `partly`: the same, but some earlier answers are rendered from text. `forked`: all is rendered from text, since the
+    history was changed. `upstream`: reported by another server. `incomplete`: the answer broke; it is never trained.
+    """
     capture_reason: str | None = None
     """Why a call is `forked`, `partly` bridged or `incomplete`; None for the others."""
     started_at: float = 0.0
@@ -165,8 +171,8 @@ class Call:
 class Span:
     """An event of an attempt: a tool call, a retrieval, a guardrail, an LLM call.
 
-    Spans come from the agent's telemetry (OTLP). Without telemetry they are derived from the calls: the request after
-    a tool call contains the tool's result. AIR rules treat both alike.
+    Spans of the agent's telemetry (OTLP) are stored. Others are derived from the calls when they are read, since the
+    request after a tool call contains the tool's result. AIR rules treat both alike.
     """
 
     id: str
@@ -237,7 +243,7 @@ def by_attempt(records: Iterable[OfAttempt]) -> dict[str, list[OfAttempt]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """One call as the paper's (input, output, reward), arXiv 2508.03680, section 3.1.
+    """One call as (input, output, reward), the data interface of Agent Lightning (arXiv 2508.03680, section 3.1).
 
     The two calls of `Call`'s example become `[1 2 3] → [7 8 9]` and `[1 2 3 7 8 9 4 5] → [6 9]`.
     """
@@ -260,18 +266,18 @@ class Transition:
     """Whether the call ended at its token limit."""
     started_at: float = 0.0
     ended_at: float = 0.0
-    """Unix seconds. A call that began after another ended may be its consequence."""
+    """Unix seconds. `algorithms/causal.py` reads from them which call can be a consequence of which."""
     value: float | None = None
     """The critic's value at the last token of the prompt; None without a critic."""
     left_out: str | None = None
-    """Why this call is not trained; None: it is trained. A call that is left out stays in its trajectory, so that
-    baselines do not depend on the selection.
+    """Why this call is not trained; None: it is trained. A call that is left out stays in its trajectory, and
+    its rewards count in baselines.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """The transitions of one accepted attempt, in causal order, and the reward of the attempt."""
+    """The transitions of one accepted attempt, in order of arrival, and the reward of the attempt."""
 
     rollout_id: str
     group_id: str

@@ -41,7 +41,7 @@ def test_tasks_that_cannot_be_made_are_refused_before_anything_runs(small_recipe
 
 
 def test_a_run_without_a_trained_policy_is_refused(small_recipe: SmallRecipe) -> None:
-    assert "no call may be trained: `agent` 16 times" in refused(
+    assert "no call can be trained: `agent` 16 times" in refused(
         small_recipe, "routes=[{train=false}]", "tasks.heldout=2"
     )
 

@@ -154,7 +154,8 @@ async def test_an_update_that_is_not_finite_is_not_made_and_its_batch_is_kept(re
         await loop.restore()
         asker, picker = server.learners
         asker.trainer = cast(Trainer, Poisoned(asker.trainer))
-        metrics = await loop.learn(0, await loop.collect(0))
+        lessons, metrics = await loop.credit(0, await loop.collect(0))
+        metrics |= await loop.learn(0, lessons)
         await loop.publish(1)
     assert metrics["asker/optim/skipped"] == 1.0 and metrics["picker/optim/skipped"] == 0.0
     run = recipe.folder / "run"
@@ -193,7 +194,8 @@ async def test_every_kind_of_algorithm_runs_from_the_recipe_alone(recipe: SmallR
     async with lightning(load_config(recipe.path, ["loop.steps=1", *overrides]), recipe.folder / "run") as server:
         loop = server.loop(SilentWatcher())
         await loop.restore()
-        metrics = await loop.learn(0, await loop.collect(0))
+        lessons, metrics = await loop.credit(0, await loop.collect(0))
+        metrics |= await loop.learn(0, lessons)
     assert all(np.isfinite(value) for value in metrics.values())
     for policy in ("asker", "picker"):
         assert metrics[f"{policy}/optim/skipped"] == 0.0 and metrics[f"{policy}/optim/grad_norm"] > 0
