@@ -79,8 +79,8 @@ class Loop:
         return Summary(before=before, after=after, rollouts=sum((await self.store.count()).values()))
 
     async def restore(self) -> int:
-        """Load the newest undamaged version, serve it, and return its number. A new run publishes its initial weights as
-        version 0.
+        """Load the newest undamaged version, serve it, and return its number. A new run publishes its initial weights
+        as version 0.
 
         If a newer version was published and is damaged, the older one is not served yet. Its steps are first computed
         again from the stored rollouts; queued rollouts of later steps would otherwise be answered by older weights.
