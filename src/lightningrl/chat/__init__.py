@@ -1,6 +1,4 @@
-"""Messages ⇄ token ids: what the engine is to read, what the model has said, and which earlier call a conversation
-continues.
-"""
+"""Messages ⇄ token ids: the prompt that the engine reads, the answer that the model samples, and the call continued."""
 
 from lightningrl.chat.answer import Answer, AnswerStream, Piece
 from lightningrl.chat.prompt import Prompt

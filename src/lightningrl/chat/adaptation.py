@@ -1,4 +1,4 @@
-"""What does a template refuse, and how is that said in a way that it takes? Messages + traits → the dicts to render.
+"""Which messages does a template refuse, and what does it get instead? Messages + traits → the dicts to render.
 
 refused or hidden              becomes
 system messages                part of the next question

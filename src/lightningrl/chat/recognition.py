@@ -9,7 +9,7 @@ from lightningrl.messages import Message
 
 
 class Answers:
-    """All answers of one attempt."""
+    """All answers of one attempt, and the tests that a message must pass to count as one of them."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template

@@ -29,12 +29,12 @@ class Match:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walk:
-    """The way of a request's messages through the tree."""
+    """The path of a request's messages through the tree."""
 
     place: Place
     """Where it ends."""
     match: Match | None
-    """The last of our answers on the way; None: there is none."""
+    """The last of our answers on the path; None: there is none."""
     replaced: tuple[Served, str] | None
     """An answer that the client has replaced since that match, and the reason to give."""
     reasoning: bool | None = None
