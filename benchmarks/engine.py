@@ -1,10 +1,9 @@
-"""How fast does the embedded engine answer the load of one training step, compared with padded `model.generate`? Both
-sides in one run.
+"""Throughput of the embedded engine on the requests of one training step, against padded `model.generate`.
 
 192 requests: 24 prompts of about 150 tokens, 8 completions each, of 1 to 48 tokens (many end early, as SQL does). The
-lengths are given, not sampled, so that both sides produce the same tokens' worth of work: `generate` may stop a row at
-its length (a stopping criterion per row, as an end token would), but decodes until the longest of its batch has ended.
-Counted are useful tokens per second.
+lengths are given, not sampled, so that both sides do the same work. `generate` may stop a row at its length (a stopping
+criterion per row, as an end token would), but decodes until the longest row of its batch has ended. The measure is
+useful tokens per second. Both sides run in turn.
 
     python benchmarks/engine.py [--rounds 3] [--json benchmarks/results/engine.json]
 """
@@ -35,7 +34,7 @@ VOCAB, PROMPTS, GROUP, LONGEST = 1300, 24, 8, 48
 
 
 class RowLengths(StoppingCriteria):
-    """Ends each row of a batch at a length of its own."""
+    """Ends each row of a batch at its own length."""
 
     def __init__(self, prompt_length: int, lengths: torch.Tensor) -> None:
         self.ends = prompt_length + lengths
@@ -45,7 +44,7 @@ class RowLengths(StoppingCriteria):
 
 
 def load_of_one_step(seed: int) -> tuple[list[list[int]], list[int]]:
-    """Prompts [192] (8 of a kind in a row) and how many tokens each is answered with."""
+    """192 prompts (8 equal ones in a row), and the completion length of each, in tokens."""
     rng = random.Random(seed)
     prompts = [[rng.randrange(VOCAB) for _ in range(rng.randint(120, 180))] for _ in range(PROMPTS)]
     lengths = [min(LONGEST, 1 + int(rng.betavariate(2, 3) * (LONGEST + 6))) for _ in range(PROMPTS * GROUP)]
@@ -53,7 +52,7 @@ def load_of_one_step(seed: int) -> tuple[list[list[int]], list[int]]:
 
 
 def padded_generate(model: DenseModel, prompts: list[list[int]], lengths: list[int], *, batch: int) -> int:
-    """Left-padded batches in order of arrival. Returns the useful tokens."""
+    """Run left-padded batches in order of arrival. Returns the number of useful tokens."""
     for start in range(0, len(prompts), batch):
         some = prompts[start : start + batch]
         width = max(map(len, some))
@@ -73,7 +72,7 @@ def padded_generate(model: DenseModel, prompts: list[list[int]], lengths: list[i
 
 
 def embedded(engine: EmbeddedEngine, prompts: list[list[int]], lengths: list[int]) -> int:
-    """All requests at once. The engine lives on from round to round, but no round has a prompt of another one."""
+    """Send all requests at once. Returns the number of tokens. No prompt recurs between rounds."""
 
     async def one(index: int) -> int:
         sampling = Sampling(max_tokens=lengths[index], seed=index)
@@ -92,14 +91,12 @@ class Rate:
     wall: float
     """Useful tokens per second."""
     cpu: float
-    """Useful tokens per second of this process's CPU time. Both sides use one core, so it is what an idle machine would
-    show.
-    """
+    """Useful tokens per second of this process's CPU time. Both sides use one core, so load does not matter."""
 
 
 def measure(sides: dict[str, Callable[[int], int]], *, rounds: int) -> dict[str, list[Rate]]:
-    """Each side's rate in each round. Rounds have prompts of their own; the sides take turns, so that a busy machine
-    slows all of them. The first round warms up and does not count.
+    """Each side's rate in each round. Every round has new prompts. The sides take turns, so that a busy machine slows
+    all of them. The first round is a warm-up and is left out.
     """
     rates: dict[str, list[Rate]] = {name: [] for name in sides}
     for seed in range(rounds + 1):
@@ -113,7 +110,7 @@ def measure(sides: dict[str, Callable[[int], int]], *, rounds: int) -> dict[str,
 
 
 def summary(rates: dict[str, list[Rate]], clock: Callable[[Rate], float]) -> dict[str, dict[str, float]]:
-    """Medians over rounds: tokens per second, and how many times the better `generate` of the same round."""
+    """Medians over rounds: tokens per second, and the ratio to the better `generate` of the same round."""
     best = [
         max(map(clock, some))
         for some in zip(*(rates[name] for name in rates if name.startswith("generate")), strict=True)
@@ -150,9 +147,8 @@ def main() -> None:
     print(f"{'one core, medians':20} {'tokens/s':>9} {'× generate':>11} {'tokens/CPU s':>14} {'× generate':>11}")
     for name in sides:
         wall, cpu = result["wall"][name], result["cpu"][name]
-        print(
-            f"{name:20} {wall['tokens_per_s']:9.0f} {wall['ratio']:11.2f} {cpu['tokens_per_s']:14.0f} {cpu['ratio']:11.2f}"
-        )
+        columns = f"{wall['tokens_per_s']:9.0f} {wall['ratio']:11.2f} {cpu['tokens_per_s']:14.0f} {cpu['ratio']:11.2f}"
+        print(f"{name:20} {columns}")
     if arguments.json is not None:
         about = {
             "torch": torch.__version__,

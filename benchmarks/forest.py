@@ -1,5 +1,4 @@
-"""How much faster is a forest than the usual ways to pack the calls of an agent? Same model, same loss, same gradient,
-in one run.
+"""Speed of forest training against the usual ways to pack an agent's calls: same model, same loss, same gradient.
 
     python benchmarks/forest.py [--rollouts 24] [--repeats 5]
 
@@ -8,8 +7,8 @@ in one run.
     forest    every unique prefix once
 
 All three run the same layers on one thread, and compute logits only where a token is trained. The gradients are
-compared before the clock starts. Times are CPU seconds: the best of the repeats, which take turns. Prints a table and
-writes benchmarks/results/forest.json.
+compared first. Times are CPU seconds: the best of the repeats, which take turns. Prints a table and writes
+benchmarks/results/forest.json.
 """
 
 import argparse
@@ -39,19 +38,19 @@ from lightningrl.types import Transition
 VOCAB, PROMPT, COMPLETION, FEEDBACK = 1300, 150, 24, 24
 TURNS, GROUPS = (1, 3, 6, 10), (1, 8)
 ROW_TOKENS = 8192
-"""Padded tokens of one batch of rows: few enough to sort by length well, many enough to amortise the cost of a call."""
+"""Padded tokens per batch of rows: small enough for rows of similar length, large enough to amortise the overhead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Padded rows in the shape of a forest, so that all that comes after attention is shared."""
+    """Padded rows as a forest, so that all code after the attention is shared."""
 
     forest: Forest
     width: int
 
 
 def episodes(*, rollouts: int, group: int, turns: int, seed: int = 0) -> list[list[Lesson]]:
-    """[rollout][call] with lengths that vary by a quarter."""
+    """[rollout][call]; lengths vary by a quarter."""
     rng = np.random.default_rng(seed)
 
     def text(mean: int) -> list[int]:
@@ -90,7 +89,7 @@ def _lesson(name: str, prompt: list[int], completion: list[int], rng: np.random.
 
 
 def padded_rows(rows: Sequence[list[Lesson]]) -> list[Rows]:
-    """Each list of lessons is one row: its last call's sequence. Sorted by length, cut into batches."""
+    """One row per list of lessons, the sequence of its last call; sorted by length and cut into batches."""
     batches: list[list[list[Lesson]]] = [[]]
     for row in sorted(rows, key=lambda r: len(read_ids(r[-1].transition))):
         if batches[-1] and (len(batches[-1]) + 1) * len(read_ids(row[-1].transition)) > ROW_TOKENS:
@@ -108,7 +107,7 @@ def _pad(batch: list[list[Lesson]]) -> Rows:
         token_ids[b, : len(ids)] = ids
         sources += [b * width + len(le.transition.prompt_ids) - 1 + np.arange(len(le.weights)) for le in row]
     lessons = [le for row in batch for le in row]
-    terms = build_forest(lessons)  # for its terms, which come in the order of the lessons
+    terms = build_forest(lessons)  # for its terms, in the order of the lessons
     forest = replace(
         terms,
         token_ids=token_ids.reshape(-1),
@@ -120,7 +119,7 @@ def _pad(batch: list[list[Lesson]]) -> Rows:
 
 
 def causal(width: int) -> Attend:
-    """Rows are padded on the right, so causality alone keeps padding out of sight."""
+    """Causal attention over rows of `width` tokens. Padding is on the right, so causality masks it."""
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         Q, K, V = (x.view(-1, width, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
@@ -139,7 +138,7 @@ def forward_backward(model: DenseModel, forest: Forest, attend: Attend) -> None:
 
 
 def ways(model: DenseModel, rollouts: list[list[Lesson]]) -> dict[str, Callable[[], None]]:
-    """name → from lessons to gradient, building included."""
+    """Name → function from lessons to gradient, packing included."""
 
     def rows(made: list[list[Lesson]]) -> None:
         for batch in padded_rows(made):
@@ -204,10 +203,8 @@ def main() -> None:
             row = measure(model, turns=turns, group=group, rollouts=arguments.rollouts, repeats=arguments.repeats)
             found.append(row)
             ms = {name: 1e3 * s for name, s in row["seconds"].items()}
-            print(
-                f"{turns:5} {group:5} | {ms['calls']:7.0f} {ms['linear']:7.0f} {ms['forest']:7.0f}      | {_ratios(row)}",
-                flush=True,
-            )
+            times = f"{ms['calls']:7.0f} {ms['linear']:7.0f} {ms['forest']:7.0f}"
+            print(f"{turns:5} {group:5} | {times}      | {_ratios(row)}", flush=True)
     result = {
         "machine": platform.processor() or platform.machine(),
         "torch": torch.__version__,

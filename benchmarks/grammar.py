@@ -1,9 +1,8 @@
-"""What does it cost to sample under a grammar, or to be told the likeliest tokens? And those who ask for neither: do
-they pay? All sides in one run.
+"""CPU cost of sampling under a grammar and of `top_logprobs`, and whether other requests pay for it.
 
 64 requests at once, each of 48 tokens, on the tiny model. Under a grammar they write tool calls against a schema of six
-properties, until they are cut at 48 tokens. `mixed` has 32 of either kind; what it should cost is the mean of both, so
-its ratio says whether the free ones pay for the others.
+properties, cut at 48 tokens. `mixed` has 32 requests of either kind. Its expected cost is the mean of both, so its
+ratio shows whether the free requests pay for the others. All sides run in turn.
 
     python benchmarks/grammar.py [--rounds 5] [--json benchmarks/results/grammar.json]
 """
@@ -83,7 +82,7 @@ def serve(folder: Path) -> tuple[EmbeddedEngine, str]:
 
 
 def answer(engine: EmbeddedEngine, samplings: list[Sampling], *, seed: int) -> int:
-    """All requests at once; the tokens that came back."""
+    """Send all requests at once. Returns the number of sampled tokens."""
 
     async def one(index: int, sampling: Sampling) -> int:
         prompt = [3 + (seed * 7919 + index * 31 + i * i) % 900 for i in range(32)]
@@ -103,8 +102,9 @@ def answer(engine: EmbeddedEngine, samplings: list[Sampling], *, seed: int) -> i
 
 
 def measure(sides: dict[str, Callable[[int], int]], *, rounds: int) -> dict[str, list[float]]:
-    """CPU seconds per thousand tokens of each side in each round. The sides take turns; the first round warms up and
-    does not count.
+    """CPU seconds per thousand tokens of each side in each round. The sides take turns. The first round is a warm-up
+    and
+    is left out.
     """
     costs: dict[str, list[float]] = {name: [] for name in sides}
     for seed in range(rounds + 1):

@@ -1,4 +1,4 @@
-"""Does the agent learn, and from what? Held-out reward on the paper's three tasks, several seeds, with a control.
+"""Held-out reward on the paper's three tasks, over several seeds, with a control: does the agent learn from reward?
 
     python benchmarks/learning.py                                   text-to-SQL
     python benchmarks/learning.py rag_openai_agents                 a Python with the recipe's requirements.txt
@@ -15,11 +15,11 @@ For each warm start (a model folder, made by `lightningrl warmstart`) and each s
     RL        `lightningrl train` on the recipe
     SFT       the control: further SFT on the same demonstrations, for the same wall-clock time and on as many threads;
               the time counts from its first step
-    scores    of the warm start and of both, sampled and greedy, on the same held-out tasks, and on the other tasks or
+    scores    of the warm start, RL and SFT, sampled and greedy, on the same held-out tasks, and on the other tasks or
               settings in `STUDIES`
 
-Runs at the same time slow each other down. With `--jobs` above 1 this holds for RL and SFT alike; the CPU seconds of
-each are recorded. Each run's folder is kept; an existing one is not run again. Results go to results/learning-TASK.json
+Simultaneous runs slow each other down. With `--jobs` above 1 this holds for RL and SFT alike; the CPU seconds of each
+are recorded. Each run's folder is kept, and an existing one is not run again. Results go to results/learning-TASK.json
 and docs/learning-TASK.png; docs/learning.png has the curves of all tasks.
 """
 
@@ -50,12 +50,12 @@ MODES = ("sampled", "greedy")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """A task of the paper: the name of its recipe's folder is that of its study."""
+    """A task of the paper. The study has the name of the recipe's folder."""
 
     title: str
     agent: str
     besides: Mapping[str, Sequence[str]]
-    """What else all policies are scored on: name → settings."""
+    """Further scores of all policies: name → settings."""
 
 
 STUDIES: Mapping[str, Study] = {
@@ -80,7 +80,7 @@ def results_of(task: str) -> Path:
 def measure(
     task: str, warmstart: Path, *, number: int, seed: int, control: bool, settings: Sequence[str], folder: Path
 ) -> dict[str, Any]:
-    """One seed of one warm start, the `number`-th."""
+    """Run one seed of warm start number `number`, with its control and scores."""
     recipe = ROOT / "recipes" / task / "recipe.toml"
     settings = [f"model.path={warmstart}", f"seed={seed}", *settings]
     rl = train(recipe, settings, folder / "run")
@@ -106,7 +106,7 @@ def measure(
 
 
 def imitate(task: str, warmstart: Path, out: Path, *, seconds: float, number: int, seed: int) -> dict[str, Any]:
-    """The control: more of the demonstrations that made the warm start, in an order of its own."""
+    """The control: further SFT on the warm start's demonstrations, in another order."""
     recipe = ROOT / "recipes" / task / "recipe.toml"
     further = [f"seed={number}", f"warmstart.base={warmstart}", "warmstart.steer=false", f"warmstart.steps={10**9}"]
     command = [
@@ -125,7 +125,7 @@ def imitate(task: str, warmstart: Path, out: Path, *, seconds: float, number: in
 
 
 def scores(recipe: Path, settings: Sequence[str], policies: Mapping[str, Path]) -> dict[str, dict[str, float]]:
-    """Of each policy, on the same tasks."""
+    """Scores of each policy on the same tasks."""
     _, *others = policies.values()
     against = [word for folder in others for word in ("--against", folder)]
     command = [
@@ -150,12 +150,12 @@ def scores(recipe: Path, settings: Sequence[str], policies: Mapping[str, Path]) 
 
 
 def spread(values: Sequence[float], digits: int = 3) -> str:
-    """Mean ± standard deviation; one value alone has none."""
+    """Mean ± standard deviation; the mean alone for one value."""
     return f"{mean(values):.{digits}f}" + (f" ± {stdev(values):.{digits}f}" if len(values) > 1 else "")
 
 
 def scored(runs: Iterable[Run], where: str, policy: str) -> list[Mapping[str, float]]:
-    """Of the runs that have it."""
+    """The scores of `policy` on `where`, of the runs that have them."""
     return [run["scores"][where][policy] for run in runs if policy in run["scores"].get(where, {})]
 
 
@@ -179,7 +179,7 @@ def table(task: str, runs: Sequence[Run]) -> str:
 
 
 def draw_task(axes: Any, task: str, results: Mapping[str, Any]) -> None:
-    """Held-out reward of each run and their mean, where it started, and the control."""
+    """Plot the held-out reward of each run, their mean, the start and the control."""
     study, runs = STUDIES[task], results["runs"]
     steps = [step for step, _ in runs[0]["rl"]["curve"]]
     curves = [[reward for _, reward in run["rl"]["curve"]] for run in runs]
@@ -238,7 +238,7 @@ def draw_task(axes: Any, task: str, results: Mapping[str, Any]) -> None:
 
 
 def draw(measured: Mapping[str, Mapping[str, Any]], path: Path) -> None:
-    """The tasks side by side."""
+    """Plot the tasks side by side."""
     import matplotlib  # slow to load
 
     matplotlib.use("Agg")
@@ -275,12 +275,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--controls", type=int, nargs="*", help="seeds that have a control; default: all")
     parser.add_argument(
-        "--warmstarts", type=Path, nargs="+", help="their n-th is taken to be made with --seed n; default: the recipe's"
+        "--warmstarts", type=Path, nargs="+", help="model folders, the n-th made with seed n; default: the recipe's"
     )
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings over the recipe's")
     parser.add_argument("--runs", type=Path, default=Path("runs/learning"))
-    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time; all of them are slower for it")
-    parser.add_argument("--draw", action="store_true", help="run nothing")
+    parser.add_argument("--jobs", type=int, default=1, help="simultaneous runs; they slow each other down")
+    parser.add_argument("--draw", action="store_true", help="draw from the results; run nothing")
     arguments = parser.parse_args()
     task: str = arguments.task
     if not arguments.draw:

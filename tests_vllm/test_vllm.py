@@ -1,6 +1,4 @@
-"""Is the engine right about a real vLLM? Its promises, its logprobs against Hugging Face's, its weights after a sync,
-and a run that learns.
-"""
+"""The vLLM engine against a real vLLM: checks for engines, logprobs, loading, adapters, and whole runs."""
 
 import asyncio
 import contextlib
@@ -33,7 +31,7 @@ from tests_vllm.conftest import Models
 
 pytestmark = pytest.mark.timeout(600)
 SAME = 1e-3
-"""Nats, in float32. Seen: 2e-6."""
+"""Nats, in float32. Measured: 2e-6."""
 
 
 @contextlib.asynccontextmanager
@@ -75,7 +73,7 @@ async def ask(engine: VLLMEngine, prompt: list[int], *, policy: str = "policy", 
 def forward(
     model: Path | torch.nn.Module, prompt: list[int], delta: Delta, *, temperature: float = 1.0, kept: int | None = None
 ) -> np.ndarray:
-    """Logprobs of the same tokens by an independent hand. `kept`: among how many of the likeliest."""
+    """[C] logprobs of the same tokens by Hugging Face's code. `kept`: top-k."""
     if isinstance(model, Path):
         model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     ids = torch.tensor([*prompt, *delta.token_ids])
@@ -87,7 +85,7 @@ def forward(
 
 
 async def gap(engine: VLLMEngine, models: Models, model: Path | torch.nn.Module, *, policy: str = "policy") -> float:
-    """How far what is served is from a model, or from the one of a folder."""
+    """Largest |Δ logprob| between the engine and a model (or a folder's model)."""
     answers = [(prompt, await ask(engine, prompt, policy=policy)) for prompt in prompts(models)]
     return max(float(np.abs(forward(model, prompt, delta) - delta.logprobs).max()) for prompt, delta in answers)
 
@@ -131,7 +129,7 @@ async def test_logprobs_are_those_of_the_distribution_that_was_sampled_from(
         assert worst < SAME
 
 
-async def test_new_weights_are_served_and_old_ones_again(models: Models, url: str) -> None:
+async def test_new_weights_are_served_and_then_the_old_ones(models: Models, url: str) -> None:
     async with engine_of(models, url) as engine:
         assert await gap(engine, models, models.first) < SAME < 0.1 < await gap(engine, models, models.second)
         await load(engine, models.second, version=1)
@@ -141,8 +139,8 @@ async def test_new_weights_are_served_and_old_ones_again(models: Models, url: st
         assert (await ask(engine, prompts(models)[0])).policy_version == 2
 
 
-async def test_vllm_on_its_own_makes_a_mixture_where_embeddings_are_tied(models: Models, url: str) -> None:
-    """The reason for `engine.vllm_folder`. When this fails, vLLM has been mended, and that module can go."""
+async def test_vllm_alone_mixes_old_and_new_weights_if_embeddings_are_tied(models: Models, url: str) -> None:
+    """The reason for `engine.vllm_folder`. When this fails, vLLM is fixed, and that module can be deleted."""
     async with engine_of(models, url) as engine:
         try:
             call(f"{url}/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(models.second)}})
@@ -171,8 +169,8 @@ async def test_a_cancelled_generation_ends_on_the_server_within_a_second(models:
                 await asyncio.sleep(0.05)
 
 
-class Nobody:
-    """Remembers how far engine and trainer were apart."""
+class GapWatcher:
+    """Watches a run and keeps the logprob gap between engine and trainer of each step."""
 
     def __init__(self) -> None:
         self.gaps: list[float] = []
@@ -185,8 +183,8 @@ class Nobody:
     def examined(self, exam: object) -> None: ...
 
 
-async def learn(recipe: SmallRecipe, url: str, *overrides: str) -> Nobody:
-    watcher, folder = Nobody(), recipe.folder / "run"
+async def learn(recipe: SmallRecipe, url: str, *overrides: str) -> GapWatcher:
+    watcher, folder = GapWatcher(), recipe.folder / "run"
     folder.mkdir()
     async with lightning(
         load_config(recipe.path, [f'engine.urls=["{url}"]', "tasks.heldout=1", *overrides]), folder
@@ -195,7 +193,7 @@ async def learn(recipe: SmallRecipe, url: str, *overrides: str) -> Nobody:
     return watcher
 
 
-async def test_a_run_learns_from_what_vllm_sampled(small_recipe: SmallRecipe, models: Models, url: str) -> None:
+async def test_a_run_learns_from_vllms_samples(small_recipe: SmallRecipe, models: Models, url: str) -> None:
     try:
         watcher = await learn(small_recipe, url, "engine.name=vllm")
         assert len(watcher.gaps) == 2 and max(watcher.gaps) < SAME
@@ -205,7 +203,7 @@ async def test_a_run_learns_from_what_vllm_sampled(small_recipe: SmallRecipe, mo
 
 
 def adapter(base: Path, folder: Path, *, seed: int) -> torch.nn.Module:
-    """Writes an adapter that changes what the base says; what peft makes of it."""
+    """Write an adapter that changes the base's logits. Returns the model as peft loads it."""
     model = with_adapter(load_model(str(base)), rank=8, seed=seed)
     chance = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -235,13 +233,13 @@ async def test_each_policy_is_answered_by_its_own_adapter_over_one_base(
         assert await gap(engine, models, models.first) < SAME, "the base is as it was"
 
 
-async def test_a_run_learns_an_adapter_from_what_vllm_sampled(small_recipe: SmallRecipe, url: str) -> None:
+async def test_a_run_learns_an_adapter_from_vllms_samples(small_recipe: SmallRecipe, url: str) -> None:
     watcher = await learn(small_recipe, url, "engine.name=vllm", "model.lora_rank=8", "trainer.learning_rate=1e-2")
     assert len(watcher.gaps) == 2 and max(watcher.gaps) < SAME
 
 
 NAIVE = '''
-"""An engine that trusts vLLM's own `reload_weights`."""
+"""An engine that uses vLLM's `reload_weights` without `engine.vllm_folder`."""
 import aiohttp
 
 from lightningrl.engine.vllm import VLLMEngine
@@ -272,7 +270,9 @@ class Naive:
 '''
 
 
-async def test_the_check_after_a_sync_finds_a_mixture(small_recipe: SmallRecipe, models: Models, url: str) -> None:
+async def test_the_check_after_a_load_detects_mixed_weights(
+    small_recipe: SmallRecipe, models: Models, url: str
+) -> None:
     (small_recipe.folder / "naive.py").write_text(NAIVE)
     try:
         with pytest.raises(EngineError, match="serves other weights than were published: logprobs of version 1 "):

@@ -1,4 +1,4 @@
-"""The embedded engine keeps the promises of `engine.base`."""
+"""The embedded engine passes the checks for all engines."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -20,7 +20,7 @@ Check = Callable[[Engine, Conformance], Awaitable[None]]
 
 @pytest.fixture
 async def served(model_folder: Path, tmp_path: Path) -> AsyncIterator[tuple[Engine, Conformance]]:
-    """A model folder, served as a running server would."""
+    """An engine over a model folder, made as a server makes it."""
     template = ChatTemplate.load(model_folder)
     setup = EngineSetup(
         policy="policy",
@@ -42,7 +42,7 @@ async def served(model_folder: Path, tmp_path: Path) -> AsyncIterator[tuple[Engi
 
 
 def two_versions(model_folder: Path, folder: Path) -> tuple[Weights, Weights]:
-    """The weights of a folder, and others of the same model."""
+    """The weights of a folder, and different weights of the same model."""
     model = load_model(str(model_folder))
     for parameter in model.hf.parameters():
         parameter.data *= 1.5

@@ -1,4 +1,4 @@
-"""What the embedded engine does beyond the promises of every engine: sharing prompts, sharing weights, letting go."""
+"""The embedded engine, beyond the checks for all engines: prefix reuse, shared weights, cancellation, failures."""
 
 import asyncio
 import os
@@ -50,7 +50,7 @@ async def test_the_next_turn_computes_only_what_is_new() -> None:
     await engine.close()
 
 
-async def test_conversations_survive_as_long_as_there_are_rows() -> None:
+async def test_conversations_stay_cached_as_long_as_there_are_rows() -> None:
     engine = EmbeddedEngine(build_model(300), slots=4, max_length=64)
     prompts = [[salt, *PROMPT] for salt in range(8)]  # rows are twice the slots
     for prompt in prompts:
@@ -62,7 +62,7 @@ async def test_conversations_survive_as_long_as_there_are_rows() -> None:
     await engine.close()
 
 
-async def test_a_trainers_update_is_seen_and_nothing_old_is_reused() -> None:
+async def test_a_trainers_update_is_served_and_clears_the_cache() -> None:
     model, sampling = build_model(300), Sampling(max_tokens=8, seed=1)
     engine = EmbeddedEngine(model, slots=2, max_length=64, shared=True)
     old = await ask(engine, PROMPT, sampling=sampling)
@@ -82,7 +82,7 @@ async def test_a_trainers_update_is_seen_and_nothing_old_is_reused() -> None:
     await fresh.close()
 
 
-async def test_a_folder_loads_into_the_running_engine(tmp_path: Path) -> None:
+async def test_a_folder_loads_into_a_running_engine(tmp_path: Path) -> None:
     tokenizer = build_tokenizer(["SELECT name FROM city"], vocab_size=300)
     model, other = build_model(len(tokenizer), seed=1), build_model(len(tokenizer), seed=2)
     export_folder(other, tmp_path / "weights", tokenizer=tokenizer)
@@ -118,7 +118,7 @@ async def test_a_stop_string_ends_the_answer_even_across_tokens() -> None:
     await engine.close()
 
 
-async def test_the_slot_is_the_limit() -> None:
+async def test_a_completion_ends_where_its_row_is_full() -> None:
     engine = EmbeddedEngine(build_model(300), slots=2, max_length=64)
     answer = await ask(engine, PROMPT, sampling=Sampling(max_tokens=1000, seed=1))
     assert answer.finish_reason == "length"
@@ -133,7 +133,7 @@ async def test_the_slot_is_the_limit() -> None:
     await engine.close()
 
 
-async def test_a_client_that_leaves_stops_the_work() -> None:
+async def test_a_client_that_leaves_cancels_its_generation() -> None:
     engine = EmbeddedEngine(build_model(300), slots=2, max_length=4096)
     for _ in range(3):
         task = asyncio.create_task(ask(engine, PROMPT, sampling=Sampling(max_tokens=4000, seed=1)))
@@ -164,7 +164,7 @@ async def test_a_failing_step_is_an_engine_error_for_all_and_the_next_request_is
     await engine.close()
 
 
-async def test_numbers_that_are_not_numbers_end_the_answer_as_an_error() -> None:
+async def test_nan_logits_end_the_completion_as_an_error() -> None:
     model = build_model(300, layers=1)
     with torch.no_grad():
         model.hf.model.norm.weight.fill_(torch.nan)
@@ -174,7 +174,7 @@ async def test_numbers_that_are_not_numbers_end_the_answer_as_an_error() -> None
     await engine.close()
 
 
-async def test_closing_the_engine_ends_what_runs_and_what_waits() -> None:
+async def test_closing_the_engine_ends_running_and_waiting_generations() -> None:
     engine = EmbeddedEngine(build_model(300), slots=1, max_length=4096)
     asking = [asyncio.create_task(ask(engine, PROMPT, sampling=Sampling(max_tokens=4000, seed=i))) for i in range(3)]
     await asyncio.sleep(0.1)
@@ -184,7 +184,7 @@ async def test_closing_the_engine_ends_what_runs_and_what_waits() -> None:
             await task
 
 
-async def test_a_pause_that_takes_too_long_says_so() -> None:
+async def test_a_pause_that_times_out_is_an_error() -> None:
     engine = EmbeddedEngine(build_model(300), slots=1, max_length=4096)
     task = asyncio.create_task(ask(engine, PROMPT, sampling=Sampling(max_tokens=4000, seed=1)))
     await asyncio.sleep(0.05)
@@ -194,7 +194,7 @@ async def test_a_pause_that_takes_too_long_says_so() -> None:
     await engine.close()
 
 
-async def test_the_engines_threads_are_its_own() -> None:
+async def test_the_engines_thread_count_binds_no_other_thread() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     engine = EmbeddedEngine(build_model(300), slots=1, max_length=64, threads=1)
@@ -205,7 +205,7 @@ async def test_the_engines_threads_are_its_own() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a priority for each thread")
-async def test_whoever_decodes_lets_agents_go_first() -> None:
+async def test_the_decoding_thread_has_a_lower_priority() -> None:
     engine = EmbeddedEngine(build_model(300, seed=0), policy="late")
     try:
         await engine.resume()  # the thread has begun

@@ -1,4 +1,4 @@
-"""A grammar changes what may be sampled, and nothing else: one request's grammar is no other request's business."""
+"""A grammar constrains its own request and no other."""
 
 import asyncio
 import json
@@ -22,7 +22,11 @@ from lightningrl.types import Sampling
 
 DIGITS = 'start: "<" /[0-9]{1,6}/ ">"'
 WORDS = 'start: "say" (" blue" | " red")+ "."?'
-ADDRESS = 'start: %json {"type": "object", "properties": {"town": {"enum": ["Oslo", "Paris"]}, "zip": {"type": "integer"}}, "required": ["town"]}'
+ADDRESS = """start: %json {
+  "type": "object",
+  "properties": {"town": {"enum": ["Oslo", "Paris"]}, "zip": {"type": "integer"}},
+  "required": ["town"]
+}"""
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
 
 
@@ -51,9 +55,7 @@ async def served(model_folder: Path) -> AsyncIterator[Served]:
 
 
 @pytest.mark.parametrize("shaping", [{}, {"temperature": 0.6}, {"temperature": 0.0}], ids=str)
-async def test_logprobs_are_those_of_what_the_grammar_leaves_renormalised(
-    served: Served, shaping: dict[str, Any]
-) -> None:
+async def test_logprobs_are_renormalised_over_the_allowed_tokens(served: Served, shaping: dict[str, Any]) -> None:
     sampling = Sampling(max_tokens=20, seed=3, grammar=DIGITS, **shaping)
     answer = await served.ask(sampling)
     matcher = served.grammars.matcher(DIGITS)
@@ -71,7 +73,7 @@ async def test_logprobs_are_those_of_what_the_grammar_leaves_renormalised(
     assert answer.logprobs[-1] == 0.0, "nothing but the end may follow"
 
 
-async def test_top_p_and_top_k_look_at_what_the_grammar_left(served: Served) -> None:
+async def test_top_p_and_top_k_apply_to_the_allowed_tokens(served: Served) -> None:
     greedy = await served.ask(Sampling(max_tokens=20, grammar=DIGITS, temperature=0.0))
     for shaping in (Sampling(top_k=1), Sampling(top_p=1e-9)):
         narrow = await served.ask(replace(shaping, max_tokens=20, seed=1, grammar=DIGITS))
@@ -79,7 +81,7 @@ async def test_top_p_and_top_k_look_at_what_the_grammar_left(served: Served) -> 
         assert set(narrow.logprobs) == {0.0}
 
 
-async def test_tokens_that_end_an_answer_elsewhere_are_ruled_out(served: Served) -> None:
+async def test_other_stop_tokens_are_forbidden_under_a_grammar(served: Served) -> None:
     two = served.tokenizer.encode("2")
     for seed in range(10):
         answer = await served.ask(
@@ -130,7 +132,7 @@ async def test_a_client_that_reads_slowly_misses_none_of_the_likeliest_tokens(se
     assert tuple(place for d in parts for place in d.top or ()) == whole.top
 
 
-async def test_the_end_of_the_turn_ends_an_answer_also_where_the_model_has_another_end(served: Served) -> None:
+async def test_the_end_of_the_turn_ends_a_completion_even_if_the_model_has_another_end_token(served: Served) -> None:
     other = build_model(served.model.vocab_size, layers=1, eos_token_id=0)
     engine = EmbeddedEngine(other, slots=1, max_length=64, grammars=served.grammars)
     (answer,) = [
@@ -143,7 +145,7 @@ async def test_the_end_of_the_turn_ends_an_answer_also_where_the_model_has_anoth
     await engine.close()
 
 
-async def test_a_grammar_is_compiled_once_however_many_ask_at_once(served: Served) -> None:
+async def test_a_grammar_is_compiled_once_for_simultaneous_requests(served: Served) -> None:
     grammar = "start: %json " + json.dumps({"type": "array", "items": {"enum": [f"w{i}" for i in range(500)]}})
     first = await asyncio.gather(*(served.ask(Sampling(max_tokens=8, seed=i, grammar=grammar)) for i in range(12)))
     assert len(served.grammars._compiled) == 1
@@ -166,7 +168,7 @@ TOO_COMPLEX = (
 )
 
 
-async def test_a_model_that_has_learnt_nothing_calls_the_tool_it_is_told_to(served: Served, model_folder: Path) -> None:
+async def test_an_untrained_model_calls_the_required_tool(served: Served, model_folder: Path) -> None:
     template = ChatTemplate.load(model_folder)
     properties = {"town": {"enum": ["Oslo", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}}
     schema = {"type": "object", "properties": properties, "required": ["town", "days"], "additionalProperties": False}

@@ -341,6 +341,6 @@ def test_a_server_that_cannot_be_reached_is_named(run: Run, monkeypatch: pytest.
 @pytest.mark.parametrize(
     "url", ["", "host:8000", "ftp://host", "http://", "http://host:99999", "http://host:x", "http://host/?a=b"]
 )
-def test_an_address_that_is_none_is_refused(url: str) -> None:
+def test_an_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(UserError, match="not the address of a server"):
         Pool([url], engine="vllm")

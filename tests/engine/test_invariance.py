@@ -1,6 +1,4 @@
-"""The same prompt, settings, seed and weights give the same tokens and logprobs bit for bit, whatever else is being
-served.
-"""
+"""Equal prompt, settings, seed and weights give equal tokens and logprobs, bit for bit, whatever else is served."""
 
 import asyncio
 import random
@@ -40,7 +38,7 @@ async def answer(engine: EmbeddedEngine, job: Job, *, stream: bool = False, give
 
 
 def conversations(rng: random.Random, *, count: int) -> list[Job]:
-    """Prompts that share prefixes of many lengths, in every mix of settings, some long enough for two sum blocks."""
+    """Prompts with shared prefixes of many lengths, in all mixes of settings; some fill two sum blocks."""
     roots = [[rng.randrange(VOCAB) for _ in range(rng.choice([1, 5, 31, 32, 33, 100, 250, 300]))] for _ in range(6)]
     jobs: list[Job] = []
     for index in range(count):
@@ -63,7 +61,7 @@ def conversations(rng: random.Random, *, count: int) -> list[Job]:
 
 
 async def serve_in_chaos(engine: EmbeddedEngine, jobs: list[Job], rng: random.Random) -> dict[int, Exact]:
-    """All jobs in random order with random delays; some are asked twice, some of those given up in the middle."""
+    """Run all jobs in random order with random delays. Some run twice, and some of those are cancelled."""
     answers: dict[int, Exact] = {}
 
     async def one(index: int, *, give_up_after: int | None) -> None:
@@ -88,13 +86,13 @@ async def serve_in_chaos(engine: EmbeddedEngine, jobs: list[Job], rng: random.Ra
     [{}, {"heads": 4, "kv_heads": 4, "head_size": 16}, {"hidden": 64, "heads": 4, "kv_heads": 1, "head_size": 64}],
 )
 @pytest.mark.parametrize("seed", [0, 1])
-async def test_an_answer_depends_on_nothing_but_its_own_request(seed: int, shape: dict[str, int]) -> None:
+async def test_a_completion_depends_on_its_own_request_alone(seed: int, shape: dict[str, int]) -> None:
     rng = random.Random(seed)
     model = build_model(VOCAB, seed=seed, layers=2, eos_token_id=3, **shape)
     jobs = conversations(rng, count=30)
     busy = EmbeddedEngine(model, slots=11, max_length=352)
     first = await serve_in_chaos(busy, jobs, rng)
-    # multi-turn: what was sampled becomes part of the next prompt, and its keys and values are reused
+    # multi-turn: a completion becomes part of the next prompt, and its keys and values are reused
     jobs += [
         (jobs[i][0] + first[i][0] + [7, 8], replace(jobs[i][1], seed=i + 5000, max_tokens=9))
         for i in range(0, len(jobs), 3)
@@ -145,7 +143,7 @@ def test_attention_of_a_token_is_the_same_decoded_or_prefilled_and_padded_to_any
 
 
 def test_a_model_with_an_even_mlp_has_no_odd_tails() -> None:
-    """Elementwise kernels treat the last numbers of a batch differently; PAD rows of an even width leave none over."""
+    """Elementwise kernels round the tail of a batch differently; `PAD` rows of an even width leave no tail."""
     torch.manual_seed(0)
     x = torch.randn(128, 86)
     whole = F.silu(x)

@@ -1,4 +1,4 @@
-"""Several policies in one process, each an adapter over the same base: served together, trained apart."""
+"""Several policies in one process, each an adapter over one base: served together, trained separately."""
 
 import asyncio
 import hashlib
@@ -26,7 +26,7 @@ NAMES = ("planner", "solver", "critic")
 
 
 def adapted(base: DenseModel, *, rank: int = 4, seed: int = 0) -> DenseModel:
-    """An adapter that changes what the base says."""
+    """An adapter whose logits differ from the base model's."""
     model = with_adapter(base, rank=rank, seed=seed)
     chance = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -124,7 +124,7 @@ async def test_an_engine_serves_what_its_adapter_has_learnt() -> None:
 
 
 async def test_an_adapters_folder_loads_into_an_engine_of_its_own(model_folder: Path, tmp_path: Path) -> None:
-    """Whether it serves the bare base so far or another version of the adapter."""
+    """Loading works over the bare base, and over an earlier version of the adapter."""
     base, export = load_model(str(model_folder)), partial(export_folder, tokenizer=load_tokenizer(str(model_folder)))
     versions = {version: adapted(base, seed=version) for version in (1, 2)}
     for version, model in versions.items():

@@ -1,4 +1,4 @@
-"""The engine of any other server: ids are looked up from texts where these leave no doubt, and never guessed."""
+"""The relay engine looks up token ids from texts, and refuses ambiguous ones."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -48,7 +48,7 @@ async def test_the_relay_engine_conforms(check: Any, pieces: bool, folder: Path)
         await check(engine, ABOUT)
 
 
-async def test_texts_that_could_be_several_tokens_are_an_error_and_no_guess(folder: Path) -> None:
+async def test_ambiguous_texts_are_an_error(folder: Path) -> None:
     for texts, says in (
         ({i: f"other{i}" for i in WORDS}, "is no token of this vocabulary"),
         (dict.fromkeys(WORDS, ""), "could be several tokens"),
@@ -58,7 +58,7 @@ async def test_texts_that_could_be_several_tokens_are_an_error_and_no_guess(fold
                 await ask(engine, ABOUT.prompt(20), sampling=Sampling(max_tokens=4, seed=1), about=ABOUT)
 
 
-async def test_what_a_relay_cannot_do_is_said(folder: Path) -> None:
+async def test_unsupported_requests_are_refused(folder: Path) -> None:
     async with relaying(Upstream(texts=WORDS, token_ids=False), folder) as engine:
         with pytest.raises(Unanswerable, match="grammars"):
             await ask(engine, ABOUT.prompt(20), sampling=Sampling(grammar="start: /a/"), about=ABOUT)
@@ -90,7 +90,7 @@ def test_every_way_of_writing_a_token_leads_to_its_id_unless_it_leads_to_two(tmp
         6,
         7,
     ]
-    for text in ("the", "\N{REPLACEMENT CHARACTER}", ""):  # `▁the` at the beginning, or `the`; some byte; anything
+    for text in ("the", "\N{REPLACEMENT CHARACTER}", ""):  # `▁the` or `the`; any byte; any token
         with pytest.raises(EngineError, match="could be several tokens"):
             vocabulary.id(text)
     with pytest.raises(EngineError, match="is no token"):

@@ -1,4 +1,4 @@
-"""Tokens are drawn from the distribution whose logprobs are handed out."""
+"""Tokens are sampled from the distribution whose log-probabilities are reported."""
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ def draw_many(sampling: Sampling, *, count: int = 20_000) -> tuple[np.ndarray, n
 
 
 def check(sampling: Sampling, expected: torch.Tensor) -> None:
-    """Shares of the tokens within 4 standard errors, and the logprobs of just this distribution."""
+    """Check token frequencies (within 4 standard errors) and log-probabilities against this distribution."""
     tokens, logprobs = draw_many(sampling, count=4_000)
     shares = np.bincount(tokens, minlength=6) / len(tokens)
     p = expected.double().numpy()
@@ -46,7 +46,7 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_it() -> None:
     check(Sampling(top_p=1e-9), torch.tensor([1.0, 0, 0, 0, 0, 0]))
 
 
-def test_top_p_looks_at_what_temperature_and_top_k_left() -> None:
+def test_top_p_applies_after_temperature_and_top_k() -> None:
     p = (LOGITS / 2).softmax(0)
     p[3:] = 0
     p = p / p.sum()  # 0.50, 0.30, 0.19
@@ -71,7 +71,7 @@ def test_the_likeliest_tokens_are_those_of_the_distribution_that_is_sampled_from
     drawn = sample(LOGITS.repeat(5, 1), prepare(some), np.full(5, 0.5), allowed={4: allowed})
     p, sharp = LOGITS.softmax(0), torch.tensor([4.0, 2.0]).softmax(0)
     expected = {
-        0: {0: p[0], 1: p[1], 2: p[2], 3: p[3], 4: p[4]},  # the sixth cannot be drawn
+        0: {0: p[0], 1: p[1], 2: p[2], 3: p[3], 4: p[4]},  # the sixth has probability 0
         2: {0: sharp[0], 1: sharp[1]},
         3: {0: p[0], 1: p[1]},
         4: {1: p[1] / (p[1] + p[3]), 3: p[3] / (p[1] + p[3])},
@@ -85,13 +85,13 @@ def test_the_likeliest_tokens_are_those_of_the_distribution_that_is_sampled_from
         assert dict(drawn.top[row])[drawn.token_ids[row]] == drawn.logprobs[row]
 
 
-def test_a_token_of_probability_zero_is_never_drawn() -> None:
+def test_a_token_of_probability_zero_is_never_sampled() -> None:
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).repeat(3, 1)
     drawn = sample(logits, prepare([Sampling()] * 3), np.array([0.0, 0.5, np.nextafter(1.0, 0.0)]))
     assert drawn.token_ids == [1, 3, 3]
 
 
-def test_each_row_is_its_own_whatever_stands_beside_it() -> None:
+def test_a_row_does_not_depend_on_the_other_rows() -> None:
     torch.manual_seed(0)
     logits = torch.randn(40, 257)
     samplings = [

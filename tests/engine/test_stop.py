@@ -1,4 +1,4 @@
-"""The shortcut of `StopFinder` finds what decoding everything after each token would find, at the same token."""
+"""`StopFinder` finds a stop string at the same token as decoding the whole text after each token."""
 
 import random
 

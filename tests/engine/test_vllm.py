@@ -1,4 +1,4 @@
-"""The engine of vLLM servers keeps the promises of `engine.base`, and says clearly what a server does not."""
+"""The vLLM engine passes the checks for all engines, and names what a server lacks."""
 
 import asyncio
 import contextlib
@@ -98,7 +98,7 @@ async def test_events_that_arrive_together_are_one_delta() -> None:
         assert len(deltas) <= 3
 
 
-async def test_a_server_is_told_everything_that_its_own_defaults_could_change() -> None:
+async def test_a_request_sets_everything_that_server_defaults_could_change() -> None:
     upstream = Upstream(texts=TEXTS)
     async with serving(upstream) as engine:
         await ask(
@@ -183,7 +183,7 @@ async def test_connections_are_not_capped() -> None:
         ),
     ],
 )
-async def test_what_a_server_refuses_is_said_in_its_own_words(refuse: Any, kind: type[EngineError], says: str) -> None:
+async def test_an_error_quotes_the_servers_message(refuse: Any, kind: type[EngineError], says: str) -> None:
     upstream = Upstream(texts=TEXTS)
     async with serving(upstream) as engine:
         await ask(engine)
@@ -250,7 +250,7 @@ async def test_unscaled_logprobs_are_refused_before_the_first_answer() -> None:
         assert "--logprobs-mode processed_logprobs" in str(raised.value)
 
 
-async def test_a_server_that_takes_less_than_is_promised_is_refused() -> None:
+async def test_a_server_with_a_shorter_context_is_refused() -> None:
     async with serving(Upstream(texts=TEXTS, max_model_len=32)) as engine:
         with pytest.raises(EngineError, match="takes `32` tokens"):
             await ask(engine)
@@ -263,7 +263,7 @@ async def test_a_prompt_that_does_not_fit_is_refused() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_closing_ends_what_runs_and_what_waits(stream: bool) -> None:
+async def test_closing_ends_running_and_waiting_generations(stream: bool) -> None:
     upstream = Upstream(texts=TEXTS, eos=-1, step_s=0.05)
     async with serving(upstream, max_length=512) as engine:
         runs = asyncio.create_task(ask(engine, stream=stream, max_tokens=400))
@@ -326,7 +326,7 @@ async def test_a_rollout_stays_on_one_server() -> None:
         assert set(places) == {0, 1, 2, 3}
 
 
-async def test_prompts_that_start_alike_meet_where_nobody_says_whose_they_are() -> None:
+async def test_without_affinity_prompts_with_one_prefix_go_to_one_server() -> None:
     upstreams = of(3)
     async with serving(*upstreams, max_length=512) as engine:
         await ask(engine, max_tokens=1)
@@ -336,7 +336,7 @@ async def test_prompts_that_start_alike_meet_where_nobody_says_whose_they_are() 
         assert sorted(len(u.asked) - b for u, b in zip(upstreams, before, strict=True)) == [0, 0, 3]
 
 
-async def test_a_server_that_is_overrun_is_passed_over() -> None:
+async def test_an_overloaded_server_is_passed_over() -> None:
     upstreams = [Upstream(texts=TEXTS, eos=-1, step_s=0.2) for _ in range(3)]
     async with serving(*upstreams) as engine:
         tasks = [asyncio.create_task(ask(engine, max_tokens=8)) for _ in range(30)]  # all start alike
@@ -436,7 +436,7 @@ async def test_one_server_holds_an_adapter_for_each_policy_and_no_old_ones(tmp_p
         assert upstream.loaded == [], "the base is left alone"
 
 
-async def test_an_adapters_name_is_of_its_content_so_that_a_run_that_goes_on_finds_it_or_none(tmp_path: Path) -> None:
+async def test_an_adapters_name_is_a_hash_so_that_a_resumed_run_finds_it(tmp_path: Path) -> None:
     upstream = Upstream(texts=TEXTS, lora_room=8)
     one, other = adapter_of(tmp_path / "one", "1"), adapter_of(tmp_path / "other", "2")
     async with running(upstream):

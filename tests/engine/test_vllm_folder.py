@@ -1,4 +1,4 @@
-"""A folder of tied embeddings is given to vLLM with both of them written."""
+"""vLLM gets a folder with both embeddings where they are tied."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ async def test_a_folder_in_several_files_gets_its_index_extended(tmp_path: Path)
     assert json.loads((folder / "model.safetensors.index.json").read_text()) == {"weight_map": files}
 
 
-async def test_a_folder_that_has_both_is_given_as_it_is(tmp_path: Path) -> None:
+async def test_a_folder_with_both_embeddings_is_used_as_it_is(tmp_path: Path) -> None:
     for name, tied, tensors in (
         ("untied", False, ["model.embed_tokens.weight"]),
         ("both", True, ["model.embed_tokens.weight", "lm_head.weight"]),

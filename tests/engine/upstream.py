@@ -1,8 +1,7 @@
-"""A server that answers `/v1/completions` as vLLM 0.32 does, to the byte where it matters, from a model that is a hash
-function.
+"""A server that answers `/v1/completions` in vLLM 0.32's format, from a model that is a hash function.
 
-What the next token is depends on the ids before it, on the seed and on the weights that were loaded; so whatever is
-lost, doubled or mixed up on the way shows. It runs in the test's own event loop, behind a real socket.
+The next token depends on the ids before it, the seed and the loaded weights, so a lost, doubled or swapped token shows.
+The server runs in the test's own event loop, behind a real socket.
 """
 
 import asyncio
@@ -24,35 +23,35 @@ Row: TypeAlias = list[tuple[int, float]]
 
 @dataclass(kw_only=True)
 class Upstream:
-    """One server, and what a test may turn about it."""
+    """One server, with settings for tests."""
 
     texts: Mapping[int, str]
-    """id → the text of the token; its ids are the vocabulary."""
+    """Token id → text; its keys are the vocabulary."""
     eos: int = 2
     max_model_len: int = 512
     processed_logprobs: bool = True
     dev_mode: bool = True
     token_ids: bool = True
-    """False: it reports texts only."""
+    """Report token ids; False: texts only."""
     pieces: bool = False
-    """It reports logprobs as llama.cpp does."""
+    """Report logprobs in llama.cpp's format."""
     step_s: float = 0.0
-    """Between two tokens."""
+    """Seconds between two tokens."""
     burst: int = 1
-    """Events in one write."""
+    """Events per write."""
     refuse: tuple[int, dict[str, str], bytes] | None = None
-    """Status, headers and body of every answer to a completion; None: it answers."""
+    """Status, headers and body of every response to a completion; None: a completion."""
     break_after: int | None = None
-    """Tokens after which a connection is cut; None: never."""
+    """Number of tokens after which the connection is cut; None: never."""
     reset: bool = True
-    """Whether the prefix cache can be emptied."""
+    """Whether the prefix cache can be reset."""
     lora_room: int | None = None
-    """How many adapters it can hold; None: it was not started for adapters."""
+    """Most adapters at a time; None: adapters are disabled."""
     adapters: dict[str, str] = field(default_factory=dict[str, str])
-    """name → hash of the folder."""
+    """Name → hash of the folder."""
     weights: str = "first"
     loaded: list[dict[str, str]] = field(default_factory=list)
-    """Of each folder that was loaded: file name → hash."""
+    """For each loaded folder: file name → hash."""
     asked: list[dict[str, Any]] = field(default_factory=list)
     running: int = 0
     cancelled: int = 0
@@ -191,19 +190,19 @@ class Upstream:
             request.transport.abort()
 
     async def _sample(self, asked: dict[str, Any]) -> AsyncIterator[tuple[int, float, Row, str | None]]:
-        """Token, its logprob, the distribution it came from, and why it was the last."""
+        """(Token, its logprob, the reported distribution, finish reason or None) for each sampled token."""
         ids, seed = list(asked["prompt"]), asked.get("seed")
-        chance = random.Random(seed) if seed is not None else random.Random()
+        rng = random.Random(seed) if seed is not None else random.Random()
         stops = {self.eos, *asked.get("stop_token_ids", ())}
         text = ""
         for count in range(1, asked["max_tokens"] + 1):
             await asyncio.sleep(self.step_s / 2)
             raw = self._logprobs(ids, adapter=self.adapters.get(asked["model"], ""))
             row = _shaped(raw, asked)
-            draw, token_id = chance.random(), row[-1][0]
+            target, token_id = rng.random(), row[-1][0]
             for candidate, logprob in row:
-                draw -= math.exp(logprob)
-                if draw < 0:
+                target -= math.exp(logprob)
+                if target < 0:
                     token_id = candidate
                     break
             if asked["temperature"] == 0:
@@ -212,15 +211,16 @@ class Upstream:
             ids.append(token_id)
             text += self.texts[token_id]
             stopped = token_id in stops or any(stop in text for stop in asked.get("stop", ()))
-            reason = "stop" if stopped else "length" if count == asked["max_tokens"] else None
+            at_end = "length" if count == asked["max_tokens"] else None
+            reason = "stop" if stopped else at_end
             yield token_id, dict(shown)[token_id], shown, reason
             if reason is not None:
                 return
 
     def _logprobs(self, ids: list[int], *, adapter: str) -> Row:
         digest = hashlib.sha256(json.dumps([self.weights + adapter, ids[-32:]]).encode()).digest()
-        chance = random.Random(digest)
-        return _normed([(token_id, chance.gauss(0.0, 2.0)) for token_id in self.texts])
+        rng = random.Random(digest)
+        return _normed([(token_id, rng.gauss(0.0, 2.0)) for token_id in self.texts])
 
     def _choice(
         self, asked: dict[str, Any], ids: list[int], rows: list[tuple[float, Row]], reason: str | None, *, prompt: bool
@@ -263,7 +263,7 @@ class Upstream:
 
 @asynccontextmanager
 async def running(upstream: Upstream) -> AsyncIterator[Upstream]:
-    """Serve it while the block runs; `url` says where."""
+    """Serve `upstream` while the block runs, at its `url`."""
     runner = web.AppRunner(upstream.app(), handler_cancellation=True, shutdown_timeout=1.0)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -283,7 +283,7 @@ def _bad(problem: str) -> web.Response:
 
 
 def _shaped(raw: Row, asked: dict[str, Any]) -> Row:
-    """Temperature, then top-k and top-p, as vLLM does it."""
+    """The distribution after temperature, top-k and top-p, in vLLM's order."""
     temperature = asked["temperature"]
     if temperature == 0:
         return raw

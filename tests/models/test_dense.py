@@ -1,4 +1,4 @@
-"""Layer by layer must be what Hugging Face computes in one go."""
+"""`DenseModel` computes what Hugging Face computes."""
 
 from typing import Any
 

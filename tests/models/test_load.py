@@ -1,4 +1,4 @@
-"""Hugging Face folders in, Hugging Face folders out; what is wrong with a folder is said in words."""
+"""Loading and exporting Hugging Face folders; errors name what is wrong with a folder."""
 
 import json
 import os
@@ -128,7 +128,7 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\
         "nonsense",
     ],
 )
-def test_a_damaged_folder_is_refused_in_words(
+def test_a_damaged_folder_is_refused_with_a_reason(
     folder: Path, name: str, content: Callable[[bytes], bytes], said: str
 ) -> None:
     before = (folder / name).read_bytes()
@@ -165,7 +165,7 @@ def test_an_adapter_that_is_cut_off_or_not_finite_is_refused(folder: Path, tmp_p
     [b"", b"{", b'{"a": [1]}', b"\xff\xfe", LFS_POINTER],
     ids=["empty", "cut off", "other", "binary", "pointer"],
 )
-def test_a_broken_tokenizer_is_refused_in_words(folder: Path, content: bytes) -> None:
+def test_a_broken_tokenizer_is_refused_with_a_reason(folder: Path, content: bytes) -> None:
     (folder / "tokenizer.json").write_bytes(content)
     with pytest.raises(UserError, match=r"(?s)cannot load a tokenizer.*hint:"):
         load_tokenizer(str(folder))
@@ -174,16 +174,14 @@ def test_a_broken_tokenizer_is_refused_in_words(folder: Path, content: bytes) ->
 
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja"])
-def test_what_belongs_to_a_tokenizer_and_is_no_text_is_named(folder: Path, name: str) -> None:
+def test_a_tokenizer_file_that_is_not_text_is_named(folder: Path, name: str) -> None:
     (folder / name).write_bytes(b'{"\xff')
     with pytest.raises(UserError, match=f"(?s){name}` cannot be read: .*hint:"):
         ChatTemplate.load(folder)
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
-def test_files_of_a_model_can_be_read_by_whom_the_umask_allows(
-    folder: Path, tmp_path: Path, umask: int, mode: int
-) -> None:
+def test_model_files_have_the_permissions_of_the_umask(folder: Path, tmp_path: Path, umask: int, mode: int) -> None:
     model, tokenizer = load_model(str(folder)), load_tokenizer(str(folder))
     before = os.umask(umask)
     try:

@@ -1,4 +1,4 @@
-"""An adapter learns over weights that nobody changes; its folder is one that peft reads, and what peft writes is read."""
+"""An adapter learns over frozen weights. peft reads its folder, and an adapter written by peft is read."""
 
 import hashlib
 import json
@@ -57,7 +57,7 @@ def hugging_face(hf: object) -> Tensor:
 
 
 def learnt(model: DenseModel, *, seed: int = 0) -> DenseModel:
-    """The model, with an adapter that is no longer zero."""
+    """The model with an adapter that is not zero."""
     chance = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.hf.parameters():
@@ -110,7 +110,7 @@ def test_layer_by_layer_equals_peft(config: object) -> None:
     assert (logits(model) - logits(base)).abs().max() > 1e-2
 
 
-def test_the_base_can_be_asked_past_the_adapter() -> None:
+def test_the_base_can_be_used_without_the_adapter() -> None:
     base = build_model(64)
     model = learnt(with_adapter(base, rank=4))
     assert torch.equal(logits(without_adapter(model)), logits(base))

@@ -1,4 +1,4 @@
-"""A tokenizer and a model made on the spot."""
+"""A tokenizer and a model built from scratch."""
 
 from typing import Literal
 
@@ -38,7 +38,7 @@ def test_a_known_word_is_one_token_wherever_it_stands() -> None:
     assert joined.tokenize("12") == ["1", "2"]
 
 
-def test_control_tokens_are_single_and_hidden_and_markup_is_single_and_seen() -> None:
+def test_control_tokens_are_hidden_and_markup_is_visible() -> None:
     tokenizer = build_tokenizer(TEXTS, vocab_size=500)
     ids = tokenizer.encode("<tool_call>Paris</tool_call><|im_end|>")
     assert len(ids) == 4
@@ -61,17 +61,15 @@ def test_a_longer_conversation_extends_the_shorter_one(tools: list[dict[str, obj
             assert render(count + 1, prompt=False).startswith(render(count, prompt=True))
 
 
-def test_the_template_invents_nothing() -> None:
+def test_the_template_adds_no_system_prompt_and_no_thinking() -> None:
     tokenizer = build_tokenizer(TEXTS, vocab_size=500)
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True
     )
     assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     call = tokenizer.apply_chat_template(CONVERSATION[5:6], tokenize=False)
-    assert (
-        call
-        == '<|im_start|>assistant\n<tool_call>\n{"name": "run", "arguments": {"sql": "SELECT 1"}}\n</tool_call><|im_end|>\n'
-    )
+    body = '{"name": "run", "arguments": {"sql": "SELECT 1"}}'
+    assert call == f"<|im_start|>assistant\n<tool_call>\n{body}\n</tool_call><|im_end|>\n"
 
 
 def test_the_same_seed_builds_the_same_model_and_disturbs_no_generator() -> None:

@@ -1,4 +1,4 @@
-"""Products of a few numbers are not worth waking another thread for: waiting for it takes most of the time."""
+"""One thread: on small matrices, waiting for another thread takes most of the time."""
 
 from collections.abc import Iterator
 

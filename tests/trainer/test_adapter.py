@@ -1,4 +1,4 @@
-"""A model with an adapter learns by the adapter alone: in training, in checkpoints, and against its reference."""
+"""Only the adapter of a model learns: in training, in checkpoints, and against its reference."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,7 +39,7 @@ def test_trainer_of_an_adapter_keeps_its_promises(
     check(make, tmp_path)
 
 
-def test_what_is_below_the_adapter_never_changes(make: Callable[[], LocalTrainer], model_folder: Path) -> None:
+def test_the_base_of_an_adapter_never_changes(make: Callable[[], LocalTrainer], model_folder: Path) -> None:
     trainer, base = make(), load_model(str(model_folder))
     conformance.step(trainer, 0)
     below = {

@@ -1,4 +1,4 @@
-"""The value head: what it learns, what it lets into the trunk, and where it goes."""
+"""The value head: what it learns, how it affects the trunk, and where it is saved."""
 
 from dataclasses import replace
 from functools import partial
@@ -33,14 +33,14 @@ def trunk(trainer: LocalTrainer) -> torch.Tensor:
     return torch.cat([p.grad.reshape(-1).clone() for p in trainer.model.hf.parameters()])
 
 
-def test_critic_expects_nothing_at_first(model_folder: Path) -> None:
+def test_critic_begins_at_zero(model_folder: Path) -> None:
     found = make(model_folder).evaluate(build_forest(conformance.lessons(0)))
     assert found.values is not None and not found.values.any()
     assert make(model_folder, critic=False).evaluate(build_forest(conformance.lessons(0))).values is None
 
 
-def test_critic_learns_what_calls_are_worth(model_folder: Path) -> None:
-    """Of what the prompt tells: here its last token."""
+def test_critic_learns_the_returns_of_calls(model_folder: Path) -> None:
+    """A return that depends on the last token of the prompt."""
     trainer = make(model_folder)
     forest = build_forest(
         silent([replace(le, returns=float(le.transition.prompt_ids[-1] % 3) - 5) for le in conformance.lessons(0)])
@@ -82,7 +82,7 @@ def test_gradient_into_the_trunk_is_scaled_by_value_coef(model_folder: Path) -> 
 
 
 def test_large_error_of_the_critic_does_not_shorten_the_step_of_the_policy(model_folder: Path) -> None:
-    """With a head of zero nothing of it reaches the trunk, and the length of its own gradient is its own affair."""
+    """A zero head adds no gradient to the trunk, and its own gradient is clipped separately."""
     calls = [replace(le, returns=1e6) for le in conformance.lessons(0)]
     weights = []
     for critic in (True, False):

@@ -80,7 +80,7 @@ class ExactNorm(nn.RMSNorm):
 
 
 def build(family: str = "qwen3") -> DenseModel:
-    """In float64 throughout: Hugging Face's own norms go through float32, where the order of a sum would show."""
+    """Norms in float64: Hugging Face's compute in float32, whose rounding would show."""
     torch.manual_seed(3)
     hf = FAMILIES[family]().to(torch.float64)
     for parent in list(hf.modules()):
@@ -94,7 +94,7 @@ def build(family: str = "qwen3") -> DenseModel:
 
 @dataclasses.dataclass
 class Scene:
-    """A trainer in the middle of training, and lessons that it could be given."""
+    """A trainer in the middle of training, and lessons for it."""
 
     trainer: LocalTrainer
     started: DenseModel
@@ -125,7 +125,7 @@ class Scene:
 
 
 def scene(name: str = "ppo_clip", seed: int = 5, *, family: str = "qwen3", **shape: int) -> Scene:
-    """The policy has moved on from where it started, and the critic from zero."""
+    """Move the policy away from its start, and the critic away from zero."""
     loss, critic = LossConfig(**LOSSES[name]), "value_coef" in LOSSES[name]
     model = build(family)
     started = DenseModel(copy.deepcopy(model.hf))
@@ -158,7 +158,7 @@ def centred(given: list[Lesson], trainer: LocalTrainer) -> list[Lesson]:
 
 
 def by_hand(s: Scene) -> Tensor:
-    """The objective, token by token, from the definitions."""
+    """The objective, computed token by token from its definition."""
     hf, loss = s.trainer.model.hf, s.loss
     tokens: list[dict[str, Any]] = []
     total = torch.zeros((), dtype=torch.float64)
@@ -229,7 +229,7 @@ def importance(x: dict[str, Any], tokens: list[dict[str, Any]], loss: LossConfig
 
 
 def error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """Relative, parameter by parameter; the largest."""
+    """The largest relative error over the parameters."""
     assert found.keys() == expected.keys()
     return max(float((found[name] - g).norm() / g.norm()) for name, g in expected.items() if float(g.norm()) > 1e-12)
 
@@ -264,7 +264,7 @@ def test_every_family_has_the_gradient_of_one_call_at_a_time(family: str) -> Non
     assert error(found, expected) < 1e-12
 
 
-def test_clipping_and_sharing_do_happen_in_these_tests() -> None:
+def test_these_tests_clip_ratios_and_share_prefixes() -> None:
     s = scene("everything", group_size=6)
     forest = build_forest(s.given)
     metrics = s.trainer.forward_backward(forest).metrics
@@ -287,7 +287,7 @@ def test_clipping_and_sharing_do_happen_in_these_tests() -> None:
 
 @pytest.mark.parametrize("name", list(LOSSES))
 def test_packing_and_order_change_neither_loss_nor_gradient(name: str) -> None:
-    """Also where calls without an advantage are left out, which is as often as the loss has no gradient for them."""
+    """Also if calls without an advantage are left out, as they are where the loss has no gradient for them."""
     s = scene(name, 4, groups=3)
     silent = {s.given[0].rollout_id, s.given[-2].rollout_id}
     s.given = [
@@ -304,8 +304,8 @@ def test_packing_and_order_change_neither_loss_nor_gradient(name: str) -> None:
         assert error(found, expected) < 1e-12
 
 
-def test_parting_the_calls_of_a_rollout_would_change_the_gradient() -> None:
-    """Which is why `pack` and `minibatches` never do it."""
+def test_splitting_a_sequence_would_change_the_gradient() -> None:
+    """So `pack` and `minibatches` never split a sequence."""
     s = scene("gspo of rollouts")
     _, expected = s.from_forests([s.given])
     _, found = s.from_forests([[le] for le in s.given if le.weights.any()])

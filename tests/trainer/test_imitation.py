@@ -1,4 +1,4 @@
-"""Supervised learning that can be halted, and taken back."""
+"""Supervised learning that can stop, resume, and return to an earlier step."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def course(trainer: LocalTrainer, *, steps: int = 30, seconds: float = 1e9, size
     return Imitation(trainer, SHOWN, peak=1e-2, steps=steps, size=size, seed=0, seconds=seconds)
 
 
-def test_it_goes_back_to_a_step_and_takes_the_same_way_again(trainer: LocalTrainer, tmp_path: Path) -> None:
+def test_it_returns_to_a_saved_step_and_repeats_the_same_steps(trainer: LocalTrainer, tmp_path: Path) -> None:
     made = course(trainer)
     made.advance(10)
     kept = made.save(tmp_path / "kept")
@@ -33,7 +33,7 @@ def test_it_goes_back_to_a_step_and_takes_the_same_way_again(trainer: LocalTrain
     assert (made.advance(15), mean_loss(trainer, SHOWN)) == (first, reached)
 
 
-def test_it_ends_after_its_steps_or_its_time(trainer: LocalTrainer) -> None:
+def test_it_ends_after_its_steps_or_seconds(trainer: LocalTrainer) -> None:
     made = course(trainer, steps=5)
     made.advance(99)
     assert (made.step, made.left) == (5, 0)
@@ -42,13 +42,13 @@ def test_it_ends_after_its_steps_or_its_time(trainer: LocalTrainer) -> None:
     assert 0 < hurried.step < 10**6
 
 
-def test_fewer_demonstrations_than_a_batch_takes_are_all_taken(trainer: LocalTrainer) -> None:
+def test_a_batch_may_be_larger_than_the_demonstrations(trainer: LocalTrainer) -> None:
     made = course(trainer, steps=3, size=100)
     made.advance(3)
     assert made.step == 3
 
 
-def test_reading_learns_the_rest_of_a_conversation() -> None:
+def test_whole_learns_the_rest_of_a_conversation() -> None:
     turns = [
         Example(prompt_ids=[1, 2], completion_ids=[3, 4]),
         Example(prompt_ids=[1, 2, 3, 4, 5, 6], completion_ids=[7, 8]),

@@ -1,4 +1,4 @@
-"""The trainer in this process: what every trainer promises, and what only this one does."""
+"""The trainer in this process: the checks for all trainers, and its own behaviour."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,7 +41,7 @@ def make(model_folder: Path) -> conformance.Make:
 
 @pytest.fixture
 def make_with_everything(model_folder: Path) -> conformance.Make:
-    """Every option of the loss at once, and a critic."""
+    """A trainer with every option of the loss, and a critic."""
     export = partial(export_folder, tokenizer=load_tokenizer(str(model_folder)))
     return lambda: LocalTrainer(
         load_model(str(model_folder)), config=TrainerConfig(threads=1), loss=EVERYTHING, export=export, critic=True
@@ -56,7 +56,7 @@ def test_local_trainer_keeps_its_promises(
 
 
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
-def test_so_it_does_with_every_option(
+def test_local_trainer_keeps_its_promises_with_every_option(
     check: Callable[[conformance.Make, Path], None], make_with_everything: conformance.Make, tmp_path: Path
 ) -> None:
     check(make_with_everything, tmp_path)
@@ -96,7 +96,7 @@ def test_number_of_threads_is_left_as_it_was(make: Callable[[], LocalTrainer]) -
 
 
 def test_gradient_that_is_not_finite_is_never_applied(make: Callable[[], LocalTrainer]) -> None:
-    """The loss may be finite where its gradient is not."""
+    """A finite loss may have a gradient that is not finite."""
     trainer, clean = make(), make()
     trainer.forward_backward(build_forest(conformance.lessons(0)))
     next(trainer.model.hf.parameters()).grad[0, 0] = float("inf")
@@ -139,7 +139,7 @@ def test_load_from_nowhere_and_from_another_model_are_refused(make: Callable[[],
     np.testing.assert_array_equal(conformance.look(trainer), before)
 
 
-def test_first_look_at_recorded_logprobs_measures_parity(make: Callable[[], LocalTrainer]) -> None:
+def test_recorded_logprobs_before_the_first_update_measure_parity(make: Callable[[], LocalTrainer]) -> None:
     trainer = make()
     forest = build_forest(conformance.lessons(0))
     logprobs = trainer.forward_backward(forest).logprobs
@@ -209,7 +209,7 @@ def test_bfloat16_weights_can_be_trained_with_every_option(model_folder: Path) -
 
 def test_metrics_of_micro_batches_merge_to_those_of_the_whole(make_with_everything: Callable[[], LocalTrainer]) -> None:
     trainer = make_with_everything()
-    conformance.step(trainer, 0)  # away from the reference and from a critic that knows nothing
+    conformance.step(trainer, 0)  # away from the reference and from a critic of zero
     whole = trainer.forward_backward(build_forest(conformance.lessons(0))).metrics
     packs = pack(conformance.lessons(0), max_tokens=20)
     assert len(packs) > 3

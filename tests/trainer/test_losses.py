@@ -1,6 +1,4 @@
-"""Losses against what their equations say: values and gradients in closed form, and on distributions small enough to
-sum over.
-"""
+"""Losses against their equations: values and gradients in closed form, and expectations over small distributions."""
 
 import dataclasses
 import math
@@ -33,7 +31,7 @@ S = [
 def loss_and_gradient(
     *, sequences: list[int] | None = None, **settings: Any
 ) -> tuple[list[float], list[float], dict[str, list[bool]]]:
-    """Loss of each token, gradient of their sum with respect to each logprob, and what was clipped."""
+    """Loss of each token, gradient of their sum with respect to each logprob, and clipped tokens."""
     logprobs = torch.tensor(NEW, dtype=torch.float64, requires_grad=True)
     old, advantages = (torch.tensor(x, dtype=torch.float64) for x in (OLD, A))
     config = LossConfig(**settings)
@@ -52,7 +50,7 @@ def test_pg_pushes_by_the_advantage() -> None:
     assert gradient == pytest.approx([-a for a in A])
 
 
-def test_clipped_ratio_has_a_gradient_only_where_it_may_go_on() -> None:
+def test_clipped_ratio_has_a_gradient_only_back_towards_one() -> None:
     losses, gradient, clips = loss_and_gradient(clip_low=0.2, clip_high=0.3)
     assert clips == {"low": [False, False, True, False, False, False], "high": [True, False, False, False, True, False]}
     assert gradient == pytest.approx([0, -R[1] * A[1], 0, -R[3] * A[3], 0, -R[5] * A[5]])
@@ -83,7 +81,7 @@ def test_sequences_of_one_token_have_the_ratio_of_the_token(name: str) -> None:
     assert loss_and_gradient(name=name, sequences=list(range(6))) == loss_and_gradient(name=name)
 
 
-def test_clipped_weight_still_teaches() -> None:
+def test_clipped_weight_still_has_a_gradient() -> None:
     losses, gradient, clips = loss_and_gradient(name="cispo", clip_low=1.0, clip_high=0.3)
     held = [min(r, 1.3) for r in R]
     assert gradient == pytest.approx([-w * a for w, a in zip(held, A, strict=True)])
@@ -96,8 +94,8 @@ def divergence(p: Tensor, q: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("estimator", "forward"), [("k1", False), ("k2", False), ("k3", True)])
-def test_estimates_of_kl_have_the_gradient_that_they_are_said_to_have(estimator: Any, forward: bool) -> None:
-    """On average over what the policy samples: here every token there is, weighed by its probability."""
+def test_kl_estimates_have_the_documented_gradients(estimator: Any, forward: bool) -> None:
+    """Expectations over the policy, exactly: every token, weighted by its probability."""
     logits = torch.randn(5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
     q = torch.randn(5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).softmax(0)
     p = logits.softmax(0)
@@ -133,7 +131,7 @@ def test_logprobs_and_entropy_have_the_gradient_of_plain_autograd() -> None:
 
 
 def forest_of(*completions: tuple[str, list[float]]) -> Forest:
-    """Calls of named rollouts with these recorded logprobs."""
+    """A forest of calls of named rollouts with these recorded logprobs."""
     rng, made = np.random.default_rng(0), list[Lesson]()
     for i, (rollout_id, recorded) in enumerate(completions):
         lesson = conformance.lesson("g", f"{rollout_id}/{i}", [1, 2], [3] * len(recorded), rng=rng)
@@ -164,7 +162,7 @@ def test_importance_weights_are_products_truncated_or_masked(importance: Any, ex
     assert exceeds.sum() == {"token": 1, "call": 2, "rollout": 4}[importance.removesuffix("-mask")]
 
 
-def test_importance_of_what_was_all_but_impossible_is_the_cap() -> None:
+def test_importance_of_a_nearly_impossible_token_is_the_cap() -> None:
     forest = forest_of(("a", [-1e4] * 20))
     zero = torch.zeros(20)
     for importance, expected in (("rollout", 2.0), ("rollout-mask", 0.0)):

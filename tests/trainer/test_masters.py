@@ -1,6 +1,4 @@
-"""What learns in bfloat16 is held in float32: usual learning rates move it, checkpoints keep it, exported folders are
-in bfloat16 again.
-"""
+"""Masters are float32 where a model is bfloat16: small updates add up, checkpoints keep them, exports stay bfloat16."""
 
 from collections.abc import Callable
 from functools import partial
@@ -33,7 +31,7 @@ def make(request: pytest.FixtureRequest, model_folder: Path) -> Make:
 
 
 def moved(trainer: LocalTrainer, names: str, *, rate: float, folder: Path, steps: int = 4) -> float:
-    """The share of the weights of these names that a few updates have changed, as checkpoints have them."""
+    """The share of the named weights that a few updates change, read from checkpoints."""
     trainer.save(folder / "before")
     for seed in range(steps):
         trainer.forward_backward(build_forest(conformance.lessons(seed)))
@@ -74,13 +72,13 @@ KEPT = (
 
 
 @pytest.mark.parametrize("check", KEPT, ids=lambda check: check.__name__)
-def test_promises_that_do_not_depend_on_rounding_are_kept(
+def test_checks_that_do_not_depend_on_rounding_pass(
     check: Callable[[conformance.Make, Path], None], make: Make, tmp_path: Path
 ) -> None:
     check(make, tmp_path)
 
 
-def test_exported_weights_have_the_type_of_the_model(make: Make, tmp_path: Path) -> None:
+def test_exported_weights_have_the_dtype_of_the_model(make: Make, tmp_path: Path) -> None:
     trainer = make()
     conformance.step(trainer, 0)
     trainer.publish(tmp_path / "out")

@@ -1,4 +1,4 @@
-"""The KL term pulls towards the weights that training started from, and goes on doing so after a restart."""
+"""The KL term pulls towards the weights at the start of training, also after a restart."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ def make(model: DenseModel, loss: LossConfig = KL) -> LocalTrainer:
 
 
 def silent() -> Forest:
-    """KL is all that there is to learn."""
+    """A trainer whose objective is the KL term alone."""
     return build_forest([replace(le, advantages=0 * le.advantages) for le in conformance.lessons(5)])
 
 
@@ -47,7 +47,7 @@ def test_policy_begins_at_its_reference_leaves_it_and_is_pulled_back(model_folde
     assert divergence(trainer) < far / 4
 
 
-def test_run_that_goes_on_keeps_its_reference_whatever_it_was_made_from(model_folder: Path, tmp_path: Path) -> None:
+def test_resumed_run_keeps_its_reference_whatever_the_model_folder_holds(model_folder: Path, tmp_path: Path) -> None:
     trainer = make(load_model(str(model_folder)))
     teach(trainer, 2)
     trainer.save(tmp_path / "state")
