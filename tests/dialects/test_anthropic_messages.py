@@ -451,3 +451,4 @@ def test_arguments_that_are_no_object_are_wrapped() -> None:
     [block] = whole(one).content
     assert block.type == "tool_use"
     assert block.input == {"INVALID_JSON": "Paris"}
+    assert DIALECT.answer({"content": [block.to_dict()]}).tool_calls == one.message.tool_calls

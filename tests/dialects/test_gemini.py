@@ -547,3 +547,5 @@ def test_arguments_that_are_no_object_are_wrapped() -> None:
     [part] = parts_of(whole(one))
     assert part.function_call is not None
     assert part.function_call.args == {"INVALID_JSON": "Paris"}
+    response = {"candidates": [{"content": {"parts": [{"functionCall": part.function_call.model_dump()}]}}]}
+    assert DIALECT.answer(response).tool_calls == one.message.tool_calls
