@@ -56,18 +56,8 @@ FINISHED = {"stop": "STOP", "tool_calls": "STOP", "length": "MAX_TOKENS"}
 MOST_CANDIDATES = 8
 """Google's limit of `candidateCount`."""
 
-FREE = frozenset(
-    {
-        "args",
-        "response",
-        "parameters",
-        "parametersJsonSchema",
-        "responseSchema",
-        "responseJsonSchema",
-        "labels",
-        "partMetadata",
-    }
-)
+SCHEMAS = ("parameters", "parametersJsonSchema", "responseSchema", "responseJsonSchema")
+FREE = frozenset(("args", "response", "labels", "partMetadata", *SCHEMAS))
 """Fields whose keys the agent chooses: they keep their case."""
 
 SIGNED = b"lightningrl:"
