@@ -103,8 +103,7 @@ def answer(engine: EmbeddedEngine, samplings: list[Sampling], *, seed: int) -> i
 
 def measure(sides: dict[str, Callable[[int], int]], *, rounds: int) -> dict[str, list[float]]:
     """CPU seconds per thousand tokens of each side in each round. The sides take turns. The first round is a warm-up
-    and
-    is left out.
+    and is left out.
     """
     costs: dict[str, list[float]] = {name: [] for name in sides}
     for seed in range(rounds + 1):

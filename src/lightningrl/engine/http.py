@@ -1,5 +1,4 @@
-"""Which server gets a request, what does its response say, and whose failure is an error? One HTTP session for all
-servers of an engine, and server-sent events.
+"""HTTP to the servers of one engine: choose a server, send a request, read the response, attribute errors.
 
 Connections are not capped: servers queue better than clients do. A request that is cancelled closes its connection,
 which tells the server to cancel the generation.
@@ -26,7 +25,8 @@ KEEP_ALIVE_S = 4.0
 """An unused connection is closed after this many seconds. uvicorn closes them after 5 s, which could meet a request."""
 REST_S, LONGEST_REST_S, REST_SHARE = 0.02, 0.1, 1 / 20
 """After each batch, a stream rests for a share of its age, within these bounds (seconds). So one wake-up serves 4 to 20
-tokens at 200 tokens per second, and the end is seen late by at most a 20th (streams of 0.4 s and more).
+tokens at 200 tokens per second, and the end is seen late by at most a 20th (streams of 0.4 s and more). Reading all the
+time costs twice the CPU.
 """
 RETRY_AFTER_S = 1.0
 """Seconds to wait if a busy server sends no `Retry-After`."""
@@ -40,10 +40,14 @@ BROKEN = "the server's own log says why"
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Server:
+    """One server of a pool."""
+
     url: str
     """Without `/v1` and without a slash at the end."""
     salt: bytes
+    """Key of its hash in `Pool.choose`."""
     in_flight: int = 0
+    """Number of generations under way."""
 
 
 class Problem(msgspec.Struct):

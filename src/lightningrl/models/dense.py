@@ -36,8 +36,7 @@ class DenseModel:
 
     def __init__(self, hf: Any, *, project: Project = project, adapter: Any = None) -> None:
         """`project` computes the projections of attention and MLP. `adapter`: peft's configuration of the adapter
-        beside
-        them (see `lora`); None without one.
+        beside them (see `lora`); None without one.
         """
         config = hf.config
         check_family(config)

@@ -43,8 +43,7 @@ class Batch:
 
 class ForestAttention:
     """An `Attend` for `DenseModel.hidden` over one forest. `starts` [S+1], `parents` [S] and `positions` [N] are those
-    of
-    `lightningrl.data.forest.Forest`.
+    of `lightningrl.data.forest.Forest`.
     """
 
     def __init__(
