@@ -1,4 +1,4 @@
-"""A real gateway on a real socket, with a store in memory and an engine that says what a test tells it to."""
+"""A real gateway on a real socket, with a store in memory and an engine whose answers a test chooses."""
 
 import asyncio
 import socket
@@ -27,7 +27,7 @@ def template(model_folder: Path) -> ChatTemplate:
 
 
 class ScriptedEngine:
-    """Samples what `script` says, one token a delta when streaming. Keeps what it was asked, and what became of it."""
+    """Samples the ids that `script` returns, one token a delta when streaming. Keeps the requests it got."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
@@ -74,7 +74,7 @@ class ScriptedEngine:
 
 @dataclass
 class Stage:
-    """What a test plays with."""
+    """A running gateway and its parts."""
 
     store: SQLiteStore
     template: ChatTemplate
@@ -92,14 +92,14 @@ class Stage:
         return await self.store.calls([attempt.id])
 
     def says(self, *texts: str) -> None:
-        """Answer with these texts in turn (the last one for ever), tokenised as a tokenizer would, turn ended."""
+        """Answer with these texts in turn, the last one forever: canonical token ids, and the end of the turn."""
         left = [[*self.template.encode(text), self.template.turn_end_id or 0] for text in texts]
         self.engine.script = lambda prompt_ids, sampling: left.pop(0) if len(left) > 1 else left[0]
 
 
 @asynccontextmanager
 async def serving(app: Any) -> AsyncIterator[str]:
-    """An ASGI application on a socket of its own, as `serve` runs it."""
+    """Serve an ASGI application on a new socket, as `serve` does."""
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as sock:
         async with listening(app, sock) as url:
             yield url

@@ -41,7 +41,7 @@ def chat(token: str, **more: Any) -> bytes:
 
 
 async def pour(writer: asyncio.StreamWriter, piece: bytes, *, at_most: int) -> int:
-    """Send the piece again and again; how many bytes went out before the other side closed."""
+    """Send the piece repeatedly. Returns the number of bytes sent before the other side closed."""
     sent = 0
     with contextlib.suppress(ConnectionError):
         while sent < at_most:
@@ -73,7 +73,7 @@ async def test_the_answer_to_a_long_header_says_what_the_limit_is(stage: Stage) 
     async with connected(stage) as (reader, writer):
         writer.write(HEAD + b"x-long: " + b"a" * HEADER_LIMIT)
         await writer.drain()
-        await asyncio.sleep(0.05)  # two pieces on the other side, too
+        await asyncio.sleep(0.05)  # so that the server receives two pieces, too
         writer.write(b"a")
         head, _, body = (await reader.read()).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 431 ")
@@ -96,12 +96,12 @@ async def test_an_answer_may_take_longer_than_a_request(stage: Stage, monkeypatc
     stage.engine.delay_s = 0.5
     attempt = await stage.begin()
     async with connected(stage) as (reader, writer):
-        writer.write(chat(attempt.token) + b"POST /half")  # a client that sends its next request without waiting
+        writer.write(chat(attempt.token) + b"POST /half")  # pipelining: the next request does not wait for the answer
         answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 200 ") and answer.count(b"hello") == 1
 
 
-async def test_a_request_that_came_before_its_turn_does_not_end_the_answer_before_it(
+async def test_a_pipelined_request_does_not_end_the_previous_answer(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "ARRIVAL_S", 0.1)
@@ -116,7 +116,7 @@ async def test_a_request_that_came_before_its_turn_does_not_end_the_answer_befor
         writer.write(rest)
 
 
-async def test_the_token_is_asked_for_before_the_body(stage: Stage) -> None:
+async def test_the_token_is_checked_before_the_body_is_read(stage: Stage) -> None:
     for path in (b"/v1/chat/completions", b"/v1/embeddings", b"/v1/rewards", b"/v1/traces"):
         async with connected(stage) as (reader, writer):
             writer.write(

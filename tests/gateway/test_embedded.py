@@ -49,14 +49,14 @@ async def talk(transport: httpx2.AsyncBaseTransport, attempt: Attempt) -> None:
 
 
 def logprobs_of(model: Any, call: Call) -> np.ndarray[Any, Any]:
-    """What the model gives the sampled tokens, computed by `transformers` alone."""
+    """Log-probabilities of the sampled tokens, computed by `transformers` alone."""
     ids = torch.tensor([[*call.prompt_ids, *call.completion_ids]])
     with torch.no_grad():
         logits = model(ids).logits[0, len(call.prompt_ids) - 1 : -1].double() / call.sampling.temperature
     return torch.log_softmax(logits, -1)[range(len(call.completion_ids)), call.completion_ids.tolist()].numpy()
 
 
-async def test_recorded_logprobs_are_the_models_and_chance_does_not_depend_on_timing(
+async def test_recorded_logprobs_are_the_models_and_randomness_does_not_depend_on_timing(
     model_folder: Path, store: SQLiteStore
 ) -> None:
     template, model = ChatTemplate.load(model_folder), load_model(str(model_folder))

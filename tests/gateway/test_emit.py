@@ -1,6 +1,4 @@
-"""Agents that reward their own calls, and that trace: as functions, coroutines and programs, in real workers, against a
-real gateway.
-"""
+"""Agents that reward their own calls and send spans: functions, coroutines and programs, with real workers."""
 
 import asyncio
 import sys
@@ -57,7 +55,7 @@ async def in_coroutine(task):
     return done
 
 def lost(task):
-    """A thread of its own does not know whose it is."""
+    """A new thread has no context, so it cannot tell which attempt it belongs to."""
     said = []
     def body():
         try:
@@ -82,7 +80,7 @@ def traced(task):
     tracer = trace.get_tracer("agent")
     with tracer.start_as_current_span("look up", attributes={"openinference.span.kind": "TOOL", "tool.name": "look"}):
         pass
-    trace.get_tracer_provider().force_flush()  # exporters send when they like, be it before the first call
+    trace.get_tracer_provider().force_flush()  # exporters may send at any time, even before the first call
     with tracer.start_as_current_span("invoke_agent"):
         with tracer.start_as_current_span("chat", attributes={"gen_ai.operation.name": "chat"}) as span:
             span.set_attribute("gen_ai.response.id", OpenAI().chat.completions.create(**ASK).id)
@@ -159,7 +157,7 @@ async def test_an_agent_rewards_its_own_calls_wherever_it_runs(
             ]
 
 
-async def test_a_thread_that_nobody_knows_is_told_so(opened: Opened, tmp_path: Path) -> None:
+async def test_a_thread_without_an_attempt_gets_an_error(opened: Opened, tmp_path: Path) -> None:
     async with opened() as stage:
         [(_, outcome)] = await run(stage, tmp_path, "lost")
     assert outcome.output == ["cannot tell which attempt this code belongs to"]
@@ -167,7 +165,7 @@ async def test_a_thread_that_nobody_knows_is_told_so(opened: Opened, tmp_path: P
 
 @pytest.mark.parametrize("program", [False, True], ids=["function", "program"])
 async def test_spans_are_there_when_an_attempt_has_ended(opened: Opened, tmp_path: Path, program: bool) -> None:
-    """Sent to where the environment says; by the worker at the end of an attempt, by a program when it leaves."""
+    """Spans go to the endpoint in the environment: at the end of an attempt, or when a program exits."""
     async with opened(shared=not program) as stage:
         for attempt, _ in await run(stage, tmp_path, "traced", program=program, count=1 if program else 4):
             found = await stage.store.spans([attempt.id])
@@ -198,7 +196,7 @@ async def ask(stage: Stage, attempt: Attempt) -> str:
         (b"[1]", "not a JSON object"),
     ],
 )
-async def test_what_is_no_reward_for_a_call_is_refused(opened: Opened, body: bytes, said: str) -> None:
+async def test_an_invalid_reward_is_refused(opened: Opened, body: bytes, said: str) -> None:
     async with opened() as stage:
         attempt = await stage.begin()
         await ask(stage, attempt)
@@ -208,7 +206,7 @@ async def test_what_is_no_reward_for_a_call_is_refused(opened: Opened, body: byt
         assert await stage.store.rewards([attempt.id]) == []
 
 
-async def test_an_agent_may_not_reward_what_is_not_its_own_or_where_the_recipe_forbids_it(opened: Opened) -> None:
+async def test_an_agent_may_reward_only_its_own_calls_and_only_if_the_recipe_allows_it(opened: Opened) -> None:
     async with opened() as stage, opened(may_reward=False) as strict, httpx.AsyncClient() as http:
         mine, theirs = await stage.begin("a"), await stage.begin("b")
         headers = {"authorization": f"Bearer {mine.token}"}
@@ -242,7 +240,7 @@ def test_outside_of_an_attempt_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) 
             lightningrl.emit_reward(value)
 
 
-async def test_what_the_gateway_says_reaches_the_agent(opened: Opened) -> None:
+async def test_a_refusal_of_the_gateway_reaches_the_agent(opened: Opened) -> None:
     async with opened() as stage:
         attempt = await stage.begin()
         with lightningrl.attach(attempt.token, base_url=f"{stage.url}/v1"):

@@ -1,4 +1,4 @@
-"""What breaks is recorded as what it is, told in the dialect's own shape, and never taught."""
+"""A call that breaks is recorded as incomplete, refused in the dialect's own shape, and never trained."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from lightningrl.gateway.scripted import ScriptedEngine
 
 from .conftest import Stage, serving
 
-USER = {"role": "user", "content": "say a word"}
+USER: Any = {"role": "user", "content": "say a word"}
 
 
 async def post(
@@ -71,7 +71,7 @@ async def test_a_bad_body_gets_400_in_the_dialects_shape(stage: Stage) -> None:
     assert await stage.calls(attempt) == []
 
 
-async def test_the_field_to_blame_is_named(stage: Stage) -> None:
+async def test_an_error_names_the_invalid_field(stage: Stage) -> None:
     attempt = await stage.begin()
     error = (await post(stage, {"model": "m", "messages": [{"role": "user", "content": 1}]}, attempt.token)).json()[
         "error"
@@ -79,7 +79,7 @@ async def test_the_field_to_blame_is_named(stage: Stage) -> None:
     assert error["param"] == "messages"
 
 
-async def test_what_is_not_served_gets_404(stage: Stage) -> None:
+async def test_an_unknown_path_gets_404(stage: Stage) -> None:
     attempt = await stage.begin()
     assert (await post(stage, {}, attempt.token, "/v1/nothing")).status_code == 404
     async with httpx2.AsyncClient() as client:
@@ -102,7 +102,7 @@ async def test_a_model_without_a_route_is_not_found(stage: Stage) -> None:
         base_url="http://x", api_key=attempt.token, http_client=httpx2.AsyncClient(transport=transport)
     ) as client:
         with pytest.raises(openai.NotFoundError, match="no route for model `m`"):
-            await client.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
+            await client.chat.completions.create(model="m", messages=[USER])
 
 
 def test_a_route_to_a_policy_without_an_engine_is_refused(stage: Stage) -> None:
@@ -142,12 +142,11 @@ async def test_a_broken_answer_is_an_error_and_an_incomplete_call(
         with pytest.raises(openai.APIError) as raised:
             if stream:
                 stage.says("hello word you pick")
-                _ = [
-                    piece
-                    async for piece in await client.chat.completions.create(model="m", messages=[USER], stream=True)
-                ]  # type: ignore[list-item]
+                create = client.chat.completions.create
+                stream_of = await create(model="m", messages=[USER], stream=True)
+                _ = [piece async for piece in stream_of]
             else:
-                await client.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
+                await client.chat.completions.create(model="m", messages=[USER])
     assert said in raised.value.message
     [call] = await stage.calls(attempt)
     assert (call.capture, call.finish_reason) == ("incomplete", "error")
@@ -155,21 +154,21 @@ async def test_a_broken_answer_is_an_error_and_an_incomplete_call(
     if stream and isinstance(trouble, Exception):
         assert call.completion_ids.tolist() == stage.template.encode(
             "hello word you pick"
-        )  # all but the end of the turn
-    # the conversation goes on as if it had not been
+        )  # without the end of the turn
+    # the conversation continues as if the broken call had not happened
     stage.engine.error, stage.engine.logprob, stage.engine.finish = None, -0.5, "stop"
     async with openai.AsyncOpenAI(base_url=stage.url, api_key=attempt.token) as client:
-        await client.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
+        await client.chat.completions.create(model="m", messages=[USER])
     assert [call.capture for call in await stage.calls(attempt)] == ["incomplete", "rendered"]
 
 
-async def test_what_can_never_be_answered_is_400_which_nobody_asks_again(stage: Stage) -> None:
+async def test_a_request_that_the_engine_cannot_serve_gets_400_and_is_not_repeated(stage: Stage) -> None:
     attempt = await stage.begin()
     for error in (Unanswerable("no grammars here", hint="ask for none"), UserError("not installed")):
         stage.engine.error = error
         async with openai.AsyncOpenAI(base_url=stage.url, api_key=attempt.token) as client:
             with pytest.raises(openai.BadRequestError, match=error.message):
-                await client.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
+                await client.chat.completions.create(model="m", messages=[USER])
     assert len(stage.engine.asked) == 2
     assert [(call.capture, call.capture_reason) for call in await stage.calls(attempt)] == [
         ("incomplete", "no grammars here"),
@@ -177,7 +176,7 @@ async def test_what_can_never_be_answered_is_400_which_nobody_asks_again(stage: 
     ]
 
 
-async def test_a_script_that_raises_is_not_asked_again(stage: Stage) -> None:
+async def test_sdks_do_not_repeat_a_request_whose_script_raised(stage: Stage) -> None:
     def script(prompt: str, messages: list[Any], tools: list[Any]) -> str:
         asked.append(prompt)
         raise ValueError("no luck today")
@@ -187,7 +186,7 @@ async def test_a_script_that_raises_is_not_asked_again(stage: Stage) -> None:
     app = create_app(store=stage.store, chat=stage.template, engines={"policy": engine}, max_length=2000)
     async with serving(app) as url, openai.AsyncOpenAI(base_url=url, api_key=attempt.token) as client:
         with pytest.raises(openai.InternalServerError, match="no luck today"):
-            await client.chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
+            await client.chat.completions.create(model="m", messages=[USER])
     assert len(asked) == 1
     assert [call.capture for call in await stage.calls(attempt)] == ["incomplete"]
 
@@ -199,13 +198,13 @@ async def test_a_client_that_goes_away_cancels_its_generation_within_a_second(st
     stage.engine.delay_s = 0.01 if stream else 100.0
     client = openai.AsyncOpenAI(base_url=stage.url, api_key=attempt.token, max_retries=0)
     if stream:
-        pieces = await client.chat.completions.create(model="m", messages=[USER], stream=True)  # type: ignore[list-item]
+        pieces = await client.chat.completions.create(model="m", messages=[USER], stream=True)
         async for _ in pieces:
             break
         await pieces.close()
     else:
         with pytest.raises(openai.APITimeoutError):
-            await client.with_options(timeout=0.2).chat.completions.create(model="m", messages=[USER])  # type: ignore[list-item]
+            await client.with_options(timeout=0.2).chat.completions.create(model="m", messages=[USER])
     await client.close()
     left = time.monotonic()
     while not (stage.engine.cancelled and await stage.calls(attempt)):
@@ -227,7 +226,7 @@ async def test_answers_that_were_ready_when_the_client_left_are_incomplete_too(s
     stage.engine.script = lambda prompt_ids, sampling: [5] * next(lengths)
     stage.engine.delay_s = 0.01
     async with openai.AsyncOpenAI(base_url=stage.url, api_key=attempt.token, max_retries=0) as client:
-        pieces = await client.chat.completions.create(model="m", messages=[USER], n=2, stream=True)  # type: ignore[list-item]
+        pieces = await client.chat.completions.create(model="m", messages=[USER], n=2, stream=True)
         received = 0
         async for _ in pieces:
             received += 1
@@ -240,16 +239,16 @@ async def test_answers_that_were_ready_when_the_client_left_are_incomplete_too(s
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_that_the_server_cuts_off_when_it_ends_is_recorded_and_says_so(
+async def test_an_answer_cut_off_by_the_servers_shutdown_is_recorded_and_gets_an_error(
     stage: Stage, stream: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(server, "ENDING_S", 1)
     attempt = await stage.begin()
     stage.says("hello " * 300)
-    stage.engine.delay_s = 0.02 if stream else 5.0  # before each piece
+    stage.engine.delay_s = 0.02 if stream else 5.0  # delay before each piece
     append = stage.store.append
 
-    async def slow(*records: Any) -> None:  # as a busy disk would be
+    async def slow(*records: Any) -> None:  # like a busy disk
         await asyncio.sleep(0.3)
         await append(*records)
 
@@ -268,7 +267,7 @@ async def test_an_answer_that_the_server_cuts_off_when_it_ends_is_recorded_and_s
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_bug_is_told_in_the_dialects_shape_also_within_a_stream(
+async def test_a_bug_is_reported_in_the_dialects_shape_also_within_a_stream(
     stage: Stage, stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     attempt = await stage.begin()
@@ -303,18 +302,17 @@ async def test_one_broken_answer_of_several_breaks_the_request(stage: Stage) -> 
     assert [call.completion_ids.tolist() for call in calls] == [[5], [], [8]]
 
 
-async def test_a_gateway_that_starts_afresh_goes_on_where_the_last_one_was(stage: Stage) -> None:
+async def test_a_restarted_gateway_continues_where_the_last_one_stopped(stage: Stage) -> None:
     attempt = await stage.begin()
     stage.says('<tool_call>{"name": "f", "arguments": {"a":  1}}</tool_call>')
-    tools = [{"type": "function", "function": {"name": "f"}}]
+    tools: Any = [{"type": "function", "function": {"name": "f"}}]
     messages: list[Any] = [USER]
 
     async def turn(transport: httpx2.AsyncBaseTransport | None) -> None:
         http = httpx2.AsyncClient(transport=transport) if transport else None
         async with openai.AsyncOpenAI(base_url=stage.url, api_key=attempt.token, http_client=http) as client:
-            message = (
-                (await client.chat.completions.create(model="m", messages=messages, tools=tools)).choices[0].message
-            )  # type: ignore[arg-type]
+            answer = await client.chat.completions.create(model="m", messages=messages, tools=tools)
+            message = answer.choices[0].message
             assert message.tool_calls
             messages.extend(
                 [message.model_dump(), {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "1"}]
@@ -337,7 +335,7 @@ async def test_a_gateway_that_starts_afresh_goes_on_where_the_last_one_was(stage
         (1, "bridged", calls[0].id),
         (2, "bridged", calls[1].id),
     ]
-    # a repeated prompt is another occurrence, also for the second gateway
+    # the repeated prompt counts as another occurrence, for the second gateway, too
     messages[:] = [USER]
     await turn(httpx2.ASGITransport(app=app))  # type: ignore[arg-type]
     again = (await stage.calls(attempt))[3]

@@ -1,4 +1,4 @@
-"""A disk that is full is nobody's bad request: SDKs and exporters are told to come again."""
+"""A full disk is not the client's fault: SDKs and exporters are told to repeat their requests."""
 
 import random
 from collections.abc import AsyncIterator
@@ -31,7 +31,7 @@ async def on_disk(template: ChatTemplate, tmp_path: Path) -> AsyncIterator[Stage
 
 
 async def limit_to(store: SQLiteStore, pages: int) -> None:
-    """SQLite has no room beyond as many pages, or beyond those that it uses."""
+    """Limit the database to this many pages; None: to the pages in use."""
     await store._writer.run(lambda connection: connection.execute(f"PRAGMA max_page_count = {pages}").fetchone())
 
 
@@ -41,7 +41,7 @@ def noise(size: int) -> str:
 
 
 async def until_refused(client: httpx2.AsyncClient, path: str, body: dict[str, Any]) -> httpx2.Response:
-    """What fits into the last page is still taken."""
+    """Store records until the last page is full."""
     for _ in range(300):
         answer = await client.post(path, json=body)
         if answer.status_code != 200:
@@ -49,9 +49,7 @@ async def until_refused(client: httpx2.AsyncClient, path: str, body: dict[str, A
     raise AssertionError("the disk is not full")
 
 
-async def test_what_a_full_disk_does_not_take_is_the_servers_failure(
-    on_disk: Stage, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_full_disk_is_the_servers_failure(on_disk: Stage, caplog: pytest.LogCaptureFixture) -> None:
     attempt = await on_disk.begin()
     chat: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": noise(20_000)}]}
     small = {**chat, "messages": [{"role": "user", "content": "hi"}]}
@@ -79,7 +77,7 @@ async def test_what_a_full_disk_does_not_take_is_the_servers_failure(
     assert not [record for record in caplog.records if record.exc_info]
 
 
-async def test_a_reward_for_a_call_of_another_attempt_stays_the_agents_mistake(on_disk: Stage) -> None:
+async def test_a_reward_for_a_call_of_another_attempt_is_still_the_agents_mistake(on_disk: Stage) -> None:
     attempt = await on_disk.begin()
     async with httpx2.AsyncClient(base_url=on_disk.url, headers={"x-api-key": attempt.token}) as client:
         answer = await client.post("/v1/rewards", json={"value": 1.0, "call": "chatcmpl-other.1-0"})

@@ -1,4 +1,4 @@
-"""Whose call is it, and what happens to callers who are nobody?"""
+"""Which attempt does a request belong to, and what happens to requests without a valid token?"""
 
 import asyncio
 
@@ -49,7 +49,7 @@ def token_of(headers: list[tuple[bytes, bytes]], path_token: str | None = None, 
     return caller_with(*headers, path_token=path_token, query=query).token
 
 
-def test_baggage_goes_before_path_before_key() -> None:
+def test_baggage_overrides_path_and_path_overrides_key() -> None:
     key = (b"authorization", b"Bearer  from-key ")
     baggage = (b"baggage", b"other=1, lightningrl.token = from%2Dbaggage ;p=1,x=y")
     assert token_of([key, baggage], "from-path") == "from-baggage"
@@ -158,7 +158,7 @@ async def test_a_token_opens_its_own_running_attempt_and_nothing_else(stage: Sta
     assert len(await stage.calls(attempt)) == len(stage.engine.asked) == 1
 
 
-async def test_an_answer_that_comes_after_the_end_of_its_attempt_is_not_given(stage: Stage) -> None:
+async def test_an_answer_that_comes_after_the_end_of_its_attempt_is_refused(stage: Stage) -> None:
     attempt = await stage.begin()
     stage.engine.delay_s = 0.05
     async with openai.AsyncOpenAI(base_url=stage.url, api_key=attempt.token, max_retries=0) as client:
@@ -174,7 +174,7 @@ async def test_an_answer_that_comes_after_the_end_of_its_attempt_is_not_given(st
 async def test_concurrent_attempts_do_not_mix(stage: Stage) -> None:
     attempts = [await stage.begin(f"r{n}") for n in range(20)]
     stage.engine.delay_s = 0.002
-    # an engine that repeats the last word it was asked
+    # an engine that repeats the last word of the prompt
     stage.engine.script = lambda prompt_ids, sampling: [*prompt_ids[-6:-3], stage.template.turn_end_id or 0]
 
     async def talk(number: int) -> None:

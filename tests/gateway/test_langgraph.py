@@ -1,4 +1,4 @@
-"""Is a LangGraph agent that knows nothing of us captured token by token?"""
+"""Is an unmodified LangGraph agent captured token by token?"""
 
 import sqlite3
 from typing import Annotated, Any, TypedDict
@@ -55,7 +55,7 @@ async def test_a_graph_with_a_tool_is_captured_as_one_growing_conversation(
         'again\n<tool_call>\n{"name": "execute", "arguments": {"sql": "SELECT 41 + 1"}}\n</tool_call>',
         "it is 42",
     )
-    async with httpx2.AsyncClient() as http:  # langchain's own client is shared by all tests, and never closed
+    async with httpx2.AsyncClient() as http:  # all tests would share langchain's own client, which is never closed
         llm = ChatOpenAI(
             model="writer",
             temperature=1.0,

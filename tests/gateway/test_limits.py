@@ -1,4 +1,4 @@
-"""What happens at the limits: too many requests, too large ones, silence, upgrades, and paths that nobody serves."""
+"""Limits: too many requests, too large ones, silent streams, upgrades, and unknown paths."""
 
 import asyncio
 import gzip
@@ -21,7 +21,7 @@ from .conftest import Stage
 USER: Any = {"role": "user", "content": "say a word"}
 
 
-async def test_more_requests_than_are_taken_get_429_and_the_sdk_comes_again(stage: Stage) -> None:
+async def test_too_many_requests_get_429_and_the_sdk_repeats_them(stage: Stage) -> None:
     attempt = await stage.begin()
     stage.gateway._max_in_flight = 2
     stage.engine.delay_s = 0.3
@@ -53,7 +53,7 @@ async def test_a_busy_engine_is_429_and_leaves_no_record(stage: Stage) -> None:
     async with openai.AsyncOpenAI(base_url=stage.url, api_key=attempt.token) as client:
         await client.chat.completions.create(model="m", messages=[USER])
     seeds = [sampling.seed for _, sampling, _ in stage.engine.asked]
-    assert seeds[0] == seeds[1]  # as if the first time had not been
+    assert seeds[0] == seeds[1]  # the refused request gave its randomness back
 
 
 async def test_a_silent_stream_is_kept_alive(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ async def test_a_client_that_offers_http2_is_answered_in_http1(stage: Stage) -> 
 
 
 @pytest.mark.parametrize("connection", [b"close", b"keep-alive"])
-async def test_an_answer_is_whole_also_where_the_connection_ends_with_it(stage: Stage, connection: bytes) -> None:
+async def test_an_answer_is_complete_if_the_connection_is_closed_after_it(stage: Stage, connection: bytes) -> None:
     attempt, loop = await stage.begin(), asyncio.get_running_loop()
     body = json.dumps({"model": "m", "messages": [USER]}).encode()
     host, port = stage.url.removeprefix("http://").split(":")
@@ -220,7 +220,7 @@ async def test_models_are_listed_for_every_vendor(stage: Stage) -> None:
         assert (await http_client.head(stage.url)).status_code == 200
 
 
-async def test_a_stream_that_is_a_json_list_is_said_to_be_one(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_that_is_a_json_list_has_its_media_type(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     attempt = await stage.begin()
     monkeypatch.setattr(answering, "KEEP_ALIVE_S", 0.05)  # a comment would break the list
     stage.engine.delay_s = 0.2

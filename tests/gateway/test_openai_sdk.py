@@ -1,4 +1,4 @@
-"""Does the real OpenAI SDK, over a real socket, get what it expects, and is every token of it recorded?"""
+"""Does the real OpenAI SDK get what it expects over a real socket, and is every token recorded?"""
 
 import asyncio
 import itertools
@@ -75,7 +75,7 @@ async def test_an_answer_is_recorded_token_by_token(stage: Stage, attempt: Attem
     assert call.request["messages"] == [USER]
 
 
-async def test_a_stream_says_the_same_and_is_recorded_the_same(
+async def test_a_stream_has_the_same_content_and_the_same_record(
     stage: Stage, attempt: Attempt, client: openai.AsyncOpenAI
 ) -> None:
     stage.says("It is sunny in Paris . äöü €")
@@ -130,7 +130,7 @@ async def test_tool_calls_arrive_byte_for_byte_and_the_next_turn_is_bridged(
     [wish] = message.tool_calls
     assert wish.type == "function"
     assert (wish.function.name, wish.function.arguments) == ("weather", '{"city":  "Paris"}')
-    # as clients do: text dropped, arguments written anew
+    # clients drop the text, and write the arguments again
     arguments = json.dumps(json.loads(wish.function.arguments), separators=(",", ":"))
     echoed: Any = {
         "role": "assistant",
@@ -187,7 +187,7 @@ async def test_a_stop_string_is_cut_off_but_its_tokens_are_recorded(
             ].message.content or ""
         assert text == "SELECT name"
     assert [call.completion_ids.tolist() for call in await stage.calls(attempt)] == [ids, ids]
-    # the cut answer comes back: it is spliced with its stop string, and the turn is closed
+    # the cut answer is sent back: it is spliced with its stop string, and the turn is closed
     history = [USER, {"role": "assistant", "content": "SELECT name"}, USER]
     await client.chat.completions.create(model="m", messages=history)
     last = (await stage.calls(attempt))[-1]
@@ -196,7 +196,7 @@ async def test_a_stop_string_is_cut_off_but_its_tokens_are_recorded(
     assert last.prompt_ids[len(first.prompt_ids) :].tolist()[: len(ids) + 1] == [*ids, stage.template.turn_end_id]
 
 
-async def test_without_a_seed_chance_follows_from_run_rollout_prompt_and_occurrence(stage: Stage) -> None:
+async def test_without_a_seed_randomness_follows_from_run_rollout_prompt_and_occurrence(stage: Stage) -> None:
     async def seeds(rollout_id: str) -> list[int | None]:
         attempt = await stage.begin(rollout_id)
         async with openai.AsyncOpenAI(base_url=stage.url, api_key=attempt.token) as client:
@@ -214,8 +214,8 @@ async def test_without_a_seed_chance_follows_from_run_rollout_prompt_and_occurre
     assert not set(await seeds("r2")) & set(first)
 
 
-async def test_a_rollouts_seed_goes_before_the_agents(stage: Stage) -> None:
-    """An agent with `seed=42` in its code would make all members of a group draw alike."""
+async def test_a_rollouts_seed_overrides_the_agents(stage: Stage) -> None:
+    """An agent with `seed=42` in its code would get identical samples for all members of a group."""
     seeds: list[list[int | None]] = []
     for rollout_id, seed in (("a", 1), ("b", 2), ("c", 1)):
         attempt = await stage.begin(rollout_id, seed=seed)
@@ -238,7 +238,7 @@ async def test_a_temperature_that_vllm_would_raise_is_raised_before_it_is_record
     assert stage.engine.asked[0][1].temperature == call.sampling.temperature == sampled
 
 
-async def test_the_rollout_has_the_last_word_on_sampling_and_length_has_a_default(stage: Stage) -> None:
+async def test_the_rollouts_sampling_settings_override_the_agents_and_length_has_a_default(stage: Stage) -> None:
     attempt = await stage.begin("greedy", temperature=0.0, stop=["q"])
     async with openai.AsyncOpenAI(base_url=stage.url, api_key=attempt.token) as client:
         await client.chat.completions.create(model="m", messages=[USER], temperature=0.8, stop=["x"])
@@ -310,7 +310,7 @@ async def test_every_sampled_token_is_recorded_whatever_it_is(
     assert [asked for asked, _, _ in stage.engine.asked] == [call.prompt_ids.tolist() for call in calls]
 
 
-async def test_a_turn_of_the_assistant_at_the_end_is_answered_with_another_one_unless_it_is_to_go_on(
+async def test_after_a_turn_of_the_assistant_a_new_turn_is_sampled_unless_the_request_continues_it(
     stage: Stage, client: openai.AsyncOpenAI
 ) -> None:
     said: Any = {"role": "assistant", "content": "it is"}

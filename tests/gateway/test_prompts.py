@@ -1,6 +1,4 @@
-"""Long prompts: tokenized as exactly as short ones, beside the requests of others, and refused before all of them is
-read.
-"""
+"""Long prompts: tokenized exactly, without blocking other requests, and refused early if they are too long."""
 
 import asyncio
 import json
@@ -59,12 +57,12 @@ def test_long_texts_have_the_ids_of_the_plain_tokenizer(template: ChatTemplate, 
         assert template.encode(text) is plain
 
 
-def test_a_text_is_refused_once_enough_of_it_is_read(template: ChatTemplate) -> None:
+def test_a_text_that_is_too_long_is_refused_before_all_of_it_is_tokenized(template: ChatTemplate) -> None:
     text = log_of(60_000_000)
     began = time.process_time()
     with pytest.raises(TooManyTokens):
         template.encode_long(text, most=2000)
-    assert time.process_time() - began < 2  # all of it takes a minute
+    assert time.process_time() - began < 2  # tokenizing all of it takes a minute
 
 
 def test_long_beginnings_are_not_remembered(template: ChatTemplate) -> None:
@@ -75,7 +73,7 @@ def test_long_beginnings_are_not_remembered(template: ChatTemplate) -> None:
     assert starts.cache_info().currsize == before + 1
 
 
-async def test_a_long_prompt_is_answered_and_gone_on_with(template: ChatTemplate) -> None:
+async def test_a_long_prompt_is_answered_and_continued(template: ChatTemplate) -> None:
     async with roomy(template, max_length=1_000_000) as stage:
         attempt = await stage.begin()
         messages: list[Any] = [
@@ -97,7 +95,7 @@ async def test_a_long_prompt_is_answered_and_gone_on_with(template: ChatTemplate
         assert len(raw.choices) == 3
 
 
-async def test_what_is_far_too_long_is_refused_and_not_recorded(stage: Stage) -> None:
+async def test_a_prompt_that_is_far_too_long_is_refused_and_not_recorded(stage: Stage) -> None:
     attempt = await stage.begin()
     messages: Any = [{"role": "user", "content": log_of(4_000_000)}]
     async with openai.AsyncOpenAI(base_url=stage.url, api_key=attempt.token, max_retries=0) as client:

@@ -1,6 +1,4 @@
-"""What if another server answers? It gets what the agent sent and no token of ours; what it does to its answer is seen,
-and recorded.
-"""
+"""Another server answers: it gets the agent's request without our token, and its answer is recorded."""
 
 import asyncio
 import gzip
@@ -31,7 +29,7 @@ EVENT = (
 
 @dataclass
 class There:
-    """Another server that keeps what it was sent, and answers as a test tells it to."""
+    """Another server. It keeps the requests that it gets, and its answers are chosen by a test."""
 
     answer: Callable[[Any, Any], Awaitable[None]]
     asked: list[tuple[str, bytes, dict[bytes, bytes], bytes]] = field(default_factory=list)
@@ -74,7 +72,7 @@ async def hangs(scope: Any, send: Any) -> None:
 
 @dataclass
 class Between:
-    """A gateway that hands everything on, but for the model `own`."""
+    """A gateway that relays every model but `own`."""
 
     gateway: Gateway
     url: str
@@ -133,7 +131,7 @@ CHAT = {"model": "gpt", "messages": [USER]}
         ("/v1beta/models/g:generateContent", "x-goog-api-key", "sk-other"),
     ],
 )
-async def test_the_key_is_where_the_token_was_and_no_token_gets_out(
+async def test_the_upstreams_key_replaces_the_token_and_no_token_is_forwarded(
     between: Between, path: str, header: str, key: str
 ) -> None:
     token = between.attempt.token
@@ -282,7 +280,7 @@ async def test_an_upstream_counts_its_own_tokens(between: Between, path: str, bo
     assert await between.calls() == []
 
 
-async def test_azures_embeddings_are_asked_for_where_everybodys_are(between: Between) -> None:
+async def test_azures_embeddings_go_to_the_common_path(between: Between) -> None:
     between.there.answer = says(
         b'{"object":"list","model":"e","data":[{"object":"embedding","index":0,"embedding":[0.5]}]}'
     )
@@ -295,7 +293,7 @@ async def test_azures_embeddings_are_asked_for_where_everybodys_are(between: Bet
     assert (path, json.loads(body)["model"]) == ("/v1/embeddings", "e")
 
 
-async def test_an_upstream_may_understand_what_we_do_not(between: Between) -> None:
+async def test_an_upstream_may_understand_requests_that_the_gateway_does_not(between: Between) -> None:
     picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]}
     assert (await between.post("/v1/chat/completions", {"model": "gpt", "messages": [picture]})).status_code == 200
     assert (await between.post("/v1/chat/completions", {"model": "own", "messages": [picture]})).status_code == 400
@@ -350,7 +348,7 @@ async def test_instructions_lead_to_an_upstream_although_there_are_pictures(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_upstream_is_not_asked_twice_for_one_answer(between: Between, stream: bool) -> None:
+async def test_a_repeated_request_is_sent_to_the_upstream_once(between: Between, stream: bool) -> None:
     async def slowly(scope: Any, send: Any) -> None:
         await asyncio.sleep(0.5)
         await says(EVENT if stream else b'{"ok": 1}', kind=b"text/event-stream" if stream else b"application/json")(
@@ -367,7 +365,7 @@ async def test_an_upstream_is_not_asked_twice_for_one_answer(between: Between, s
     assert len(between.there.asked) == len(await between.calls()) == 1
 
 
-async def test_what_an_upstream_refused_is_asked_again(between: Between) -> None:
+async def test_a_request_that_an_upstream_refused_is_sent_again(between: Between) -> None:
     retry = {"authorization": f"Bearer {between.attempt.token}", "x-stainless-retry-count": "1"}
     between.there.answer = says(b'{"error": "slow down"}', status=429)
     assert (await between.post("/v1/chat/completions", CHAT)).status_code == 429
@@ -376,7 +374,7 @@ async def test_what_an_upstream_refused_is_asked_again(between: Between) -> None
     assert [call.capture for call in await between.calls()] == ["incomplete", "upstream"]
 
 
-async def test_a_session_that_is_built_again_passes_over_what_others_answered(between: Between) -> None:
+async def test_a_rebuilt_session_skips_relayed_calls(between: Between) -> None:
     between.there.answer = says(b"event: response.completed\ndata: {}\n\n", kind=b"text/event-stream")
     assert (await between.post("/v1/responses", {"model": "gpt", "input": "x", "stream": True})).status_code == 200
     between.gateway.sessions._sessions.clear()

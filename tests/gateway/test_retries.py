@@ -1,4 +1,4 @@
-"""An SDK that has not got its answer asks again: is it answered once, and are look-alikes kept apart?"""
+"""An SDK repeats a request that got no answer: is it answered once, and are resamples kept apart?"""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ def streamed_text(response: httpx2.Response) -> str:
 
 
 def counting(stage: Stage) -> None:
-    """Every answer is another word."""
+    """Each answer is a different word."""
     words = iter("abcdefgh")
     stage.engine.script = lambda prompt_ids, sampling: [
         *stage.template.encode(next(words)),
@@ -68,7 +68,7 @@ async def test_a_repetition_joins_the_request_that_is_still_under_way(stage: Sta
     assert len(await stage.calls(attempt)) == len(stage.engine.asked) == 1
 
 
-async def test_the_one_that_joined_gets_its_answer_although_the_first_client_goes(stage: Stage) -> None:
+async def test_a_repetition_gets_its_answer_although_the_first_client_goes_away(stage: Stage) -> None:
     attempt = await stage.begin()
     stage.engine.delay_s = 2.0
     first = asyncio.create_task(ask(stage, attempt, timeout_s=1.0))
@@ -90,7 +90,7 @@ async def test_an_answer_that_was_ready_when_its_client_had_gone_is_given_to_the
     counting(stage)
     append = stage.store.append
 
-    async def slow(*records: Any) -> None:  # as a busy disk would be
+    async def slow(*records: Any) -> None:  # like a busy disk
         await append(*records)
         await asyncio.sleep(0.4)
 
@@ -102,18 +102,18 @@ async def test_an_answer_that_was_ready_when_its_client_had_gone_is_given_to_the
     again = await ask(stage, attempt, headers=RETRY, stream=stream)
     [call] = [
         call for call in await stage.calls(attempt) if call.capture != "incomplete"
-    ]  # on a slow machine the first one may be
+    ]  # on a slow machine the first call may be
     assert (streamed_text(again) if stream else text_of(again)) == call.response["choices"][0]["message"]["content"]
 
 
-async def test_what_was_refused_is_sampled_afresh(stage: Stage) -> None:
+async def test_a_repetition_of_a_refused_request_is_sampled_afresh(stage: Stage) -> None:
     attempt = await stage.begin()
     counting(stage)
     stage.engine.error = RuntimeError("boom")
     assert (await ask(stage, attempt)).status_code == 503
     stage.engine.error = None
     stage.engine.delay_s = 0.2
-    other = asyncio.create_task(ask(stage, attempt))  # a resample that happens to be under way
+    other = asyncio.create_task(ask(stage, attempt))  # a resample that is being answered meanwhile
     while len(stage.engine.asked) < 2:
         await asyncio.sleep(0.005)
     again = await ask(stage, attempt, headers=RETRY)
@@ -121,7 +121,7 @@ async def test_what_was_refused_is_sampled_afresh(stage: Stage) -> None:
     assert [call.capture for call in await stage.calls(attempt)] == ["incomplete", "rendered", "rendered"]
 
 
-async def test_a_repetition_of_what_was_given_up_is_not_given_the_answer_of_a_look_alike(stage: Stage) -> None:
+async def test_a_repetition_of_a_cancelled_request_does_not_get_the_answer_of_a_resample(stage: Stage) -> None:
     attempt = await stage.begin()
     counting(stage)
     stage.engine.delay_s = 1.0
@@ -136,18 +136,18 @@ async def test_a_repetition_of_what_was_given_up_is_not_given_the_answer_of_a_lo
     assert {text_of(again), text_of(await other)} == {"a", "c"}
 
 
-async def test_a_repetition_of_what_was_turned_away_is_not_given_the_answer_of_a_look_alike(stage: Stage) -> None:
+async def test_a_repetition_of_a_request_refused_with_429_does_not_get_the_answer_of_a_resample(stage: Stage) -> None:
     attempt = await stage.begin()
     counting(stage)
     stage.gateway._max_in_flight = 2
-    stage.engine.delay_s = 1.5  # longer than the SDK waits before it asks again
+    stage.engine.delay_s = 1.5  # longer than the SDK waits before it repeats a request
     async with openai.AsyncOpenAI(base_url=stage.url, api_key=attempt.token, max_retries=8) as client:
         answers = await asyncio.gather(*(client.chat.completions.create(**BODY) for _ in range(4)))  # type: ignore[call-overload]
     assert len({answer.id for answer in answers}) == 4
     assert len(await stage.calls(attempt)) == 4
 
 
-async def test_a_repeated_stream_that_breaks_says_so_after_it_was_kept_alive(
+async def test_a_repeated_stream_that_breaks_ends_with_an_error_after_it_was_kept_alive(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempt = await stage.begin()
@@ -190,7 +190,7 @@ async def test_a_repeated_stream_is_one_answer(stage: Stage) -> None:
     assert len(await stage.calls(attempt)) == 1
 
 
-async def test_the_openai_sdk_times_out_retries_and_the_chance_stays_the_same(stage: Stage) -> None:
+async def test_the_openai_sdk_times_out_retries_and_the_seed_stays_the_same(stage: Stage) -> None:
     attempt = await stage.begin()
     delays = iter([1.0, 0.0])
     seeds: list[int | None] = []
@@ -229,10 +229,10 @@ async def test_an_answer_that_was_written_and_not_read_is_given_again(stage: Sta
     attempt = await stage.begin()
     counting(stage)
     first = await ask(stage, attempt)
-    again = await ask(stage, attempt, headers=RETRY)  # the connection broke on its way: nothing here tells
+    again = await ask(stage, attempt, headers=RETRY)  # the connection broke meanwhile: the server cannot see it
     assert again.json() == first.json()
     assert len(await stage.calls(attempt)) == 1
-    await ask(stage, attempt)  # a resample: from now on it cannot be told whose answer was lost
+    await ask(stage, attempt)  # a resample: now the lost answer could be either
     assert text_of(await ask(stage, attempt, headers=RETRY)) == "c"
 
 

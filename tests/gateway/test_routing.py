@@ -1,4 +1,4 @@
-"""Who answers which call, in which role? And what of calls that are not the policy's job?"""
+"""Which policy answers which call, and in which role? And calls that go to other servers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -52,7 +52,7 @@ def test_the_first_route_whose_patterns_all_fit_is_taken() -> None:
         choose(routes[:1], request(), caller="")
 
 
-def test_there_is_every_model_that_a_route_takes_requests_for() -> None:
+def test_every_model_that_a_route_fits_can_be_looked_up() -> None:
     routes = [Route(model="judge", policy="upstreams.judge"), Route(model="gpt-*")]
     for name in ("judge", "gpt-4o", "policy"):
         entry = model(routes, name)
@@ -83,7 +83,7 @@ async def test_telemetry_names_the_agent(stage: Stage) -> None:
 
 @asynccontextmanager
 async def relaying(stage: Stage, upstream: Upstream, **more: Any) -> AsyncIterator[str]:
-    """A gateway whose side calls go to an upstream: the stage's own."""
+    """A gateway whose side calls go to an upstream, which is the stage itself."""
     routes = [Route(system="*title*", policy="upstreams.other", agent="titles"), Route()]
     app = create_app(
         store=stage.store,
@@ -144,7 +144,7 @@ async def test_an_upstreams_refusal_comes_back_as_it_is_and_silence_as_502(stage
     assert {call.capture for call in await stage.calls(attempt)} == {"incomplete"}
 
 
-async def test_embeddings_are_passed_on_where_somebody_answers_them(stage: Stage) -> None:
+async def test_embeddings_are_relayed_if_an_upstream_is_configured(stage: Stage) -> None:
     attempt = await stage.begin()
     asked: list[Any] = []
 
@@ -171,7 +171,7 @@ async def test_embeddings_are_passed_on_where_somebody_answers_them(stage: Stage
             await client.embeddings.create(model="e", input="x")
 
 
-async def test_guests_are_let_in_by_their_sessions_name(stage: Stage) -> None:
+async def test_each_session_name_of_a_visitor_gets_an_attempt(stage: Stage) -> None:
     guests = Guests(stage.store)
     app = create_app(
         store=stage.store, chat=stage.template, engines={"policy": stage.engine}, max_length=2000, visitors=guests

@@ -1,4 +1,4 @@
-"""A script stands in for a model: what it says arrives as a model would have sampled it."""
+"""A script stands in for a model: its answers arrive as if a model had sampled them."""
 
 import asyncio
 import itertools
@@ -38,7 +38,7 @@ async def deltas(
 async def said(
     script: Script, template: ChatTemplate, *messages: Message, tools: Sequence[dict[str, Any]] = (), **sampling: Any
 ) -> Message:
-    """What arrives at the agent's side of the gateway."""
+    """The message that the agent gets."""
     messages = messages or (Message(role="user", content="hi"),)
     token = current_request.set(ChatRequest(body={}, model="m", messages=messages, tools=tuple(tools)))
     try:
@@ -65,7 +65,7 @@ def wishes(message: Message) -> list[tuple[str, str]]:
         ),
     ],
 )
-async def test_a_script_that_wants_to_know_is_told_the_response_format(
+async def test_a_script_with_that_parameter_gets_the_response_format(
     plain: ChatTemplate, schema: Any, told: Any
 ) -> None:
     got: list[Any] = []
@@ -161,14 +161,14 @@ async def test_a_stream_comes_token_by_token_with_logprobs(plain: ChatTemplate) 
     )
 
 
-async def test_a_slow_plain_function_holds_up_nobody(plain: ChatTemplate) -> None:
+async def test_a_slow_plain_function_does_not_block_the_event_loop(plain: ChatTemplate) -> None:
     engine = ScriptedEngine(lambda *_: time.sleep(0.3) or "late", plain)
     began = time.monotonic()
     await asyncio.gather(*(deltas(engine, [1]) for _ in range(20)))
     assert time.monotonic() - began < 3, "20 answers of 0.3 s each, one after the other, would take 6"
 
 
-async def test_an_answer_that_nobody_waits_for_is_given_up(plain: ChatTemplate) -> None:
+async def test_an_answer_without_a_reader_is_cancelled(plain: ChatTemplate) -> None:
     ended: list[bool] = []
 
     async def script(*_: Any) -> str:
@@ -200,7 +200,7 @@ async def test_an_answer_that_nobody_waits_for_is_given_up(plain: ChatTemplate) 
         (lambda *_: "\ud800", "returned no valid answer: `UnicodeEncodeError`"),
     ],
 )
-async def test_what_goes_wrong_in_a_script_names_the_script(plain: ChatTemplate, script: Script, told: str) -> None:
+async def test_an_error_in_a_script_names_the_script(plain: ChatTemplate, script: Script, told: str) -> None:
     with pytest.raises(EngineError) as caught:
         await deltas(ScriptedEngine(script, plain), [1])
     assert told in caught.value.message
@@ -209,7 +209,7 @@ async def test_what_goes_wrong_in_a_script_names_the_script(plain: ChatTemplate,
 @pytest.mark.parametrize(
     "check", [check for check in CHECKS if check is not different_seeds_differ], ids=lambda c: c.__name__
 )
-async def test_a_scripted_engine_is_an_engine_that_knows_no_chance(plain: ChatTemplate, check: Any) -> None:
+async def test_a_scripted_engine_is_a_deterministic_engine(plain: ChatTemplate, check: Any) -> None:
     engine = ScriptedEngine(lambda *_: "some words that are long enough to be cut, and then some more of them", plain)
     try:
         await check(engine, Conformance(policy="policy", vocab_size=4000))
@@ -227,7 +227,7 @@ def test_the_plain_tokenizer_loses_nothing(text: str) -> None:
 _loaded: list[ChatTemplate] = []
 
 
-def test_the_plain_template_never_renders_what_was_said_in_another_way(plain: ChatTemplate) -> None:
+def test_the_plain_template_always_renders_a_message_in_the_same_way(plain: ChatTemplate) -> None:
     calls = (ToolCall(id="1", name="add", arguments='{"a": 1}'),)
     talk = [
         Message(role="system", content="s"),

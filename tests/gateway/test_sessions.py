@@ -1,4 +1,4 @@
-"""What does a gateway remember, and for how long?"""
+"""What does the gateway keep in memory, and for how long?"""
 
 import asyncio
 import gc
@@ -38,7 +38,7 @@ async def test_sessions_of_attempts_that_have_ended_are_forgotten(stage: Stage) 
     assert [len(await stage.calls(attempt)) for attempt in running] == [2] * 5
 
 
-async def test_what_it_took_to_make_an_answer_is_let_go_with_it(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_parts_of_a_delivered_answer_are_freed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answering, "WRITTEN_S", 0.0)
     attempt = await stage.begin()
     async with httpx2.AsyncClient() as client:
@@ -53,7 +53,7 @@ async def test_what_it_took_to_make_an_answer_is_let_go_with_it(stage: Stage, mo
     assert session.unread._waiting == {}
 
 
-async def test_a_session_that_is_built_again_draws_as_if_what_was_given_up_had_not_been(stage: Stage) -> None:
+async def test_a_rebuilt_session_reuses_the_randomness_of_cancelled_calls(stage: Stage) -> None:
     attempt = await stage.begin()
     async with httpx2.AsyncClient() as client:
         stage.engine.delay_s = 1.0

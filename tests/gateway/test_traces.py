@@ -1,4 +1,4 @@
-"""Telemetry of agents: real exporters, through a real socket, into the store."""
+"""Telemetry of agents: from real exporters through a real socket into the store."""
 
 import asyncio
 import gzip
@@ -36,7 +36,7 @@ TOOLS: Any = [{"type": "function", "function": {"name": "search", "parameters": 
 
 @contextmanager
 def tracing(url: str, **headers: str) -> Iterator[Tracer]:
-    """The SDK as anybody sets it up; what it holds back is sent at the end."""
+    """The SDK in its usual setup; queued spans are sent at the end."""
     provider = TracerProvider()
     provider.add_span_processor(
         BatchSpanProcessor(OTLPSpanExporter(endpoint=url, headers=headers, compression=Compression.Gzip))
@@ -60,7 +60,7 @@ async def shared(template: ChatTemplate) -> AsyncIterator[Stage]:
 
 
 def agent(url: str, token: str, tracer: Tracer, *, trace_all: bool = True, tool_id: bool = True) -> None:
-    """One search, traced as the semantic conventions ask for it."""
+    """One search, traced by the semantic conventions."""
     client = openai.OpenAI(base_url=f"{url}/v1", api_key=token)
     messages: list[Any] = [{"role": "user", "content": "say a word"}]
 
@@ -130,7 +130,7 @@ async def test_spans_come_in_by_the_token_and_are_joined_to_their_calls(stage: S
     assert [s.call_id for s in both if s.kind == "llm"] == [call.id for call in calls]
 
 
-async def test_attempts_that_share_an_exporter_are_told_apart_by_what_spans_say(shared: Stage) -> None:
+async def test_attempts_that_share_an_exporter_are_told_apart_by_their_spans(shared: Stage) -> None:
     attempts = [await shared.begin(f"r{n}") for n in range(3)]
 
     def script(prompt_ids: list[int], sampling: object) -> list[int]:
@@ -206,7 +206,7 @@ async def post(stage: Stage, attempt: Attempt, body: bytes, **headers: str) -> h
 JSON = {"content-type": "application/json; charset=utf-8"}
 
 
-async def test_json_says_the_same_as_protobuf_with_ids_in_hexadecimal(stage: Stage) -> None:
+async def test_json_means_the_same_as_protobuf_with_ids_in_hexadecimal(stage: Stage) -> None:
     attempt = await stage.begin()
     answer = await post(
         stage, attempt, json.dumps(sent(attribute("openinference.span.kind", "RETRIEVER"))).encode(), **JSON
@@ -218,7 +218,7 @@ async def test_json_says_the_same_as_protobuf_with_ids_in_hexadecimal(stage: Sta
     assert (span.kind, span.started_at, span.ended_at) == ("retrieval", 1544712660.0, 1544712661.5)
 
 
-async def test_what_was_sent_twice_is_kept_once(stage: Stage) -> None:
+async def test_a_span_that_is_sent_twice_is_stored_once(stage: Stage) -> None:
     attempt = await stage.begin()
     for _ in range(2):
         assert (
@@ -243,7 +243,7 @@ async def test_spans_may_be_late_but_not_for_ever(stage: Stage, monkeypatch: pyt
     assert len(await stage.store.spans([attempt.id])) == 1
 
 
-async def test_spans_of_nobody_are_counted_and_explained(shared: Stage) -> None:
+async def test_spans_without_an_attempt_are_counted_and_explained(shared: Stage) -> None:
     async with httpx.AsyncClient(base_url=shared.url) as http:
         request = ExportTraceServiceRequest()
         request.resource_spans.add().scope_spans.add().spans.add(name="x", trace_id=b"1" * 16, span_id=b"2" * 8)
@@ -252,7 +252,7 @@ async def test_spans_of_nobody_are_counted_and_explained(shared: Stage) -> None:
     assert (answer.status_code, told.rejected_spans) == (200, 1) and "hint:" in told.error_message
 
 
-async def test_a_stranger_who_stalls_does_not_keep_others_waiting(
+async def test_a_slow_sender_without_a_token_does_not_block_the_others(
     shared: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(traces, "UNSIGNED_S", 0.2)
@@ -283,7 +283,7 @@ async def test_a_stranger_who_stalls_does_not_keep_others_waiting(
     ],
     ids=["protobuf", "json", "list", "type", "id", "deep", "gzip", "yaml"],
 )
-async def test_garbage_is_refused_in_the_words_of_the_protocol(
+async def test_garbage_is_refused_with_the_error_of_the_protocol(
     stage: Stage, body: bytes, headers: dict[str, str], status: int
 ) -> None:
     attempt = await stage.begin()
@@ -296,7 +296,7 @@ async def test_garbage_is_refused_in_the_words_of_the_protocol(
     assert await stage.store.spans([attempt.id]) == []
 
 
-async def test_a_bad_span_does_not_take_the_others_with_it(shared: Stage) -> None:
+async def test_a_bad_span_does_not_spoil_the_others(shared: Stage) -> None:
     attempt = await shared.begin()
     forged = sent(
         attribute("gen_ai.operation.name", "chat"), attribute("gen_ai.response.id", f"chatcmpl-{attempt.id}-99")
@@ -308,7 +308,7 @@ async def test_a_bad_span_does_not_take_the_others_with_it(shared: Stage) -> Non
     assert [s.id for s in await shared.store.spans([attempt.id])] == ["eee19b7ec3c1b177"]
 
 
-async def test_a_span_that_may_be_a_neighbours_is_nobodys(shared: Stage) -> None:
+async def test_a_span_of_an_ambiguous_attempt_is_rejected(shared: Stage) -> None:
     mine, theirs = await shared.begin("a", seed=1), await shared.begin("b", seed=1)
     shared.says(ASKS)
     answers: list[Any] = []
@@ -347,7 +347,7 @@ def span(name: str, **fields: Any) -> Span:
     return replace(made, **fields)
 
 
-def test_a_tool_that_both_know_of_counts_once() -> None:
+def test_a_tool_call_that_is_both_traced_and_derived_counts_once() -> None:
     def derived(name: str, n: int) -> Span:
         return span(
             name,
@@ -371,7 +371,7 @@ def test_a_tool_that_both_know_of_counts_once() -> None:
     assert found[2].status == "error" and found[2].error == "no"
 
 
-def test_what_no_tool_call_asked_for_is_put_down_to_the_answer_before_it() -> None:
+def test_a_tool_run_without_a_tool_call_is_credited_to_the_answer_before_it() -> None:
     first = span("m", id="l1", kind="llm", call_id="c1", started_at=1.0, ended_at=2.0, parent_id="A")
     second = span("m", id="l2", kind="llm", call_id="c2", started_at=2.5, ended_at=3.0, parent_id="B")
     early = span("docs", id="early", kind="retrieval", started_at=0.5, ended_at=0.6, parent_id="A")

@@ -143,7 +143,7 @@ class ScriptedEngine:
 
     def _message(self, returned: Any) -> Message:
         """The script's answer as a message. Raises `ScriptError` if it is no valid one."""
-        answer = returned
+        answer: Any = returned
         if isinstance(answer, str):
             answer = {"content": answer}
         elif isinstance(answer, list | tuple):
