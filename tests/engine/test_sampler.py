@@ -9,15 +9,15 @@ from lightningrl.types import Sampling
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -torch.inf])
 
 
-def draw_many(sampling: Sampling, *, count: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
+def sample_many(sampling: Sampling, *, count: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
     uniforms = uniform(np.full(count, 7, dtype=np.uint64), np.arange(count, dtype=np.uint64))
-    drawn = sample(LOGITS.repeat(count, 1), prepare([sampling] * count), uniforms)
-    return np.array(drawn.token_ids), np.array(drawn.logprobs)
+    sampled = sample(LOGITS.repeat(count, 1), prepare([sampling] * count), uniforms)
+    return np.array(sampled.token_ids), np.array(sampled.logprobs)
 
 
 def check(sampling: Sampling, expected: torch.Tensor) -> None:
     """Check token frequencies (within 4 standard errors) and log-probabilities against this distribution."""
-    tokens, logprobs = draw_many(sampling, count=4_000)
+    tokens, logprobs = sample_many(sampling, count=4_000)
     shares = np.bincount(tokens, minlength=6) / len(tokens)
     p = expected.double().numpy()
     assert (np.abs(shares - p) <= 4 * np.sqrt(p * (1 - p) / len(tokens))).all()
@@ -55,7 +55,7 @@ def test_top_p_applies_after_temperature_and_top_k() -> None:
 
 
 def test_greedy_takes_the_likeliest_and_reports_the_unscaled_distribution() -> None:
-    tokens, logprobs = draw_many(Sampling(temperature=0.0), count=16)
+    tokens, logprobs = sample_many(Sampling(temperature=0.0), count=16)
     assert (tokens == 0).all()
     np.testing.assert_allclose(logprobs, LOGITS.log_softmax(0)[0], rtol=1e-6)
 
@@ -68,7 +68,7 @@ def test_the_likeliest_tokens_are_those_of_the_distribution_that_is_sampled_from
     )
     allowed = torch.tensor([False, True, False, True, False, True])
     some = [plain, Sampling(), shaped, greedy, Sampling(grammar="…", top_logprobs=9)]
-    drawn = sample(LOGITS.repeat(5, 1), prepare(some), np.full(5, 0.5), allowed={4: allowed})
+    sampled = sample(LOGITS.repeat(5, 1), prepare(some), np.full(5, 0.5), allowed={4: allowed})
     p, sharp = LOGITS.softmax(0), torch.tensor([4.0, 2.0]).softmax(0)
     expected = {
         0: {0: p[0], 1: p[1], 2: p[2], 3: p[3], 4: p[4]},  # the sixth has probability 0
@@ -76,19 +76,19 @@ def test_the_likeliest_tokens_are_those_of_the_distribution_that_is_sampled_from
         3: {0: p[0], 1: p[1]},
         4: {1: p[1] / (p[1] + p[3]), 3: p[3] / (p[1] + p[3])},
     }
-    assert drawn.top.keys() == expected.keys()
+    assert sampled.top.keys() == expected.keys()
     for row, places in expected.items():
-        assert [t for t, _ in drawn.top[row]] == list(places)
+        assert [t for t, _ in sampled.top[row]] == list(places)
         np.testing.assert_allclose(
-            [np.exp(q) for _, q in drawn.top[row]], [float(q) for q in places.values()], rtol=1e-5
+            [np.exp(q) for _, q in sampled.top[row]], [float(q) for q in places.values()], rtol=1e-5
         )
-        assert dict(drawn.top[row])[drawn.token_ids[row]] == drawn.logprobs[row]
+        assert dict(sampled.top[row])[sampled.token_ids[row]] == sampled.logprobs[row]
 
 
 def test_a_token_of_probability_zero_is_never_sampled() -> None:
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).repeat(3, 1)
-    drawn = sample(logits, prepare([Sampling()] * 3), np.array([0.0, 0.5, np.nextafter(1.0, 0.0)]))
-    assert drawn.token_ids == [1, 3, 3]
+    sampled = sample(logits, prepare([Sampling()] * 3), np.array([0.0, 0.5, np.nextafter(1.0, 0.0)]))
+    assert sampled.token_ids == [1, 3, 3]
 
 
 def test_a_row_does_not_depend_on_the_other_rows() -> None:
@@ -101,10 +101,10 @@ def test_a_row_does_not_depend_on_the_other_rows() -> None:
         for k in (0, 5, 20, 0, 0)
     ]
     uniforms = uniform(np.arange(40, dtype=np.uint64), np.arange(40, dtype=np.uint64))
-    drawn = sample(logits, prepare(samplings), uniforms)
+    sampled = sample(logits, prepare(samplings), uniforms)
     for start, stop in [(0, 1), (3, 20), (39, 40), (7, 33), (5, 21)]:
         some = sample(logits[start:stop].clone(), prepare(samplings[start:stop]), uniforms[start:stop])
-        assert (some.token_ids, some.logprobs) == (drawn.token_ids[start:stop], drawn.logprobs[start:stop])
+        assert (some.token_ids, some.logprobs) == (sampled.token_ids[start:stop], sampled.logprobs[start:stop])
 
 
 def test_uniform_numbers_are_uniform_and_differ_by_seed_and_index() -> None:

@@ -29,7 +29,7 @@ from lightningrl.engine.base import Delta, EngineSetup, Unanswerable, check_poli
 from lightningrl.engine.cache import PrefixCache
 from lightningrl.engine.decoder import Decoder
 from lightningrl.engine.grammar import Grammars
-from lightningrl.engine.sampler import Draw, Drawn, prepare, sample, uniform
+from lightningrl.engine.sampler import Sampled, Settings, prepare, sample, uniform
 from lightningrl.engine.scheduler import Scheduler
 from lightningrl.engine.sequence import Sequence
 from lightningrl.engine.stop import StopFinder
@@ -126,7 +126,7 @@ class EmbeddedEngine:
         self._scheduler = Scheduler(cache, slots=slots)
         self._decoder = Decoder(model, cache)
         self._clients: dict[Sequence, _Client] = {}
-        self._draw: Draw | None = None
+        self._settings: Settings | None = None
         self._steps, self._sampled, self._busy_s = 0, 0, 0.0
         self._paused = self._closing = self._closed = False
         self._drained: list[Future[None]] = []
@@ -272,11 +272,11 @@ class EmbeddedEngine:
                 except Exception as error:  # noqa: BLE001 - the thread must survive; the request gets the error
                     self._fail(error)
                 self._busy_s += time.perf_counter() - started
-            self._tell_drained()
+            self._resolve_drained()
         while not self._inbox.empty():  # commands that came before `close`
             self._inbox.get()()
         self._abort("the engine was closed")
-        self._tell_drained()
+        self._resolve_drained()
 
     def _runnable(self) -> bool:
         return bool(self._scheduler.running) or (bool(self._scheduler.waiting) and not self._paused)
@@ -292,31 +292,31 @@ class EmbeddedEngine:
     def _step(self) -> None:
         scheduler = self._scheduler
         if not self._paused and scheduler.admit():
-            self._draw = None
+            self._settings = None
         running = scheduler.running
         batch = scheduler.batch()
         logits = self._decoder.forward(batch)
         scheduler.computed(batch)
-        if self._draw is None:
-            self._draw = prepare([s.sampling for s in running])
+        if self._settings is None:
+            self._settings = prepare([s.sampling for s in running])
         seeds = np.fromiter((s.seed for s in running), dtype=np.uint64, count=len(running))
         indices = np.fromiter((len(s.token_ids) for s in running), dtype=np.uint64, count=len(running))
         allowed = {
-            row: matcher.allowed for row in self._draw.constrained if (matcher := running[row].matcher) is not None
+            row: matcher.allowed for row in self._settings.constrained if (matcher := running[row].matcher) is not None
         }
-        self._append(sample(logits, self._draw, uniform(seeds, indices), allowed=allowed))
+        self._append(sample(logits, self._settings, uniform(seeds, indices), allowed=allowed))
         self._steps += 1
 
-    def _append(self, drawn: Drawn) -> None:
+    def _append(self, sampled: Sampled) -> None:
         """Append a token to each running sequence, notify the clients, and release sequences that have ended."""
         scheduler = self._scheduler
         running, cache = scheduler.running, scheduler.cache
         count = len(running)
-        cache.tokens[np.arange(count), np.minimum(cache.known[:count], cache.tokens.shape[1] - 1)] = drawn.token_ids
+        cache.tokens[np.arange(count), np.minimum(cache.known[:count], cache.tokens.shape[1] - 1)] = sampled.token_ids
         ended: list[Sequence] = []
-        for row, top in drawn.top.items():
+        for row, top in sampled.top.items():
             running[row].top.append(top)
-        for sequence, token, logprob in zip(running, drawn.token_ids, drawn.logprobs, strict=True):
+        for sequence, token, logprob in zip(running, sampled.token_ids, sampled.logprobs, strict=True):
             sequence.token_ids.append(token)
             sequence.logprobs.append(logprob)
             sequence.finish_reason = self._finish_reason(sequence)
@@ -326,7 +326,7 @@ class EmbeddedEngine:
             if sequence.finish_reason is not None:
                 ended.append(sequence)
         self._sampled += count
-        self._tell([*ended, *(s for s in running if s.stream and s.finish_reason is None)])
+        self._send([*ended, *(s for s in running if s.stream and s.finish_reason is None)])
         for sequence in reversed(ended):
             self._release(sequence)
 
@@ -344,9 +344,9 @@ class EmbeddedEngine:
     def _release(self, sequence: Sequence) -> None:
         self._scheduler.release(sequence)
         self._clients.pop(sequence, None)
-        self._draw = None
+        self._settings = None
 
-    def _tell(self, sequences: list[Sequence]) -> None:
+    def _send(self, sequences: list[Sequence]) -> None:
         """Send deltas to clients, with one wake-up per event loop and step."""
         news: dict[asyncio.AbstractEventLoop, list[tuple[_Client, Delta]]] = {}
         for sequence in sequences:
@@ -360,13 +360,13 @@ class EmbeddedEngine:
                 )
                 continue
             delta = Delta(
-                token_ids=tuple(sequence.token_ids[sequence.told :]),
-                logprobs=tuple(sequence.logprobs[sequence.told :]),
+                token_ids=tuple(sequence.token_ids[sequence.sent :]),
+                logprobs=tuple(sequence.logprobs[sequence.sent :]),
                 policy_version=self.version,
                 finish_reason=sequence.finish_reason,
-                top=tuple(sequence.top[sequence.told :]) if sequence.sampling.top_logprobs else None,
+                top=tuple(sequence.top[sequence.sent :]) if sequence.sampling.top_logprobs else None,
             )
-            sequence.told = len(sequence.token_ids)
+            sequence.sent = len(sequence.token_ids)
             news.setdefault(client.loop, []).append((client, delta))
         for loop, batch in news.items():
             _call(loop, _deliver, batch)
@@ -402,7 +402,7 @@ class EmbeddedEngine:
     def _close(self) -> None:
         self._closed = True
 
-    def _tell_drained(self) -> None:
+    def _resolve_drained(self) -> None:
         if not self._scheduler.running:
             for future in self._drained:
                 if future.set_running_or_notify_cancel():
@@ -423,7 +423,7 @@ class EmbeddedEngine:
         scheduler.running.clear()
         scheduler.waiting.clear()
         scheduler.cache.reset()
-        self._draw = None
+        self._settings = None
 
 
 def embedded(setup: EngineSetup) -> EmbeddedEngine:

@@ -58,7 +58,7 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Request:
     """A request to a server."""
 
     model: str
@@ -73,11 +73,11 @@ class Kind:
     """The differences between kinds of servers."""
 
     name: str
-    encode: Callable[[Question], bytes]
+    encode: Callable[[Request], bytes]
     decoder: Callable[[Sampling], "msgspec.json.Decoder[list[Completion[Any]]]"]
-    tokens: Callable[[list[Choice[Any]], Question], Tokens]
+    tokens: Callable[[list[Choice[Any]], Request], Tokens]
     """The tokens of consecutive choices. Raises `EngineError` if ids or log-probabilities are missing."""
-    greet: Callable[[Pool, Server], Awaitable[str]]
+    check: Callable[[Pool, Server], Awaitable[str]]
     """Checks a server before the first generation and returns its model's name. Raises `EngineError` if the server is
     unfit.
     """
@@ -94,7 +94,7 @@ class Completions:
         self.pool = Pool(setup.config.urls, engine=kind.name)
         self._kind, self._max_length = kind, setup.config.max_length
         self._models: dict[str, str] = {}
-        self._greeting = asyncio.Lock()
+        self._checking = asyncio.Lock()
 
     async def generate(
         self, prompt_ids: Sequence[int], *, sampling: Sampling, policy: str, stream: bool
@@ -105,10 +105,10 @@ class Completions:
         check_prompt(len(prompt_ids), max_length=self._max_length)
         await self.gate.enter()
         try:
-            await self.greet()
+            await self.check()
             servers = self.pool.servers
             server = self.pool.choose(_key(prompt_ids)) if len(servers) > 1 else servers[0]
-            question = Question(
+            request = Request(
                 model=self._models[server.url],
                 prompt=list(prompt_ids),
                 max_tokens=min(sampling.max_tokens, self._max_length - len(prompt_ids)),
@@ -118,9 +118,9 @@ class Completions:
             server.in_flight += 1
             try:
                 if not stream:
-                    yield await self._whole(server, question)
+                    yield await self._whole(server, request)
                     return
-                async with aclosing(self._streamed(server, question)) as deltas:
+                async with aclosing(self._streamed(server, request)) as deltas:
                     async for delta in deltas:
                         yield delta
             finally:
@@ -128,17 +128,17 @@ class Completions:
         finally:
             self.gate.leave()
 
-    async def greet(self) -> None:
+    async def check(self) -> None:
         """Check each server, once."""
         if len(self._models) == len(self.pool.servers):
             return
-        async with self._greeting:
+        async with self._checking:
             for server in self.pool.servers:
                 if server.url not in self._models:
-                    self._models[server.url] = await self._kind.greet(self.pool, server)
+                    self._models[server.url] = await self._kind.check(self.pool, server)
 
-    def ask_for(self, server: Server, model: str) -> None:
-        """Request `model` from `server` from now on, instead of the model that `greet` found."""
+    def use_model(self, server: Server, model: str) -> None:
+        """Request `model` from `server` from now on, instead of the model that `check` found."""
         self._models[server.url] = model
 
     async def close(self) -> None:
@@ -146,36 +146,36 @@ class Completions:
         self.gate.close()
         await self.pool.close()
 
-    async def _whole(self, server: Server, question: Question) -> Delta:
-        kind, version, sampling = self._kind, self.version, question.sampling
-        answer = await self.pool.complete(server, kind.encode(question), hint=kind.refused(sampling))
-        delta = self._delta([answer], server, question, version=version)
+    async def _whole(self, server: Server, request: Request) -> Delta:
+        kind, version, sampling = self._kind, self.version, request.sampling
+        answer = await self.pool.complete(server, kind.encode(request), hint=kind.refused(sampling))
+        delta = self._delta([answer], server, request, version=version)
         if delta is None or delta.finish_reason is None:
             raise EngineError(f"`{server.url}` returned an incomplete completion")
         return delta
 
-    async def _streamed(self, server: Server, question: Question) -> AsyncGenerator[Delta, None]:
-        kind, version, sampling = self._kind, self.version, question.sampling
+    async def _streamed(self, server: Server, request: Request) -> AsyncGenerator[Delta, None]:
+        kind, version, sampling = self._kind, self.version, request.sampling
         ended, rest = False, b""
-        pieces = self.pool.stream(server, kind.encode(question), hint=kind.refused(sampling))
+        pieces = self.pool.stream(server, kind.encode(request), hint=kind.refused(sampling))
         async with aclosing(pieces):
             async for data in pieces:
                 events, rest = split(rest + data)
                 if len(rest) > EVENT_LIMIT:
                     raise EngineError(f"`{server.url}` sent an event of more than `{EVENT_LIMIT}` bytes")
-                delta = self._delta(events, server, question, version=version) if events else None
+                delta = self._delta(events, server, request, version=version) if events else None
                 if delta is not None and not ended:
                     ended = delta.finish_reason is not None
                     yield delta
         if not ended:
             raise EngineError(f"`{server.url}` ended a stream without a finish reason", hint=BROKEN)
 
-    def _delta(self, answers: list[bytes], server: Server, question: Question, *, version: int) -> Delta | None:
+    def _delta(self, answers: list[bytes], server: Server, request: Request, *, version: int) -> Delta | None:
         try:
-            decoded = self._kind.decoder(question.sampling).decode(b"[%b]" % b",".join(answers))
+            decoded = self._kind.decoder(request.sampling).decode(b"[%b]" % b",".join(answers))
         except msgspec.MsgspecError as error:
             raise unreadable(server, error) from error
-        return _delta(decoded, question, self._kind, version=version)
+        return _delta(decoded, request, self._kind, version=version)
 
 
 class Model(msgspec.Struct):
@@ -201,7 +201,7 @@ def likeliest(logprobs: Mapping[str, float], *, count: int, id_of: Callable[[str
     return tuple((id_of(token), logprob) for token, logprob in ranked)
 
 
-def _delta(answers: list[Completion[Any]], question: Question, kind: Kind, *, version: int) -> Delta | None:
+def _delta(answers: list[Completion[Any]], request: Request, kind: Kind, *, version: int) -> Delta | None:
     """One delta for all of `answers`; None if they hold no token and no finish reason."""
     choices: list[Choice[Any]] = []
     for answer in answers:
@@ -212,7 +212,7 @@ def _delta(answers: list[Completion[Any]], question: Question, kind: Kind, *, ve
     spoken = [choice for choice in choices if choice.logprobs is not None or choice.token_ids]
     if not spoken and reason is None:
         return None
-    tokens = kind.tokens(spoken, question)
+    tokens = kind.tokens(spoken, request)
     if len(tokens.token_ids) != len(tokens.logprobs):
         raise EngineError(f"the server returned `{len(tokens.token_ids)}` tokens and `{len(tokens.logprobs)}` logprobs")
     return Delta(

@@ -21,7 +21,7 @@ from lightningrl.engine.http_completions import (
     Completion,
     Completions,
     Kind,
-    Question,
+    Request,
     Tokens,
     likeliest,
     models_in,
@@ -33,7 +33,7 @@ UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 """Decoded text has it in place of bytes that are no character on their own."""
 
 
-class _Request(msgspec.Struct, kw_only=True, omit_defaults=True):
+class _Body(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A completion request with the fields that all such servers know. Unset ones are left to the server's defaults."""
 
     model: str
@@ -121,10 +121,10 @@ class RelayEngine:
         self._policy = setup.policy
         kind = Kind(
             name="relay",
-            encode=lambda question: _encode(_request(question)),
+            encode=lambda request: _encode(_body(request)),
             decoder=lambda sampling: _decoder,
             tokens=self._tokens,
-            greet=self._greet,
+            check=self._check,
             refused=lambda sampling: "does this server take token ids as prompt of `/v1/completions`?",
         )
         self._completions = Completions(setup, kind=kind)
@@ -151,51 +151,52 @@ class RelayEngine:
     async def close(self) -> None:
         await self._completions.close()
 
-    async def _greet(self, pool: Pool, server: Server) -> str:
+    async def _check(self, pool: Pool, server: Server) -> str:
         """The name of the server's model. A server with a single model that it does not list accepts any name."""
         await self._vocabulary.read()
         models = models_in(await pool.get(server, "/v1/models", absent=b"{}"))
         return models[0].id if models else self._policy
 
-    def _tokens(self, choices: list[Choice[Any]], question: Question) -> Tokens:
-        parts = [self._part(choice.logprobs, question.sampling.top_logprobs) for choice in choices]
+    def _tokens(self, choices: list[Choice[Any]], request: Request) -> Tokens:
+        parts = [self._part(choice.logprobs, request.sampling.top_logprobs) for choice in choices]
         return Tokens(
             token_ids=tuple(token_id for part in parts for token_id in part.token_ids),
             logprobs=tuple(logprob for part in parts for logprob in part.logprobs),
-            top=tuple(place for part in parts for place in part.top or ()) if question.sampling.top_logprobs else None,
+            top=tuple(place for part in parts for place in part.top or ()) if request.sampling.top_logprobs else None,
         )
 
-    def _part(self, told: _Logprobs | None, count: int) -> Tokens:
+    def _part(self, logprobs: _Logprobs | None, count: int) -> Tokens:
         """The tokens of one choice, in either of the two formats."""
-        if told is None:
+        if logprobs is None:
             raise EngineError(
                 "the server reports no logprobs", hint="use a server that answers `logprobs` on `/v1/completions`"
             )
-        if told.content is not None:
-            pieces = told.content
+        if logprobs.content is not None:
+            pieces = logprobs.content
             top = tuple(tuple((self._id_of(p), p.logprob) for p in piece.top_logprobs[:count]) for piece in pieces)
             return Tokens(
                 token_ids=tuple(map(self._id_of, pieces)), logprobs=tuple(piece.logprob for piece in pieces), top=top
             )
         look_up = self._vocabulary.id
-        top = tuple(likeliest(place, count=count, id_of=look_up) for place in told.top_logprobs or ()) if count else ()
-        return Tokens(token_ids=tuple(map(look_up, told.tokens)), logprobs=told.token_logprobs, top=top)
+        places = logprobs.top_logprobs or () if count else ()
+        top = tuple(likeliest(place, count=count, id_of=look_up) for place in places)
+        return Tokens(token_ids=tuple(map(look_up, logprobs.tokens)), logprobs=logprobs.token_logprobs, top=top)
 
     def _id_of(self, piece: _Piece) -> int:
         return self._vocabulary.id(piece.token) if piece.id is None else piece.id
 
 
-def _request(question: Question) -> _Request:
-    sampling = question.sampling
+def _body(request: Request) -> _Body:
+    sampling = request.sampling
     if sampling.grammar is not None:
         raise Unanswerable(
             "`relay` serves no grammars: its servers have no grammar language in common",
             hint="serve the model with vLLM (`engine.name=vllm`)",
         )
-    return _Request(
-        model=question.model,
-        prompt=question.prompt,
-        max_tokens=question.max_tokens,
+    return _Body(
+        model=request.model,
+        prompt=request.prompt,
+        max_tokens=request.max_tokens,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         logprobs=max(sampling.top_logprobs, 1),  # llama.cpp reports none for 0
@@ -203,5 +204,5 @@ def _request(question: Question) -> _Request:
         seed=None if sampling.seed is None else sampling.seed % 2**31,  # llama.cpp's seeds have 32 bits
         stop=sampling.stop,
         stop_token_ids=sampling.stop_token_ids,
-        stream=question.stream,
+        stream=request.stream,
     )

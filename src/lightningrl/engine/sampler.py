@@ -25,7 +25,7 @@ NOTHING: Mapping[int, Tensor] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
+class Settings:
     """Sampling settings of the sequences of one step, in arrays."""
 
     temperatures: Tensor | None
@@ -36,14 +36,14 @@ class Draw:
     """Rows with top-k or top-p."""
     constrained: tuple[int, ...]
     """Rows with a grammar."""
-    told: tuple[int, ...]
+    with_top: tuple[int, ...]
     """Rows with `top_logprobs`."""
     samplings: tuple[Sampling, ...]
     """[A]"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class Sampled:
     token_ids: list[int]
     """[A]"""
     logprobs: list[float]
@@ -52,47 +52,47 @@ class Drawn:
     """Row → its likeliest tokens under the distribution that was sampled from, without those of probability 0."""
 
 
-def prepare(samplings: Sequence[Sampling]) -> Draw:
+def prepare(samplings: Sequence[Sampling]) -> Settings:
     """The settings of [A] requests as arrays."""
     temperatures = [s.temperature or 1.0 for s in samplings]
     greedy = [s.temperature == 0 for s in samplings]
-    return Draw(
+    return Settings(
         temperatures=torch.tensor(temperatures)[:, None] if any(t != 1 for t in temperatures) else None,
         greedy=torch.tensor(greedy) if any(greedy) else None,
         shaped=tuple(i for i, s in enumerate(samplings) if s.temperature and (s.top_p < 1 or s.top_k)),
         constrained=tuple(i for i, s in enumerate(samplings) if s.grammar is not None),
-        told=tuple(i for i, s in enumerate(samplings) if s.top_logprobs),
+        with_top=tuple(i for i, s in enumerate(samplings) if s.top_logprobs),
         samplings=tuple(samplings),
     )
 
 
 def sample(
-    logits: Tensor, draw: Draw, uniforms: npt.NDArray[np.float64], *, allowed: Mapping[int, Tensor] = NOTHING
-) -> Drawn:
+    logits: Tensor, settings: Settings, uniforms: npt.NDArray[np.float64], *, allowed: Mapping[int, Tensor] = NOTHING
+) -> Sampled:
     """Sample one token per row by inverting the cumulative distribution.
 
     logits [A V] float32, overwritten; uniforms [A] in [0, 1); `allowed`: constrained row → [V] bool.
     """
-    for row in draw.constrained:
+    for row in settings.constrained:
         logits[row].masked_fill_(~allowed[row], -torch.inf)  # a temperature leaves -inf as it is
-    if draw.temperatures is not None:
-        logits = logits / draw.temperatures
+    if settings.temperatures is not None:
+        logits = logits / settings.temperatures
     probabilities = torch.softmax(logits, dim=-1)
-    for row in draw.shaped:
-        kept = _kept(probabilities[row], draw.samplings[row])
+    for row in settings.shaped:
+        kept = _kept(probabilities[row], settings.samplings[row])
         probabilities[row] = torch.softmax(logits[row].masked_fill(~kept, -torch.inf), dim=-1)
     cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     # the first token whose cumulative probability exceeds the target: never one of probability 0, never past the end
     target = torch.minimum(torch.from_numpy(uniforms)[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
     tokens = torch.searchsorted(cumulative, target, right=True)[:, 0].clamp_(max=logits.shape[-1] - 1)
-    if draw.greedy is not None:
-        tokens = torch.where(draw.greedy, logits.argmax(dim=-1), tokens)
+    if settings.greedy is not None:
+        tokens = torch.where(settings.greedy, logits.argmax(dim=-1), tokens)
     chosen = probabilities.gather(1, tokens[:, None])[:, 0].tolist()
     # one logarithm at a time: vectorised kernels round the tail of a batch differently
     logprobs = [math.log(p) if p > 0 else -math.inf for p in chosen]
-    top = {row: _likeliest(probabilities[row], draw.samplings[row].top_logprobs) for row in draw.told}
-    return Drawn(token_ids=tokens.tolist(), logprobs=logprobs, top=top)
+    top = {row: _likeliest(probabilities[row], settings.samplings[row].top_logprobs) for row in settings.with_top}
+    return Sampled(token_ids=tokens.tolist(), logprobs=logprobs, top=top)
 
 
 def _likeliest(probabilities: Tensor, count: int) -> Top:

@@ -29,7 +29,7 @@ class Sequence:
     """One per completion token if `sampling.top_logprobs` is set, else empty."""
     matcher: Matcher | None = None
     """State of `sampling.grammar`; None without a grammar."""
-    told: int = 0
+    sent: int = 0
     """Number of completion tokens sent to the client."""
     row: int = -1
     """Row of the cache; -1 while it waits and after it has ended."""

@@ -21,7 +21,7 @@ from lightningrl.engine.http_completions import (
     Completion,
     Completions,
     Kind,
-    Question,
+    Request,
     Tokens,
     likeliest,
     models_in,
@@ -44,7 +44,7 @@ TOKEN_ID = "token_id:"
 """vLLM's prefix of a token id in place of the token's text."""
 PROBE_IDS = [1, 2, 3, 5, 8]
 """Prompt of the check of a server; every vocabulary has these ids."""
-SURE = 1e-3
+CERTAIN = 1e-3
 """Nats: the only possible token must have a log-probability this close to 0."""
 
 
@@ -52,7 +52,7 @@ class _Structured(msgspec.Struct):
     grammar: str
 
 
-class _Request(msgspec.Struct, kw_only=True, omit_defaults=True):
+class _Body(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A completion request. It sets everything that a server's `generation_config` could change otherwise."""
 
     model: str
@@ -102,10 +102,10 @@ class VLLMEngine:
         self._max_length = setup.config.max_length
         kind = Kind(
             name="vllm",
-            encode=lambda question: _encode(_request(question)),
+            encode=lambda request: _encode(_body(request)),
             decoder=lambda sampling: _with_top if sampling.top_logprobs else _plain,
             tokens=_tokens,
-            greet=self._greet,
+            check=self._check,
             refused=lambda sampling: LARK if sampling.grammar else None,
         )
         self._completions = Completions(setup, kind=kind)
@@ -137,7 +137,7 @@ class VLLMEngine:
             raise EngineError(
                 f"no weights that vLLM can load at `{folder}`", hint="publish a Hugging Face folder, or an adapter's"
             )
-        await completions.greet()
+        await completions.check()
         if weights.kind == "lora":
             name = f"{weights.policy}@{weights.version}-{await asyncio.to_thread(_digest, folder)}"
             await asyncio.gather(*(self._load_adapter(server, folder, name) for server in completions.pool.servers))
@@ -185,9 +185,9 @@ class VLLMEngine:
                 hint=f"{LORA_MODE}; it must see the folder under the same path",
             )
         self._adapters[server.url] = name
-        self._completions.ask_for(server, name)
+        self._completions.use_model(server, name)
 
-    async def _greet(self, pool: Pool, server: Server) -> str:
+    async def _check(self, pool: Pool, server: Server) -> str:
         """The name of the server's model. Raises `EngineError` if the model's context is too short, or if its
         log-probabilities are not those of the distribution that is sampled from.
         """
@@ -201,19 +201,20 @@ class VLLMEngine:
                 f"`{server.url}` takes `{model.max_model_len}` tokens, `engine.max_length` is `{self._max_length}`"
             )
             raise EngineError(message, hint="lower `engine.max_length`, or start vLLM with a larger `--max-model-len`")
-        if abs(await self._only(pool, server, model.id)) > SURE:  # raw logprobs (neither scaled nor masked), or logits
+        # raw logprobs are neither scaled nor masked, and logits are no logprobs
+        if abs(await self._certain_logprob(pool, server, model.id)) > CERTAIN:
             hint = f"start vLLM with `{FLAG}`"
             raise EngineError(
                 f"`{server.url}` reports logprobs of another distribution than the one it samples from", hint=hint
             )
         return model.id
 
-    async def _only(self, pool: Pool, server: Server, model: str) -> float:
+    async def _certain_logprob(self, pool: Pool, server: Server, model: str) -> float:
         """The reported log-probability of a token sampled with `top_k=1`, where it is certain: 0 if all is well."""
         sampling = Sampling(top_k=1, seed=0)
-        question = Question(model=model, prompt=PROBE_IDS, max_tokens=1, sampling=sampling, stream=False)
-        (answer,) = _plain.decode(b"[%b]" % await pool.complete(server, _encode(_request(question))))
-        logprobs = _tokens(list(answer.choices), question).logprobs
+        request = Request(model=model, prompt=PROBE_IDS, max_tokens=1, sampling=sampling, stream=False)
+        (answer,) = _plain.decode(b"[%b]" % await pool.complete(server, _encode(_body(request))))
+        logprobs = _tokens(list(answer.choices), request).logprobs
         if not logprobs:
             raise EngineError(
                 f"`{server.url}` reports no logprobs", hint="does it answer `logprobs` on `/v1/completions`?"
@@ -226,12 +227,12 @@ def _digest(folder: Path) -> str:
     return blake2b(b"".join(file.read_bytes() for file in sorted(folder.glob("adapter_*"))), digest_size=6).hexdigest()
 
 
-def _request(question: Question) -> _Request:
-    sampling = question.sampling
-    return _Request(
-        model=question.model,
-        prompt=question.prompt,
-        max_tokens=question.max_tokens,
+def _body(request: Request) -> _Body:
+    sampling = request.sampling
+    return _Body(
+        model=request.model,
+        prompt=request.prompt,
+        max_tokens=request.max_tokens,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
@@ -245,14 +246,14 @@ def _request(question: Question) -> _Request:
         seed=None if sampling.seed is None else sampling.seed % 2**63,
         stop=sampling.stop,
         stop_token_ids=sampling.stop_token_ids,
-        stream=question.stream,
+        stream=request.stream,
         structured_outputs=None if sampling.grammar is None else _Structured(sampling.grammar),
     )
 
 
-def _tokens(choices: list[Choice[Any]], question: Question) -> Tokens:
+def _tokens(choices: list[Choice[Any]], request: Request) -> Tokens:
     ids: list[tuple[int, ...]] = []
-    told: list[Any] = []
+    logprobs_of: list[Any] = []
     for choice in choices:
         if choice.token_ids is None or choice.logprobs is None:
             what = "token ids" if choice.token_ids is None else "logprobs"
@@ -261,17 +262,17 @@ def _tokens(choices: list[Choice[Any]], question: Question) -> Tokens:
                 hint="vLLM does since 0.10.2; for other servers there is `engine.name=relay`",
             )
         ids.append(choice.token_ids)
-        told.append(choice.logprobs)
-    count = question.sampling.top_logprobs
+        logprobs_of.append(choice.logprobs)
+    count = request.sampling.top_logprobs
     top: tuple[Top, ...] | None = None
     if count:
-        places = chain.from_iterable(logprobs.top_logprobs for logprobs in told)
+        places = chain.from_iterable(logprobs.top_logprobs for logprobs in logprobs_of)
         top = tuple(likeliest(place, count=count, id_of=_id) for place in places)
-    if len(told) == 1:
-        return Tokens(token_ids=ids[0], logprobs=told[0].token_logprobs, top=top)
+    if len(logprobs_of) == 1:
+        return Tokens(token_ids=ids[0], logprobs=logprobs_of[0].token_logprobs, top=top)
     return Tokens(
         token_ids=tuple(chain.from_iterable(ids)),
-        logprobs=tuple(chain.from_iterable([logprobs.token_logprobs for logprobs in told])),
+        logprobs=tuple(chain.from_iterable([logprobs.token_logprobs for logprobs in logprobs_of])),
         top=top,
     )
 
