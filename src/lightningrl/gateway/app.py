@@ -14,8 +14,8 @@
 6.  `Exchange.run` samples: `Engine.generate` gets token ids, and yields token ids and log-probabilities. A stream shows
     their text at once, through `Delivery.begin` (`delivery.py`).
 7.  `Exchange.run` makes a `Call` of them and appends it to the store. Then the conversation tree remembers it.
-8.  `Delivery.give` sends the response, or the end of the stream, in the request's own dialect. So an agent has the end
-    of an answer only if the call is durable.
+8.  `Answering.hand_over` (`answering.py`) has waited for this. `Delivery.give` now sends the response, or the end of
+    the stream, in the request's own dialect. So an agent has the end of an answer only if the call is durable.
 
 Read this file, `capture.py` and `generation.py` for one call. The rest is for rare cases: repeated requests and clients
 that go away (`answering.py`), other servers (`relay.py`), everything but calls (`endpoints.py`).
