@@ -225,7 +225,9 @@ def importance(x: dict[str, Any], tokens: list[dict[str, Any]], loss: LossConfig
     ratio = math.prod(
         math.exp((y["new"].item() if loss.name == "pg" else y["proximal"]) - y["recorded"]) for y in mates
     )
-    return ratio if ratio <= loss.importance_cap else 0.0 if masked else loss.importance_cap
+    if ratio <= loss.importance_cap:
+        return ratio
+    return 0.0 if masked else loss.importance_cap
 
 
 def error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:

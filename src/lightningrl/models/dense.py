@@ -61,7 +61,9 @@ class DenseModel:
         """The tokens that end a completion, from the model's generation configuration."""
         ids = self.hf.generation_config.eos_token_id if self.hf.generation_config is not None else None
         ids = self.hf.config.eos_token_id if ids is None else ids
-        return frozenset() if ids is None else frozenset([ids] if isinstance(ids, int) else ids)
+        if ids is None:
+            return frozenset()
+        return frozenset([ids] if isinstance(ids, int) else ids)
 
     def hidden(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """[N D] final hidden states of tokens [N] at positions [N], ready for `logits`."""

@@ -18,11 +18,11 @@ class Device:
 
 def devices() -> list[Device]:
     """All devices in the order of their numbers; empty if torch sees none."""
-    found = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+    properties = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
     ampere = 8  # the first generation with bfloat16 units
     return [
         Device(name=one.name, memory_bytes=one.total_memory, bfloat16=bool(torch.version.hip) or one.major >= ampere)
-        for one in found
+        for one in properties
     ]
 
 

@@ -79,8 +79,8 @@ class _Attention(torch.autograd.Function):
         q_rows, k_rows, v_rows, out_rows = (_rows(x) for x in (q, k, v, out))
         for batch in batches:
             Q, K, V = _queries(q_rows, batch, k.shape[1]), _keys(k_rows, batch), _keys(v_rows, batch)
-            found = torch.bmm(_probabilities(Q, K, batch), V).view(-1, E)
-            out_rows.index_copy_(0, batch.real_queries, _without_padding(found, batch))
+            attended = torch.bmm(_probabilities(Q, K, batch), V).view(-1, E)
+            out_rows.index_copy_(0, batch.real_queries, _without_padding(attended, batch))
         ctx.save_for_backward(q, k, v, out)
         ctx.batches = batches
         return out

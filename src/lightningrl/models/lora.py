@@ -71,21 +71,21 @@ def load_adapter_into(model: DenseModel, folder: Path) -> None:
     """Copy the adapter in a folder into that of `model`, in place: all that share it see the new values."""
     check_files(folder)
     try:
-        found = load_file(folder / WEIGHTS)
+        loaded = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"cannot read `{folder / WEIGHTS}`: {error}",
             hint="an adapter's folder holds its configuration and its weights",
         ) from error
     mine = _tensors(model)
-    if wrong := misfit(mine, found):
+    if wrong := misfit(mine, loaded):
         raise UserError(
             f"the adapter in `{folder}` does not fit the model: `{wrong}`",
             hint="same base, same rank, same projections",
         )
-    check_finite(found.items(), str(folder))
+    check_finite(loaded.items(), str(folder))
     for name, tensor in mine.items():
-        tensor.copy_(found[name])
+        tensor.copy_(loaded[name])
 
 
 def save_adapter(model: DenseModel, folder: Path) -> None:

@@ -16,9 +16,9 @@ def plain_logprobs(folder: Path, completions: Iterable[tuple[Ints, Ints, float]]
     computed in float32, one sequence at a time.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    found: list[Doubles] = []
+    logprobs_of: list[Doubles] = []
     for prompt, completion, temperature in completions:
         ids = torch.from_numpy(np.concatenate((prompt, completion)).astype(np.int64))
         logprobs = (model(ids[None]).logits[0, len(prompt) - 1 : -1] / temperature).log_softmax(-1)
-        found.append(logprobs.gather(-1, ids[len(prompt) :, None])[:, 0].double().numpy())
-    return found
+        logprobs_of.append(logprobs.gather(-1, ids[len(prompt) :, None])[:, 0].double().numpy())
+    return logprobs_of

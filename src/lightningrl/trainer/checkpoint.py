@@ -63,9 +63,9 @@ def _read(path: Path, name: str, parameters: Mapping[str, Tensor]) -> dict[str, 
         raise UserError(
             f"the checkpoint `{path}` has no `{name}`", hint="resume with the loss that the run started with"
         )
-    found = load_file(path / name)
-    if {key: value.shape for key, value in found.items()} != {key: p.shape for key, p in parameters.items()}:
+    tensors = load_file(path / name)
+    if {key: value.shape for key, value in tensors.items()} != {key: p.shape for key, p in parameters.items()}:
         raise UserError(
             f"the checkpoint `{path}` is of another model", hint="resume with the model that the run started from"
         )
-    return found
+    return tensors

@@ -12,8 +12,8 @@ def merged(rows: Sequence[dict[str, float]]) -> dict[str, float]:
     (or
     calls). {} for no rows.
     """
-    found = {name: _merge(name, rows) for name in (rows[0] if rows else {})}
-    return found | ({"critic/explained_variance": explained_variance(found)} if CALLS in found else {})
+    row = {name: _merge(name, rows) for name in (rows[0] if rows else {})}
+    return row | ({"critic/explained_variance": explained_variance(row)} if CALLS in row else {})
 
 
 def explained_variance(row: dict[str, float]) -> float:
