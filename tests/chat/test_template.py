@@ -62,7 +62,8 @@ def folder_with(model_folder: Path, tmp_path: Path, template: str, **config: obj
 
 def text_of_transformers(folder: Path, messages: Sequence[Message], **options: object) -> str:
     turns = [for_template(message) for message in messages]
-    return AutoTokenizer.from_pretrained(folder).apply_chat_template(turns, tokenize=False, **options)  # type: ignore[no-any-return]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return str(tokenizer.apply_chat_template(turns, tokenize=False, **options))
 
 
 @pytest.mark.parametrize("tools", [[], [TOOL]])
@@ -188,7 +189,8 @@ def test_a_folder_that_cannot_chat_is_refused_with_a_hint(model_folder: Path, tm
 def _sentencepiece_like() -> Tokenizer:
     """A tokenizer as in Llama 2 and Mistral: the decoder drops the first space, and unknown characters are bytes."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])  # type: ignore[assignment]
+    spaces = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    tokenizer.normalizer = normalizers.Sequence(spaces)  # type: ignore[assignment]
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     tokenizer.decoder = decoders.Sequence(steps)  # type: ignore[assignment]
     special = ["<unk>", "<|im_end|>", *(f"<0x{byte:02X}>" for byte in range(256))]
