@@ -117,10 +117,10 @@ def _failure(name: str, code: int, stderr: str) -> str:
 def answer_of(printed: bytes, file: Path) -> Any:
     """The program's answer: the contents of `file`, or else the program's stdout.
 
-    written to $LIGHTNINGRL_OUTPUT      that file: parsed if it is JSON, else its text
-    printed JSON                        that, parsed
-    printed logs, then `{…}` or `[…]`   the last line, parsed
-    printed anything else               all of it, as text
+        written to $LIGHTNINGRL_OUTPUT      that file: parsed if it is JSON, else its text
+        printed JSON                        that, parsed
+        printed logs, then `{…}` or `[…]`   the last line, parsed
+        printed anything else               all of it, as text
 
     Raises `AgentError` if the answer is too long.
     """
