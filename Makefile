@@ -71,7 +71,7 @@ bench: .venv/ready ## measure what the README claims (BENCH=benchmarks/engine.py
 oracles: .venv/ready ## compare every credit and advantage with the exact gradient (ARGS=--check: write nothing)
 	@$(BIN)/python benchmarks/oracles.py $(ARGS)
 
-road: .venv/ready ## run the tutorial, command by command, with the wheel in a fresh venv (ten minutes)
+road: .venv/ready ## run the tutorial, command by command, with the wheel in a fresh venv (takes minutes)
 	@$(BIN)/python -m tests.road.road
 
 wheels: .venv/ready ## install the wheel in fresh venvs with each set of extras, and run it (three minutes)
