@@ -1,4 +1,4 @@
-"""When a warm start ends: when the agent succeeds on 20 to 50 % of its tasks, so that a group has different rewards.
+"""When a warm start ends: when the agent succeeds on 35 to 50 % of its tasks, or at the last step on 20 %.
 
 learn a stretch → try the agent → success too low: go on
                                   too high: go back one stretch, and halve it
