@@ -40,7 +40,7 @@ GAP = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class Generation:
     """One generation, as the engine saw it."""
 
     policy: str
@@ -66,7 +66,7 @@ class Trained:
 class Batch:
     """The records of one batch, from the engine to the trainer."""
 
-    heard: tuple[Heard, ...]
+    heard: tuple[Generation, ...]
     """All generations while the batch was collected."""
     calls: tuple[Call, ...]
     """Calls in the store from the same time, of all attempts, failed ones included."""
@@ -88,7 +88,7 @@ class Batch:
 
 # from the agent to the trainer
 
-TAPE: ContextVar[list[Heard]] = ContextVar("tape")
+RECORDED: ContextVar[list[Generation]] = ContextVar("recorded")
 
 
 class Tap:
@@ -96,7 +96,7 @@ class Tap:
 
     def __init__(self, setup: EngineSetup) -> None:
         self._engine = embedded(setup)
-        self._tape = TAPE.get()
+        self._recorded = RECORDED.get()
 
     async def generate(
         self, prompt_ids: Sequence[int], *, sampling: Sampling, policy: str, stream: bool = False
@@ -109,14 +109,14 @@ class Tap:
                     given.append(delta)
                     yield delta
         finally:
-            heard = Heard(
+            generation = Generation(
                 policy=policy,
                 version=given[0].policy_version if given else -1,
                 prompt_ids=read,
                 token_ids=tuple(token_id for delta in given for token_id in delta.token_ids),
                 logprobs=tuple(logprob for delta in given for logprob in delta.logprobs),
             )
-            self._tape.append(heard)
+            self._recorded.append(generation)
 
     async def load(self, weights: Weights) -> None:
         await self._engine.load(weights)
@@ -147,8 +147,8 @@ async def collected(recipe: Path, folder: Path, *, overrides: Sequence[str] = ()
     The embedded engine is used, whatever the recipe sets.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tape = list[Heard]()
-    TAPE.set(tape)
+    recorded = list[Generation]()
+    RECORDED.set(recorded)
     config = load_config(recipe, [*overrides, f"engine.name={__name__}:{Tap.__name__}"])
     async with lightning(config, folder) as server:
         loop = server.loop(SilentWatcher())
@@ -158,13 +158,13 @@ async def collected(recipe: Path, folder: Path, *, overrides: Sequence[str] = ()
             await loop.learn(step, lessons)
             await loop.publish(step + 1)
         before = {rollout.id for rollout in await server.store.rollouts()}
-        tape.clear()
+        recorded.clear()
         rollouts = await loop.collect(steps)
         await asyncio.gather(*(learner.engine.pause() for learner in server.learners))
-        heard = tuple(tape)
+        heard = tuple(recorded)
         ids = [rollout.id for rollout in await server.store.rollouts() if rollout.id not in before]
         calls = await server.store.calls([attempt.id for attempt in await server.store.attempts(ids)])
-        trained, left_out = await _learnt(loop, steps, rollouts)
+        trained, left_out = await _trained(loop, steps, rollouts)
         plain = [_plainly(learner, folder, steps, calls, trained) for learner in server.learners]
     return Batch(
         heard=heard,
@@ -176,7 +176,7 @@ async def collected(recipe: Path, folder: Path, *, overrides: Sequence[str] = ()
     )
 
 
-async def _learnt(
+async def _trained(
     loop: Loop, step: int, rollouts: Sequence[Rollout]
 ) -> tuple[list[Trained], dict[str, dict[str, int]]]:
     """(forests of a step, policy → reason → number of tokens left out)"""

@@ -31,7 +31,7 @@ class Message:
     failed: bool = False
     """A tool's result that the wire format marks as an error."""
     reply_id: str | None = None
-    """The recorded call that this message is the answer of; None: the wire format does not tell."""
+    """The recorded call whose answer this message is; None: not stated in the request."""
     ended: bool = False
     """True for a final assistant message that is complete: the answer is a new turn and does not continue it."""
 

@@ -113,7 +113,7 @@ def test_template_dialect_of_the_hub_is_understood(model_folder: Path, tmp_path:
         template.text([*plain, Message(role="critic", content="bad")])
 
 
-def test_what_a_template_refuses_is_said_in_a_way_that_it_takes() -> None:
+def test_messages_that_a_template_refuses_are_put_in_a_form_that_it_accepts() -> None:
     late = [*TALK[:2], TALK[4], Message(role="developer", content="hurry"), TALK[5], TALK[5]]
     told = {"gemma": [*TALK[:4], *late[3:]], "mistral": late, "thinker": late, "phi": late}
     told = {

@@ -1,3 +1,5 @@
+"""Confidence intervals and significance tests of means, checked against simulations and known values."""
+
 import numpy as np
 import pytest
 

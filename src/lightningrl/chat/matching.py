@@ -88,7 +88,7 @@ def same_thoughts(message: Message, answer: Message) -> bool:
 
 
 def is_subsequence(few: Sequence[Step], many: Sequence[Step]) -> bool:
-    """Are `few` the rest of `many` after some are dropped?"""
+    """True if `few` is `many` with some steps removed."""
     rest = iter(many)
     return all(one in rest for one in few)
 

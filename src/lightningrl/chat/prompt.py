@@ -16,13 +16,13 @@ class Place:
     """Where in the conversation tree the answer to a request belongs."""
 
     asked: Node
-    """The conversation that the answer is given in."""
+    """The conversation before the answer."""
     node: Node
     """The same conversation, with the beginning of the answer if the client has sent one."""
     begun: Message | None
     """The beginning of the answer that the client has sent; None: it has sent none."""
     base: Served | None
-    """The call that the prompt shares its first ids with; None: no call is known to."""
+    """The call that the prompt shares its first ids with; None: no such call is known."""
     shared: int | None
     """Number of ids shared with `base`; None: not counted."""
 

@@ -54,7 +54,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Served:
-    """A call that the agent has the answer of."""
+    """A call whose answer the agent has received."""
 
     call_id: str
     asked: Node
