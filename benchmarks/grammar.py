@@ -102,9 +102,7 @@ def answer(engine: EmbeddedEngine, samplings: list[Sampling], *, seed: int) -> i
 
 
 def measure(sides: dict[str, Callable[[int], int]], *, rounds: int) -> dict[str, list[float]]:
-    """CPU seconds per thousand tokens of each side in each round. The sides take turns. The first round is a warm-up
-    and is left out.
-    """
+    """CPU seconds per thousand tokens of each side in each round. Sides take turns. A first round is a warm-up."""
     costs: dict[str, list[float]] = {name: [] for name in sides}
     for seed in range(rounds + 1):
         for name, run in sides.items():

@@ -1,6 +1,4 @@
-"""In a real run of the math agent its calculator raises, and its server is killed. Neither is a reward of 0 or
-trained.
-"""
+"""In a real run of the math agent, its calculator raises and its server is killed. Neither counts as reward 0."""
 
 from pathlib import Path
 

@@ -93,9 +93,7 @@ def measure(method: Method, advantage: str, world: World, *, draw: bool = True) 
 
 
 def measure_aggregation(aggregation: str, world: World) -> Cell:
-    """Measure the loss with its weights, for `uniform` and `rloo`. As a mean over calls or tokens, only its direction
-    counts.
-    """
+    """Measure the weighted loss for `uniform` and `rloo`. As a mean over calls or tokens, only its direction counts."""
     method = METHODS[0]
     paths = world.paths()
     groups, p = all_groups(paths, size=SIZE)

@@ -137,9 +137,7 @@ def _corrections(table: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def _rejections(table: dict[str, Tensor]) -> dict[str, Any]:
-    """Weights above the cap become 0: as a weight (`icepop`), or as a mask that also reduces the number of tokens
-    (`rejection`).
-    """
+    """Weights above the cap become 0. `icepop`: a weight. `rejection`: a mask, which also reduces the token count."""
     mask = table["mask"]
     config = ActorConfig(strategy="fsdp", rollout_n=4, ppo_micro_batch_size_per_gpu=1, clip_ratio_high=0.28)
     answered: dict[str, Any] = {}

@@ -35,9 +35,7 @@ PARTS: Mapping[Kind, tuple[str, str]] = {
         "metals mining oils paints pumps robots sails ships tyres",
     ),
 }
-"""First and second parts of the names of each kind. No part is in two lists, or among the words of passages and
-questions.
-"""
+"""First and second parts of the names of each kind. No part is in two lists, or a word of a passage or question."""
 
 HELDOUT_SHARE = 5
 """One name in this many is held out."""

@@ -16,9 +16,7 @@ T = TypeVar("T")
 HELDOUT_SHARE = 4
 """One in this many schemas, and one in this many query structures, is held out."""
 SALT = 570
-"""Salt of the hash. Of 600 tried, this one gives held-out structures about the same share of each clause as training
-structures.
-"""
+"""Salt of the hash. Of 600 tried, it gives held-out and training structures about the same share of each clause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

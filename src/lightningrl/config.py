@@ -34,9 +34,7 @@ class AgentConfig(Section):
     env: dict[str, str] = Field(default_factory=dict)
     """Environment variables to set for the agent, in addition to those that it inherits (see docs/gateway.md)."""
     inherit_env: list[str] = Field(default_factory=list)
-    """Names of further environment variables that the agent inherits; `*` matches any characters. Keys of upstreams are
-    never inherited.
-    """
+    """More environment variables that the agent inherits (`*`: any characters), except the keys of upstreams."""
     workers: int = Field(default=2, ge=1)
     """Number of processes that run agents."""
     concurrency: int = Field(default=64, ge=1)
@@ -77,13 +75,9 @@ class ModelConfig(Section):
     path: str
     """A Hugging Face folder (relative to the recipe) or hub id."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the weights in computations and in files. The optimizer keeps a float32 copy, so that small updates are
-    not lost.
-    """
+    """Type of the weights in computations and files. The optimizer's float32 copy preserves small updates."""
     lora_rank: int = Field(default=0, ge=0)
-    """Train a LoRA adapter of this rank on every projection (arXiv 2106.09685, scale 2) and freeze the model; 0: train
-    all weights.
-    """
+    """Rank of LoRA adapters on all projections of a frozen model (arXiv 2106.09685, scale 2); 0: train all weights."""
 
 
 class RouteConfig(Section):
@@ -128,9 +122,7 @@ class UpstreamConfig(Section):
 
 class EngineConfig(Section):
     name: str = "embedded"
-    """`embedded`, `vllm`, `relay`, or `pkg.module:attr`: a class is an engine, a function is a script (see
-    docs/gateway.md).
-    """
+    """`embedded`, `vllm`, `relay`, or `pkg.module:attr`: an engine class or a script function (docs/gateway.md)."""
     urls: list[str] = Field(default_factory=list)
     """Base URLs of the servers for `vllm` or `relay`."""
     slots: int = Field(default=64, ge=1)
@@ -173,9 +165,7 @@ class AirConfig(Section):
 
 class AlgorithmConfig(Section):
     credit: str = "uniform"
-    """How the reward is distributed over the calls of a rollout: a built-in name (see docs/algorithms/) or
-    `module:function`.
-    """
+    """Distributes the reward over a rollout's calls: a built-in name (docs/algorithms.md) or `module:function`."""
     credit_options: dict[str, float | str] = Field(default_factory=dict)
     """Parameters of the credit, by name, e.g. `{discount = 0.9}`."""
     advantage: str = "grpo"
@@ -193,28 +183,20 @@ class AlgorithmConfig(Section):
     dynamic_sampling: int = Field(default=0, ge=0)
     """How often a step replaces groups whose rewards are all equal by new tasks (DAPO, arXiv 2503.14476)."""
     audit: str = ""
-    """Name of a reward that is not trained on. If it falls while the trained reward rises, the run warns of reward
-    hacking.
-    """
+    """A reward that is not trained on. If it falls while the trained one rises, the run warns of reward hacking."""
 
 
 class LossConfig(Section):
     name: Literal["ppo_clip", "cispo", "pg"] = "ppo_clip"
-    """`pg`: policy gradient without clipping. `ppo_clip`: clipped ratio, arXiv 1707.06347. `cispo`: clipped weight,
-    arXiv 2506.13585.
-    """
+    """`pg`: no clipping. `ppo_clip`: clipped ratio (arXiv 1707.06347). `cispo`: clipped weight (arXiv 2506.13585)."""
     ratio: Literal["token", "call", "rollout"] = "token"
-    """Compute the ratio π / π_old per token, or as the geometric mean over a call or a rollout (GSPO, arXiv
-    2507.18071).
-    """
+    """The ratio π / π_old: per token, or the geometric mean over a call or rollout (GSPO, arXiv 2507.18071)."""
     clip_low: float = Field(default=0.2, ge=0)
     """Clip the ratio below 1 - this."""
     clip_high: float = Field(default=0.28, ge=0)
     """Clip the ratio above 1 + this. A value above `clip_low` encourages exploration (DAPO, arXiv 2503.14476)."""
     clip_dual: float = Field(default=0.0, ge=0)
-    """Limit the loss of a token with a negative advantage to this many times the advantage (arXiv 1912.09729 uses 3);
-    0: no limit.
-    """
+    """For negative advantages, limit the loss to this many times their size (arXiv 1912.09729 uses 3); 0: no limit."""
     kl_coef: float = Field(default=0.0, ge=0)
     """Weight of the KL divergence from the initial weights."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
@@ -230,9 +212,7 @@ class LossConfig(Section):
     importance_cap: float = Field(default=2.0, ge=1)
     """Cap of the importance ratio."""
     proximal: bool = False
-    """Clip around the weights before the first update on the batch instead of those that sampled it (decoupled PPO,
-    arXiv 2110.00641).
-    """
+    """Decoupled PPO (arXiv 2110.00641): clip around the weights before the batch's update, not the sampling weights."""
 
     @model_validator(mode="after")
     def _sound(self) -> "LossConfig":
@@ -255,9 +235,7 @@ class TrainerConfig(Section):
     minibatches: int = Field(default=4, ge=1)
     """Number of optimizer steps per batch."""
     max_tokens: int = Field(default=65536, ge=1)
-    """Largest number of unique tokens in one forward and backward pass. It limits memory and does not change the
-    result.
-    """
+    """Most unique tokens in one forward and backward pass. It limits memory and does not change the result."""
     threads: int = Field(default=2, ge=1)
     """Number of CPU threads for training."""
 
@@ -316,9 +294,7 @@ class WarmstartConfig(Section):
     reading_prompts: bool = False
     """Predict the first prompt in these steps, too."""
     steer: bool = True
-    """Stop when the agent succeeds on 35 to 50 % of the training tasks that it is tried on; false: take exactly
-    `steps`.
-    """
+    """Stop when the agent succeeds on 35 to 50 % of the training tasks it tries; false: take exactly `steps`."""
 
     @model_validator(mode="after")
     def _one_source(self) -> "WarmstartConfig":
@@ -338,9 +314,7 @@ class LearnerConfig(Section):
 
 class Config(Section):
     name: str
-    """Name of the run's folder: up to 100 letters, digits, spaces, `_`, `.` and `-`, starting with a letter, a digit or
-    `_`.
-    """
+    """Name of the run's folder: up to 100 letters, digits, spaces, `_`, `.`, `-`; first a letter, digit or `_`."""
     root: Path = Path(".")
     """Folder for `entry`, `reward`, `source` and relative paths; by default the recipe's."""
     seed: int = 0

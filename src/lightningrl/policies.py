@@ -15,9 +15,7 @@ from lightningrl.models.load import export_folder, load_model, load_tokenizer
 
 
 def load_models(config: Config, folders: Mapping[str, Path]) -> dict[str, DenseModel]:
-    """Policy → the model that it trains. LoRA adapters of one model share its frozen weights. `folders`: model path →
-    folder.
-    """
+    """Policy → its model. LoRA adapters of one model share its frozen weights. `folders`: model path → folder."""
     bases: dict[tuple[str, str], DenseModel] = {}
     models: dict[str, DenseModel] = {}
     for index, (name, learner) in enumerate(config.learners().items()):

@@ -32,9 +32,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def make_config(tree: dict[str, Any], overrides: Sequence[str], *, folder: Path, where: str) -> Config:
-    """Make settings from a tree and overrides. `folder`: what a relative `root` is relative to. `where`: name of the
-    tree in errors.
-    """
+    """Settings from a tree and overrides. `folder`: base of a relative `root`. `where`: name of the tree in errors."""
     for override in overrides:
         _lay_over(tree, override)
     tree["root"] = str((folder / tree.get("root", ".")).resolve())

@@ -198,9 +198,7 @@ def test_shaping_adds_up_to_nothing_and_moves_a_call_by_what_was_fixed_before_it
 History = tuple[str, ...]
 Policy = Mapping[History, str]
 STATES: tuple[History, ...] = ((), ("ok",), ("failed",))
-"""Where there is a choice: to use a tool (it works half of the time), or to answer. After two tools there is only the
-answer.
-"""
+"""States with a choice: use a tool (works half of the time), or answer. After two tools, only answering is left."""
 FINAL = {0: 0.9, 1: 1.0, 2: 0.7}
 """One look is worth it, a second only costs."""
 TOOL = {"ok": 1.0, "failed": -0.2}

@@ -34,9 +34,7 @@ def test_rollout_is_never_split_over_forests(max_tokens: int) -> None:
 
 
 def test_rollout_is_never_split_over_optimizer_steps() -> None:
-    """A defect of other libraries: rows of a rollout are shuffled over minibatches and meet several versions of the
-    weights.
-    """
+    """Other libraries shuffle a rollout's rows over minibatches: then several versions of the weights train on it."""
     for count in (2, 3, 7):
         steps = minibatches(interleaved(lessons(2, groups=7)), count, seed=1)
         assert len(steps) == count

@@ -63,9 +63,7 @@ def test_the_verbs_of_make_that_a_page_names_exist(page: Path) -> None:
 
 
 def test_the_description_of_the_package_leads_to_nothing_outside_of_it() -> None:
-    """A package index shows the README alone: of links into the repository the text is left, and of its pictures
-    nothing.
-    """
+    """A package index shows the README alone: links into the repository become plain text, pictures disappear."""
     hooks = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["metadata"]["hooks"]
     description = (ROOT / "README.md").read_text()
     for change in hooks["fancy-pypi-readme"]["substitutions"]:

@@ -265,9 +265,7 @@ async def test_the_token_count_is_that_of_the_recorded_prompt(
 
 
 async def test_a_conversation_of_claude_code_is_bridged(stage: Stage, attempt: Attempt) -> None:
-    """x-api-key, always streaming, a billing line that differs in each request, cache markers that move, late system
-    messages, reminders.
-    """
+    """x-api-key, always streaming, changing billing lines, moving cache markers, late system messages, reminders."""
     headers = {
         "x-api-key": attempt.token,
         "anthropic-version": "2023-06-01",

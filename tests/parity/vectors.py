@@ -1,6 +1,4 @@
-"""The golden vectors, and the results of our functions on the same inputs. Legend: M sampled tokens, rollout by
-rollout.
-"""
+"""The golden vectors, and our functions' results on the same inputs. Legend: M sampled tokens, rollout by rollout."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -35,9 +35,7 @@ def build_wheel(folder: Path) -> Path:
 
 
 def install(wheel: Path, extras: str, *, folder: Path) -> Mapping[str, str]:
-    """Make a venv in `folder` with the wheel and `extras`, e.g. `[train]`. Returns the environment in which it comes
-    first.
-    """
+    """Make a venv in `folder` with the wheel and `extras`, e.g. `[train]`. Returns environment variables for it."""
     run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
     python = folder / "bin" / "python"
     pip = (*PIP, "--python", python, *INSTALL)

@@ -142,9 +142,7 @@ def scene(name: str = "ppo_clip", seed: int = 5, *, family: str = "qwen3", **sha
 
 
 def centred(given: list[Lesson], trainer: LocalTrainer) -> list[Lesson]:
-    """Recorded and proximal logprobs around the true ones, so that some ratios are clipped and others are not. Some
-    weights are 0.
-    """
+    """Logprobs, recorded and proximal, around the true ones: some ratios are clipped, some not. Some weights are 0."""
     rng = np.random.default_rng(1)
     made: list[Lesson] = []
     for i, lesson in enumerate(given):

@@ -35,16 +35,16 @@ class Member:
     baselines: Doubles | None = None
     """[calls] baselines of the credit; None: the advantage computes its own."""
     lengths: Doubles
-    """[calls] number of sampled tokens, trained or not, so that the selection does not change other calls' advantages.
-    """
+    """[calls] number of sampled tokens, trained or not: the selection must not change other calls' advantages."""
 
 
 Group: TypeAlias = Sequence[Member]
 
 
 def grpo(groups: Sequence[Group]) -> list[list[Doubles]]:
-    """A[i][c] = (v[i][c] - b) / (s + EPS),  b = mean(V),  s² = 1/(G-1) Σ_i mean_c (v[i][c] - b)².   (arXiv 2402.03300,
-    eq. 4)
+    """A[i][c] = (v[i][c] - b) / (s + EPS),  b = mean(V),  s² = 1/(G-1) Σ_i mean_c (v[i][c] - b)².
+
+    arXiv 2402.03300, eq. 4.
 
     With one value per rollout `s` is the unbiased standard deviation of the group. Where the calls of a rollout differ,
     their spread is part of `s`, so that rollouts with equal means cannot blow it up.
@@ -53,8 +53,9 @@ def grpo(groups: Sequence[Group]) -> list[list[Doubles]]:
 
 
 def dr_grpo(groups: Sequence[Group]) -> list[list[Doubles]]:
-    """A[i][c] = v[i][c] - mean(V). Division by the deviation would favour tasks that are nearly always or hardly ever
-    solved. (arXiv 2503.20783, eq. 3)
+    """A[i][c] = v[i][c] - mean(V).   (arXiv 2503.20783, eq. 3)
+
+    Division by the deviation would favour tasks that are nearly always or hardly ever solved.
     """
     return [_each(_centred, group, _mean(group)) for group in groups]
 
@@ -65,15 +66,17 @@ def rloo(groups: Sequence[Group]) -> list[list[Doubles]]:
 
 
 def opo(groups: Sequence[Group]) -> list[list[Doubles]]:
-    """A[i][c] = v[i][c] - Σ l v / Σ l: the baseline of least variance if squared gradients grow with length. (arXiv
-    2505.23585, eq. 10)
+    """A[i][c] = v[i][c] - Σ l v / Σ l.   (arXiv 2505.23585, eq. 10)
+
+    This baseline has the least variance if squared gradients grow with length.
     """
     return [_each(_centred, group, _weighted(group)) for group in groups]
 
 
 def reinforce_pp(groups: Sequence[Group]) -> list[list[Doubles]]:
-    """A = (v - mean) / (s + EPS), over all tokens of the batch, so that rollouts are compared across tasks. (arXiv
-    2501.03262)
+    """A = (v - mean) / (s + EPS), over all tokens of the batch: rollouts are compared across tasks.
+
+    arXiv 2501.03262.
 
     A group of one is no special case; a batch of one is. Baselines of the credit are subtracted first, which gives
     PPO's advantages.
@@ -85,8 +88,9 @@ def reinforce_pp(groups: Sequence[Group]) -> list[list[Doubles]]:
 
 
 def reinforce_pp_baseline(groups: Sequence[Group]) -> list[list[Doubles]]:
-    """A = (d - mean) / (s + EPS), over all tokens of the batch, where d[i][c] = v[i][c] - mean(V) of the group. (arXiv
-    2501.03262)
+    """A = (d - mean) / (s + EPS), over all tokens of the batch, where d[i][c] = v[i][c] - mean(V) of the group.
+
+    arXiv 2501.03262.
     """
     whitened = _whitened([_centred(group, _mean(group)) for group in groups], groups)
     return [_each(lambda members, _, A=A: A, group, _mean(group)) for group, A in zip(groups, whitened, strict=True)]

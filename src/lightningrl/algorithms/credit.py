@@ -38,9 +38,7 @@ class Credit:
 
 
 def uniform(group: Sequence[Trajectory]) -> list[Credit]:
-    """Every call gets the final reward: the paper's credit assignment (arXiv 2508.03680, section 3.3). Rewards of
-    single calls are ignored.
-    """
+    """Every call gets the final reward (arXiv 2508.03680, section 3.3). Rewards of single calls are ignored."""
     return [Credit(values=np.full(len(t.transitions), t.reward, np.float64)) for t in group]
 
 

@@ -132,9 +132,7 @@ def _visits(group: Sequence[Trajectory], values: Sequence[Doubles]) -> Visits:
 
 
 def _parents(states: Sequence[bytes]) -> dict[bytes, bytes | None]:
-    """State → the longest other state that is its prefix; None: the root. In sorted order a prefix comes before all of
-    its continuations.
-    """
+    """State → the longest other state that is its prefix; None: the root. Sorting puts prefixes first."""
     parents: dict[bytes, bytes | None] = {}
     path: list[bytes] = []
     for state in sorted(states):
@@ -150,8 +148,6 @@ def _prompt(call: Transition) -> bytes:
 
 
 def _all_equal(values: Sequence[Doubles], group: Sequence[Trajectory]) -> bool:
-    """Whether all values are equal. Baselines are then the values themselves, so that rounding cannot give an
-    advantage.
-    """
+    """Whether all values are equal. If so, the values are their own baselines: rounding gives no advantage."""
     flat: list[Any] = [G_c for v, t in zip(values, group, strict=True) for G_c in (v if len(v) else [t.reward])]
     return all(G_c == flat[0] for G_c in flat)

@@ -110,9 +110,7 @@ def _advantages(
 
 
 def _batches(trajectories: Sequence[Trajectory], *, by_role: bool) -> list[list[list[Seat]]]:
-    """[batches][groups][members]: one batch with everything, or one batch per role, without the rollouts that never
-    used the role.
-    """
+    """[batches][groups][members]: one batch, or one per role, without the rollouts that never used that role."""
     members = groups(trajectories).values()
     if not by_role:
         return [[[Seat(rollout=i, calls=list(range(len(trajectories[i].transitions)))) for i in of] for of in members]]

@@ -41,9 +41,7 @@ def learnable(
 
 
 def role_learns(agent: str, routes: Sequence[RouteConfig]) -> bool:
-    """Whether calls of this role are trained: by the route with this role, else the first route whose pattern matches,
-    else the first route.
-    """
+    """Whether to train a role: its route decides, else the first route whose pattern matches, else the first."""
     named = [route for route in routes if route.agent == agent]
     unnamed = [route for route in routes if not route.agent]
     fitting = [route for route in unnamed if fnmatchcase(agent, route.model)]

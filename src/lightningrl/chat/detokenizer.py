@@ -20,9 +20,7 @@ class Detokenizer:
         self.ids: list[int] = []
         """All ids so far."""
         self._start = 0
-        """Start of the window: the ids that are decoded again. It includes the piece before, for decoders that look
-        back.
-        """
+        """Start of the ids that are decoded again. They include the piece before: some decoders look back."""
         self._known = 0
         """All text of the ids before this one has been returned."""
         self._out: int | None = 0

@@ -1,6 +1,4 @@
-"""Which earlier raw prompt does this one continue? Completions have no messages: their history is text, or ids, that
-begins alike.
-"""
+"""Which earlier call does a raw prompt continue? One whose text or ids the prompt begins with; it has no messages."""
 
 from dataclasses import dataclass, field
 

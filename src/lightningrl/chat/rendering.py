@@ -49,9 +49,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}` marks the assistant's text in templates for supervised training. It is
-    rendered as plain text.
-    """
+    """Renders `{% generation %}…{% endgeneration %}`, which marks assistant text for training, as plain text."""
 
     tags = {"generation"}  # noqa: RUF012 - required by jinja2
 

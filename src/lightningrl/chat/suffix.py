@@ -159,9 +159,7 @@ class Suffixes:
     def _cut(
         self, history: Sequence[Message], marked: Message, tail: Sequence[Message], tools: Tools, *, rest: str = ""
     ) -> tuple[str, str] | None:
-        """Render a short history, the marked answer and the tail, and cut out the suffix. None: only the whole history
-        can tell.
-        """
+        """Cut the suffix out of a short history, a marked answer and the tail. None: it needs the whole history."""
         try:
             cut = self._template.after(self._template.text([*history, marked, *tail], tools=tools))
         except BadConversation:

@@ -1,6 +1,4 @@
-"""How certain is a mean, or a difference of means? Percentile bootstrap (Efron 1979) and paired permutation test, over
-tasks.
-"""
+"""How certain is a mean over tasks, or a difference? Percentile bootstrap (Efron 1979), paired permutation test."""
 
 from dataclasses import dataclass
 

@@ -95,9 +95,7 @@ def _by_rollout(lessons: Iterable[Lesson]) -> list[list[Lesson]]:
 
 
 def _pieces(rollouts: Sequence[list[Lesson]], *, max_tokens: int) -> list[tuple[list[Lesson], int]]:
-    """Split a group that is too large between rollouts that share few tokens. Each piece comes with its number of
-    unique tokens.
-    """
+    """Pieces of a group that is too large, each with its unique tokens; split where rollouts share few tokens."""
     whole = [lesson for rollout in rollouts for lesson in rollout]
     size = _unique_tokens(whole)
     if size <= max_tokens:

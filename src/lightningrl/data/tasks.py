@@ -20,9 +20,7 @@ ROW = 'a row is a line such as {"input": {…}, "split": "train"}, or "heldout"'
 
 
 def load_tasks(config: TasksConfig, split: str, *, seed: int, count: int, root: Path) -> list[Task]:
-    """`count` tasks of a split. A function makes new tasks for every seed; the order of a file's tasks depends on the
-    seed.
-    """
+    """`count` tasks of a split. The seed determines a function's tasks, and the order of a file's tasks."""
     if config.source.endswith((".jsonl", ".json")):
         rows = [row for row in _file(root / config.source) if row.get("split", "train") == split]
         if not rows:
@@ -41,9 +39,7 @@ def asked(task: Task) -> bytes:
 
 
 def in_both_splits(config: TasksConfig, *, seed: int, count: int, root: Path) -> list[Task]:
-    """Held-out tasks that are also training tasks. All training tasks of a file are compared, or `count` from a
-    function.
-    """
+    """Held-out tasks that are also training tasks. Of a function's training tasks, `count` are compared."""
     if config.source.endswith((".jsonl", ".json")):
         count = len(_file(root / config.source))
     trained = {asked(task) for task in load_tasks(config, "train", seed=seed, count=count, root=root)}

@@ -21,9 +21,7 @@ class Report:
     succeeded: int
     """Number of rollouts with a trajectory."""
     excluded: int
-    """Number of rollouts without an accepted attempt. They are not members of their group: a failure is not a reward of
-    0.
-    """
+    """Rollouts without an accepted attempt. They are left out of their group: a failure is not a reward of 0."""
     trained_calls: int
     trained_tokens: int
     left_out_calls: Mapping[str, int]

@@ -30,9 +30,7 @@ class Trie:
 
 
 def sort_sequences(sequences: Sequence[Ints]) -> tuple[list[int], list[int]]:
-    """The lexicographic order, and for each sequence in that order the length of the prefix that it shares with the one
-    before.
-    """
+    """The lexicographic order, and in that order the length of the prefix shared with the sequence before."""
     keys = [s.astype(">u4").tobytes() for s in sequences]  # big-endian bytes compare like token ids
     order = sorted(range(len(sequences)), key=keys.__getitem__)
     shared = [0] * len(order)

@@ -93,9 +93,7 @@ BUILT_IN: Mapping[str, tuple[str, Mapping[str, Any], Sequence[str]]] = {
         ("command",),
     ),
 }
-"""Tools that agents run but send without a schema, e.g. of type `bash_20250124`:
-(description, properties, required).
-"""
+"""Tools that agents send without a schema (type `bash_20250124`, …): (description, properties, required)."""
 
 
 class _Block(msgspec.Struct):
@@ -236,9 +234,7 @@ class AnthropicMessages:
 
 
 class _Stream:
-    """`message_start`; for each block its start, deltas and stop; `message_delta` with stop reason and usage;
-    `message_stop`.
-    """
+    """`message_start`; start, deltas and stop of each block; `message_delta` (stop reason, usage); `message_stop`."""
 
     media_type: MediaType = "text/event-stream"
 
@@ -330,9 +326,7 @@ def _continued(body: Mapping[str, Any], past: Past) -> Mapping[str, Any]:
 
 
 def _history(messages: Iterable[_Message]) -> list[Message]:
-    """One `Message` for each turn. If a client has split an answer (reasoning, text, tool calls) into several messages,
-    they are joined.
-    """
+    """One `Message` for each turn. If a client has split an answer into several messages, they are joined."""
     turns: list[Message] = []
     for message in messages:
         if message.role != "assistant":

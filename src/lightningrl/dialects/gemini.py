@@ -314,9 +314,7 @@ def _contents(given: list[_Content] | _Content | str | None) -> list[_Content]:
 
 
 def _turns(content: _Content, waiting: list[tuple[str | None, ToolCall]]) -> list[Message]:
-    """Each function response is a message; the text between two of them is one message. `waiting`: the calls without a
-    response yet.
-    """
+    """Each function response is one message, as is the text in between. `waiting`: calls without a response yet."""
     role = "system" if content.role == "system" else "user"
     turns: list[Message] = []
     texts: list[_Part] = []

@@ -143,9 +143,7 @@ def _kind(item: _Item) -> str:
 
 
 def _continued(turns: Sequence[_Turn], rank: int, reply_id: str | None) -> _Turn | None:
-    """The answer that this item is a part of; None: it begins a new one. Outputs may stand between the calls of one
-    answer.
-    """
+    """The answer that this item belongs to; None: a new one. Outputs may come between the calls of one answer."""
     last = next((turn for turn in reversed(turns) if turn.role != "tool"), None)
     if last is None or last.role != "assistant":
         return None

@@ -16,9 +16,7 @@ BLOCK = 32
 """Rows are read in multiples of this many tokens, so that vectorised kernels have no odd tail."""
 
 SMALL_LOSS = 4
-"""A prompt takes over an idle row, instead of copying its prefix, if at most shared / 4 of its tokens would be lost.
-Not tuned.
-"""
+"""A prompt reuses an idle row, without a copy, if at most shared / 4 of its tokens would be lost. Not tuned."""
 
 
 def rounded(length: int, to: int = BLOCK) -> int:

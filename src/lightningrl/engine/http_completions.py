@@ -78,9 +78,7 @@ class Kind:
     tokens: Callable[[list[Choice[Any]], Request], Tokens]
     """The tokens of consecutive choices. Raises `EngineError` if ids or log-probabilities are missing."""
     check: Callable[[Pool, Server], Awaitable[str]]
-    """Checks a server before the first generation and returns its model's name. Raises `EngineError` if the server is
-    unfit.
-    """
+    """Checks a server before its first generation and returns its model's name. Raises `EngineError` if unfit."""
     refused: Callable[[Sampling], str | None]
     """The hint of the error if a server refuses a request with this sampling."""
 

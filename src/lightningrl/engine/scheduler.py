@@ -20,9 +20,7 @@ WORTH_WAITING = 16
 which are much longer.
 """
 PROMPT_TOKENS = 4096
-"""Most new prompt tokens in one step, unless a single prompt is longer. It bounds how long running sequences stall.
-Not tuned.
-"""
+"""Most new prompt tokens in one step, or one longer prompt. It limits stalls of running sequences. Not tuned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +34,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """The tokens of one step: one for each of the rows `[0, singles)`, then several for each row of `spans`, in row
-    order.
-    """
+    """The tokens of one step, in row order: one for each row in `[0, singles)`, several for each row of `spans`."""
 
     token_ids: Ints
     """[N]"""

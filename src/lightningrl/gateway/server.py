@@ -16,9 +16,7 @@ from lightningrl.errors import UserError
 from lightningrl.gateway.connection import Connection
 
 GARBAGE = 20_000
-"""Threshold of the garbage collector; the default of 700 costs a busy gateway a tenth of its CPU
-(benchmarks/gateway.py).
-"""
+"""Garbage collection threshold; the default of 700 costs a busy gateway 10 % of its CPU (benchmarks/gateway.py)."""
 OPEN_FILES = 65536
 """Limit of open files and sockets, if the system allows it."""
 KEPT_ALIVE_S = 120

@@ -42,9 +42,7 @@ class Batch:
 
 
 class ForestAttention:
-    """An `Attend` for `DenseModel.hidden` over one forest. `starts` [S+1], `parents` [S] and `positions` [N] are those
-    of `lightningrl.data.forest.Forest`.
-    """
+    """An `Attend` for `DenseModel.hidden`, from a `Forest`'s `starts` [S+1], `parents` [S] and `positions` [N]."""
 
     def __init__(
         self,

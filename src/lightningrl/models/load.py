@@ -100,9 +100,7 @@ def load_tokenizer(path: str) -> Any:
 
 
 def check_finite(tensors: Iterable[tuple[str, Tensor]], path: str) -> None:
-    """Raises `UserError` for the first tensor with NaN or infinity. Otherwise every generation would fail without a
-    reason.
-    """
+    """Raises `UserError` for the first tensor with NaN or infinity; generations would fail without a reason."""
     for name, tensor in tensors:
         if not torch.isfinite(tensor).all():
             raise UserError(

@@ -172,9 +172,7 @@ def _inside(rest: bytes, earlier: bytes, blocks: tuple[Block, ...]) -> bytes:
 
 
 def pack(ids: Ints) -> bytes:
-    """A byte for the format, then the ids: 2 bytes each if all are below 65,536; 2 bytes and 2 bits if below 262,144;
-    else 4 bytes.
-    """
+    """A format byte, then the ids: 2 bytes each if all are below 65,536; 18 bits if below 262,144; else 4 bytes."""
     used = int(np.bitwise_or.reduce(ids))
     if not 0 <= used < 1 << 18:
         return b"\0" + ids.astype("<i4").tobytes()

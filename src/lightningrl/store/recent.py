@@ -30,9 +30,7 @@ CONTENT_LIMIT = 32 * 1024 * 1024
 """
 
 ROOTS_LIMIT = 2 * 1024 * 1024
-"""Bytes of first calls that may become bases of other attempts. Enough for 160 tasks in flight with system prompts and
-tools of 10 KB.
-"""
+"""Bytes of first calls that other attempts may build on: 160 tasks in flight with 10 KB of system prompt and tools."""
 
 BOOKS_LIMIT = 100_000
 """Running attempts, and call ids in them, that are kept in memory."""
@@ -94,9 +92,7 @@ class Book:
 
 
 class Recent:
-    """Call `settle` after a commit, and `forget` after a rollback: it drops all that was remembered since the last
-    commit.
-    """
+    """Call `settle` after a commit, `forget` after a rollback: it drops what was remembered since the last commit."""
 
     def __init__(self) -> None:
         self._contents: Bounded[int] = Bounded(CONTENT_LIMIT)

@@ -130,9 +130,7 @@ class _Attempt:
 
 
 def _results_in(messages: Iterable[Message]) -> list[_Result]:
-    """Every tool result, in order. A result without an id belongs to the first open tool call of its name in the last
-    assistant turn.
-    """
+    """All tool results. One without an id belongs to the last assistant turn's first open tool call of its name."""
     by_id: dict[str, ToolCall] = {}
     unnamed: list[ToolCall] = []
     results: list[_Result] = []

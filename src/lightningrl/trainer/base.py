@@ -20,9 +20,7 @@ class Evaluation:
     logprobs: Doubles
     """[M] log-probability in nats of each sampled token under the current weights, in the forest's order."""
     values: Doubles | None = None
-    """[K] the critic's value of each call, at the last token of its prompt, in the order of `Forest.call_ids`; None
-    without a critic.
-    """
+    """[K] the critic's values at the last prompt token of each of `Forest.call_ids`; None without a critic."""
 
 
 class Trainer(Protocol):

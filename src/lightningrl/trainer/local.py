@@ -36,9 +36,7 @@ Export: TypeAlias = Callable[[DenseModel, Path], None]
 
 
 class LocalTrainer:
-    """A `Trainer` on this machine. Only parameters that require a gradient are trained: of a model with an adapter, the
-    adapter alone.
-    """
+    """A `Trainer` on this machine. It trains the parameters that require a gradient: only the adapter's, if any."""
 
     def __init__(
         self, model: DenseModel, *, config: TrainerConfig, loss: LossConfig, export: Export, critic: bool = False

@@ -17,9 +17,7 @@ def merged(rows: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def explained_variance(row: dict[str, float]) -> float:
-    """1 - Var(V - R) / Var(R) of values V and returns R: 1 for a perfect critic, 0 for a constant one. 0 if all returns
-    are equal.
-    """
+    """1 - Var(V - R) / Var(R) of values V and returns R: 1 for a perfect critic; 0 if V or R is constant."""
     residual = row["critic/loss"] - row["critic/bias"] ** 2
     variance = row["critic/return_square"] - row["critic/return_mean"] ** 2
     return 1.0 - residual / variance if variance > 1e-12 else 0.0
