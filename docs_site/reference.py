@@ -27,7 +27,7 @@ SOURCE = ROOT / "src" / "lightningrl"
 
 CLI_HEAD = """# Command line
 
-Errors that you can mend end with exit code 2 and a hint. `--json` prints one JSON object last on stdout.
+Errors that you can fix end with exit code 2 and a hint. `--json` prints one JSON object last on stdout.
 This page is generated: `make reference`.
 
 """
@@ -71,8 +71,6 @@ def cli_page() -> str:
         (r"(`--[a-z-]+) <(?:str|list\[str\])>`", r"\1 TEXT`"),
         (r" <(?:str|list\[str\]|path)>`", "`"),
         (r" <((?:\w+\|)+\w+)>`", r" \1`"),
-        (r"\[?\[KEY=VALUE\]\.{3}\]?(?:\.{3})?", "[KEY=VALUE]..."),
-        (r"\{-- CMD\.{3}\}\.{3}", "-- CMD..."),
         (r"\{(\w+)\}", r"\1"),
         (r"  \[(?:required|default: inf)\]", ""),
         (r"; x>=\d+\]", "]"),

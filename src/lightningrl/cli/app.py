@@ -24,12 +24,13 @@ app = typer.Typer(
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[KEY=VALUE]...", help="Override settings of the recipe, e.g. `trainer.learning_rate=1e-4`."
-    ),
+    typer.Argument(metavar="KEY=VALUE", help="Override settings of the recipe, e.g. `trainer.learning_rate=1e-4`."),
 ]
 Json = Annotated[
-    bool, typer.Option("--json", help="Print the result as one line of JSON, last on stdout; all else goes to stderr.")
+    bool,
+    typer.Option(
+        "--json", metavar="", help="Print the result as one line of JSON, last on stdout; all else goes to stderr."
+    ),
 ]
 RunDir = Annotated[Path | None, typer.Option("--run-dir", help="The run's folder. Default: a new one under `runs/`.")]
 Checkpoint = Annotated[
@@ -39,11 +40,13 @@ Checkpoint = Annotated[
         help="A model folder, the folder of a run, or `URL#model` of a server. Default: `model.path` of the recipe.",
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved settings and stop.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", metavar="", help="Print the resolved settings and stop.")]
 Resume = Annotated[
     bool,
     typer.Option(
-        "--resume", help="Continue an interrupted run: that in `--run-dir`, or the latest run of this recipe."
+        "--resume",
+        metavar="",
+        help="Continue an interrupted run: that in `--run-dir`, or the latest run of this recipe.",
     ),
 ]
 
@@ -57,7 +60,10 @@ def _print_version(wanted: bool) -> None:
 @app.callback(help=lightningrl.__doc__)
 def options(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and stop.")
+        bool,
+        typer.Option(
+            "--version", metavar="", is_eager=True, callback=_print_version, help="Print the version and stop."
+        ),
     ] = False,
 ) -> None:
     """Options before the command."""
@@ -78,7 +84,8 @@ def demo(overrides: Overrides = None, run_dir: RunDir = None, as_json: Json = Fa
 
 @app.command()
 def new(
-    folder: Annotated[Path, typer.Argument(help="A new folder; the agent gets its name.")], as_json: Json = False
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder; the agent gets its name.")],
+    as_json: Json = False,
 ) -> None:
     """Make a folder with an agent that learns, for you to change."""
     from lightningrl.cli.new import lay_out, show
@@ -91,7 +98,7 @@ def new(
 
 @app.command()
 def warmstart(
-    recipe: Annotated[Path, typer.Argument(help="Path of a recipe.toml.")],
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="Path of a recipe.toml.")],
     overrides: Overrides = None,
     source: Annotated[
         Path | None,
@@ -132,7 +139,7 @@ def warmstart(
 
 @app.command()
 def train(
-    recipe: Annotated[Path, typer.Argument(help="Path of a recipe.toml.")],
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="Path of a recipe.toml.")],
     overrides: Overrides = None,
     run_dir: RunDir = None,
     resume: Resume = False,
@@ -158,12 +165,16 @@ def train(
 
 @app.command("eval")
 def evaluate(
-    recipe: Annotated[Path, typer.Argument(help="Path of a recipe.toml.")],
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="Path of a recipe.toml.")],
     overrides: Overrides = None,
     checkpoint: Checkpoint = None,
     against: Annotated[
         list[str] | None,
-        typer.Option("--against", help="Another one to compare with, like `--checkpoint`; may be repeated."),
+        typer.Option(
+            "--against",
+            help="Also measure this model folder, run or `URL#model`, and compare it with `--checkpoint`; "
+            "may be repeated.",
+        ),
     ] = None,
     key_env: Annotated[
         str, typer.Option("--key-env", help="Environment variable with the API key of the servers; empty: no key.")
@@ -182,13 +193,14 @@ def evaluate(
         typer.echo(json.dumps(found.as_json()))
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
+@app.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS] --")
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="A program and its arguments.")],
+    command: Annotated[list[str], typer.Argument(metavar="CMD", help="A program and its arguments.")],
     engine: Annotated[
         str | None,
         typer.Option(
-            "--engine", help="What answers: `pkg.module:attr` (a script or an engine), `embedded`, `vllm` or `relay`."
+            "--engine",
+            help="The engine: a script or engine class (`pkg.module:attr`), `embedded`, `vllm` or `relay`.",
         ),
     ] = None,
     model: Annotated[
@@ -238,7 +250,7 @@ def rollouts(
         ),
     ] = None,
     failed: Annotated[
-        bool, typer.Option("--failed", help="Only failed rollouts, which have no accepted attempt.")
+        bool, typer.Option("--failed", metavar="", help="Only failed rollouts, which have no accepted attempt.")
     ] = False,
     task: Annotated[
         str, typer.Option("--task", metavar="TEXT", help="Only tasks that have this text in their id or input.")
@@ -246,7 +258,8 @@ def rollouts(
     step: Annotated[int | None, typer.Option("--step", min=1, help="Only this training step; the first is 1.")] = None,
     split: Annotated[str | None, typer.Option("--split", help="Only this split, e.g. `train` or `heldout`.")] = None,
     report: Annotated[
-        bool, typer.Option("--report", help="Also report how calls were captured, and why. Reads every call.")
+        bool,
+        typer.Option("--report", metavar="", help="Also report how calls were captured, and why. Reads every call."),
     ] = False,
     limit: Annotated[int, typer.Option("--limit", min=0, help="Show the latest N rollouts; 0: all.")] = 40,
     before: Annotated[
@@ -279,7 +292,7 @@ def show(
         TokenColours,
         typer.Option("--tokens", help="Colour each sampled token by its probability or by its advantage."),
     ] = "none",
-    full: Annotated[bool, typer.Option("--full", help="Do not shorten long messages.")] = False,
+    full: Annotated[bool, typer.Option("--full", metavar="", help="Do not shorten long messages.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show one rollout: its conversation, tools, rewards, and what it taught."""
@@ -320,7 +333,7 @@ def doctor(as_json: Json = False) -> None:
 
 @app.command()
 def settings() -> None:
-    """Print all settings of a recipe as Markdown."""
+    """Print the reference of all recipe settings, as Markdown."""
     from lightningrl.cli.settings import settings_page
 
     typer.echo(settings_page(), nl=False)
