@@ -61,7 +61,7 @@ TREND_Z = 3.0
 
 SELECTED: frozenset[str] = frozenset({"policy", "agent"})
 """Reasons for leaving a call out that follow from the recipe."""
-MENDING = {
+REMEDIES = {
     "incomplete": "a stream broke off: see `lightningrl rollouts RUN_DIR --report`",
     "cancelled": "the agent closed the connection before the answer: give its client a longer timeout",
     "error": "the engine failed: see `lightningrl rollouts RUN_DIR --report`",
@@ -69,7 +69,7 @@ MENDING = {
     "stale": "old weights answered: shorten rollouts, or raise `loop.max_off_policy_steps` and set `loss.importance`",
     "grammar": "sampled with constrained decoding: leave out `tool_choice`, `response_format` or `gateway.strict` "
     "(docs/constrained.md)",
-    "sampling": "not sampled from the policy itself: leave `top_p`, `top_k` and a temperature of 0 to exams",
+    "sampling": "not sampled from the policy itself: set `top_p`, `top_k` and a temperature of 0 only for evaluation",
 }
 """Reason for leaving a call out → hint."""
 DISJOINT = "held-out reward measures learning only if held-out tasks are not trained on; use different inputs per split"
@@ -203,8 +203,8 @@ def left_out(rows: Sequence[Row], config: LearnerConfig) -> str | None:
         return None
     reason, share = max(shares.items(), key=lambda item: item[1])
     others = "".join(f", `{share:.0%}` as `{other}`" for other, share in shares.items() if other != reason)
-    mend = MENDING.get(reason, "see `lightningrl rollouts RUN_DIR --report`")
-    return f"`{share:.0%}` of the sampled tokens were left out as `{reason}`{others}; hint: {mend}"
+    remedy = REMEDIES.get(reason, "see `lightningrl rollouts RUN_DIR --report`")
+    return f"`{share:.0%}` of the sampled tokens were left out as `{reason}`{others}; hint: {remedy}"
 
 
 def skipped(rows: Sequence[Row], config: LearnerConfig) -> str | None:

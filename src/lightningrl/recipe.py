@@ -21,7 +21,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         reason = "no recipe at" if isinstance(error, FileNotFoundError) else "cannot read the recipe"
         raise UserError(f"{reason} `{path}`", hint="give the path of a recipe.toml, or its folder") from error
     except tomllib.TOMLDecodeError as error:
-        raise UserError(f"`{path}` is not valid TOML: {error}", hint="mend the line it names") from error
+        raise UserError(f"`{path}` is not valid TOML: {error}", hint="fix the line that it names") from error
     config = make_config(tree, overrides, folder=path.parent, where=str(path))
     # only `lightningrl run` without a recipe has neither
     for key, value in (("agent.reward", config.agent.reward), ("tasks.source", config.tasks.source)):

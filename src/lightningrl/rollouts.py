@@ -176,7 +176,7 @@ class Rollouts:
         hint = f"the agents' own output is in {self._folder / 'agents.log'}"
         if (self._folder / "config.toml").exists():
             resume = f"lightningrl train {self._folder}/config.toml --run-dir {self._folder} --resume"
-            hint = f"nothing was lost: mend it, then `{resume}`; {hint}"
+            hint = f"nothing was lost: fix it, then `{resume}`; {hint}"
         return kind(f"all {len(rollout_ids)} rollouts of {what} failed; {count} times: {example}", hint=hint)
 
 

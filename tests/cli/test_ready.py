@@ -55,7 +55,7 @@ def test_warnings_about_lines_precede_the_error(small_recipe: SmallRecipe) -> No
 
 
 def test_warnings_of_a_function_are_shown_in_the_same_way(small_recipe: SmallRecipe) -> None:
-    warn = 'warnings.warn(f"row 7 of {split} is left out\\nhint: mend it", stacklevel=1)'
+    warn = 'warnings.warn(f"row 7 of {split} is left out\\nhint: fix it", stacklevel=1)'
     small_recipe.rewrite_agent(
         lambda text: text.replace("    return [{", f"    import warnings; {warn}\n    return [{{")
     )
@@ -64,7 +64,7 @@ def test_warnings_of_a_function_are_shown_in_the_same_way(small_recipe: SmallRec
         assert said(load_config(small_recipe.path), "heldout", "train") == [
             "warning: row 7 of heldout is left out",
             "warning: row 7 of train is left out",
-            "hint: mend it",
+            "hint: fix it",
         ]
 
 

@@ -63,7 +63,7 @@ class ChatTemplate:
             followed = self._after_answer([{"role": "user", "content": "x"}])
         except Exception as error:  # a template may raise anything
             message = f"the chat template cannot render a plain conversation: {error}"
-            raise UserError(message, hint="mend chat_template.jinja") from error
+            raise UserError(message, hint="fix chat_template.jinja") from error
         history_end = self._added_first(followed)
         self.turn_end_id = next((token_id for token_id in self.encode(last) if self.is_added(token_id)), None)
         """The token that ends the assistant's turn; None if the template has no such token."""

@@ -18,7 +18,7 @@ MEANT: dict[str, str] = {
     "agent.py": "`run` does a task; `reward` scores the answer",
     "tasks.py": "makes training and held-out tasks (none in both); or use a file, tasks.jsonl",
     "teacher.py": "answers in place of the model; then: lightningrl warmstart recipe.toml",
-    "gpu.toml": "settings for a larger model on a GPU, which reads any text",
+    "gpu.toml": "settings for a pretrained model, generated with vLLM on a GPU",
 }
 """File to change → its purpose."""
 

@@ -319,7 +319,7 @@ def _continued(body: Mapping[str, Any], past: Past) -> Mapping[str, Any]:
         return body
     previous, turns = str(thread.get("previous_message_id")), body.get("messages")
     if previous not in past.conversations:
-        message, hint = f"no thread goes on from `{previous}`", "send the whole conversation"
+        message, hint = f"no thread continues `{previous}`", "send the whole conversation"
         raise Refused(404, message, code="thread_not_found", param="thread", hint=hint)
     messages = [*past.conversations[previous], *(turns if isinstance(turns, list) else ())]
     return {**body, **past.items[previous], "messages": messages}

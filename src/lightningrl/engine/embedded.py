@@ -216,7 +216,7 @@ class EmbeddedEngine:
         check_prompt(len(prompt), max_length=self.max_length)
         if prompt.min() < 0 or prompt.max() >= self._model.vocab_size:
             raise Unanswerable(
-                f"token ids must lie in 0..{self._model.vocab_size - 1}", hint="is this the model's own tokenizer?"
+                f"token ids must be in 0..{self._model.vocab_size - 1}", hint="is this the model's own tokenizer?"
             )
         if sampling.stop and self._stop is None:
             raise Unanswerable(

@@ -55,7 +55,7 @@ class Grammars:
         )
         if matcher.failure is not None:
             raise Unanswerable(
-                f"the grammar allows no answer: {matcher.failure}", hint="mend the JSON schema or the tools"
+                f"the grammar allows no answer: {matcher.failure}", hint="fix the JSON schema or the tools"
             )
         return matcher
 
@@ -68,7 +68,7 @@ class Grammars:
         )
         if compiled.is_error():
             raise Unanswerable(
-                f"cannot compile the grammar: {compiled.get_error().strip()}", hint="mend the JSON schema or the tools"
+                f"cannot compile the grammar: {compiled.get_error().strip()}", hint="fix the JSON schema or the tools"
             )
         return compiled
 

@@ -56,7 +56,7 @@ def unpacked(body: bytes, encoding: str, *, limit: int) -> bytes:
     if unpacker.unconsumed_tail:
         raise too_large(limit)
     if not unpacker.eof or unpacker.unused_data:
-        what = "goes on behind its end" if unpacker.eof else "breaks off"
+        what = "has data after its end" if unpacker.eof else "breaks off"
         message, hint = f"the body's `{encoding}` {what}", "send it as one whole stream"
         raise Refused(400, message, code="invalid_encoding", hint=hint)
     return plain

@@ -44,7 +44,7 @@ def engine_refusal(error: LightningError | None, message: str) -> Refused:
 
 
 def attempt_ended() -> Refused:
-    hint = "an agent may not go on after its attempt"
+    hint = "an agent must stop calling the model when its attempt has ended"
     return Refused(401, "the attempt of this token has ended", code="attempt_ended", hint=hint)
 
 

@@ -115,7 +115,7 @@ def _adapted(model: DenseModel, config: LoraConfig) -> DenseModel:
     if model.adapter is not None:
         raise UserError(
             "the model has an adapter already",
-            hint="give `lora_rank = 0` to go on with it, or name its base for a new one",
+            hint="give `lora_rank = 0` to keep training it, or name its base for a new one",
         )
     tensors = (*model.hf.parameters(), *model.hf.buffers())
     hf = copy.deepcopy(model.hf, {id(tensor): tensor for tensor in tensors})  # new modules around the same tensors
