@@ -53,7 +53,7 @@ def about(models: Models) -> Conformance:
     tokenizer = Tokenizer.from_file(str(models.first / "tokenizer.json"))
     one, other = (
         Weights(policy="policy", version=version, uri=str(folder))
-        for version, folder in enumerate((models.second, models.first), start=1)
+        for version, folder in enumerate((models.first, models.second), start=1)
     )
     return Conformance(
         policy="policy", vocab_size=models.vocab_size, decode=tokenizer.decode, turn_end_id=2, weights=(one, other)
