@@ -185,7 +185,7 @@ def _constants(nodes: Iterable[ast.AST]) -> list[Any]:
 
 
 PAGES: Mapping[str, Callable[[], str]] = {"settings.md": settings_page, "cli.md": cli_page, "http.md": http_page}
-"""File below docs/ → what writes it."""
+"""File below docs/ → the function that returns its text."""
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from subprocess import CompletedProcess, TimeoutExpired
 from tempfile import TemporaryDirectory
 
 IMPORTED = [
-    "pytest",  # the main module of the process that asks
+    "pytest",  # the main module of the process that runs the tests
     "matplotlib.figure",
     "peft",
     "transformers.models.qwen3.modeling_qwen3",

@@ -17,7 +17,7 @@ from search import NOTHING, library_of
 from world import CACHED, Passage, build_world
 
 SLIPS: Mapping[str, float] = {"first": 0.2, "vague": 0.1, "turned": 0.15, "early": 0.6, "plain": 0.4}
-"""Share of cases in which each mistake is made. `first`: goes on with a name from the first passage, whatever it says.
+"""Share of cases in which each mistake is made. `first`: takes a name from the first passage, whatever it says.
 `vague`: searches for a name without a relation. `turned`: follows the relations in the order of the question, which is
 the wrong way round. `early`: answers one step too early. Above one half a mistake is a habit, so greedy decoding has
 it, too. `plain`: answers without the tags.
@@ -69,7 +69,7 @@ class _Demonstrator:
         return f"about {name}" if self.slipped("vague") else query(relation, name)
 
     def reading(self, passages: list[Passage], relation: str, name: str) -> str:
-        """The name to go on with. If no passage states the fact, it is a name from the first passage."""
+        """The name to search for next. If no passage states the fact, it is a name from the first passage."""
         right = [
             passage.value
             for passage in passages

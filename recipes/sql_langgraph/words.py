@@ -11,7 +11,7 @@ PARENTS = ("author", "singer", "team", "club", "farm", "shop", "school", "museum
 """Tables that others refer to."""
 
 LABELS = ("name", "title", "label", "nickname")
-"""Columns with unique values, which no question asks for by value."""
+"""Columns with unique values. No question mentions a value of theirs."""
 
 TEXTS: tuple[tuple[tuple[str, str], tuple[str, ...]], ...] = (
     (("city", "town"), ("paris", "rome", "oslo", "cairo", "lima")),

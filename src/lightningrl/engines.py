@@ -52,7 +52,7 @@ def make_engine(
     adapters = all(learner.model.lora_rank for learner in learners.values())  # one server can hold many of them
     shared = policy in learners and adapters
     if config.engine.urls and policy != next(iter(learners)) and not shared:
-        message = f"engine `{config.engine.name}` serves one model, a route asks for `{policy}` as well"
+        message = f"engine `{config.engine.name}` serves one model, but a route also needs `{policy}`"
         hint = 'start a server for it, name it in `[upstreams.NAME]`, and let the route say `policy = "upstreams.NAME"`'
         raise UserError(message, hint=hint)
     setup = EngineSetup(

@@ -1,4 +1,4 @@
-"""Advantages: examples by hand, and properties of all values."""
+"""Advantages: worked examples, and properties of all values."""
 
 from collections.abc import Sequence
 

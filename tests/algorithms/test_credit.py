@@ -1,4 +1,4 @@
-"""Credits: examples by hand, and properties of all rollouts."""
+"""Credits: worked examples, and properties of all rollouts."""
 
 import dataclasses
 

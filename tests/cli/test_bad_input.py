@@ -118,7 +118,7 @@ def test_an_agent_that_never_calls_the_model_is_named(small_recipe: SmallRecipe)
     assert "the agent never called the model: it answered `'blue'`" in message and "OPENAI_BASE_URL" in message
     with sqlite3.connect(small_recipe.folder / "run" / "store.sqlite") as records:
         assert records.execute("select count(*) from attempts").fetchone() == (3,), (
-            "told after three tasks, before any exam"
+            "reported after three tasks, before any exam"
         )
 
 

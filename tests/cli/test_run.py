@@ -87,7 +87,7 @@ def test_same_seed_gives_the_same_weights_bit_for_bit_also_across_kill_and_resum
     small_recipe.train("--run-dir", "killed", "--resume", *arguments)
     assert weights(run) == weights(small_recipe.folder / "first")
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows if row["kind"] == "step"] == [0, 1, 2, 3], "every step is told once"
+    assert [row["step"] for row in rows if row["kind"] == "step"] == [0, 1, 2, 3], "every step is reported once"
     assert [row["step"] for row in rows if row["kind"] == "exam"] == [0, 0, 4, 4]
 
 

@@ -96,7 +96,7 @@ def test_a_second_signal_ends_a_run_at_once(small_recipe: SmallRecipe) -> None:
     wait_until(running, (small_recipe.folder / "learning").exists)
     workers = children(running)
     running.send_signal(signal.SIGINT)
-    time.sleep(1.2)  # what follows sooner is the same key press, handed on
+    time.sleep(1.2)  # an earlier second signal would count as the same key press
     assert running.poll() is None
     said = stopped(running, signal.SIGINT)
     assert said.endswith("stopped at once\n")

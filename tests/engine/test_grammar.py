@@ -154,7 +154,7 @@ async def test_a_grammar_is_compiled_once_for_simultaneous_requests(served: Serv
 
 async def test_a_grammar_that_becomes_too_complex_fails_its_own_request_only(served: Served) -> None:
     free = asyncio.create_task(served.ask(Sampling(max_tokens=60, seed=1)))
-    with pytest.raises(EngineError, match="the grammar cannot go on"):
+    with pytest.raises(EngineError, match="the grammar cannot continue"):
         await served.ask(Sampling(max_tokens=100, seed=1, grammar=TOO_COMPLEX))
     assert (await free).finish_reason in ("stop", "length")
     assert (await served.ask(Sampling(max_tokens=20, seed=1, grammar=DIGITS))).token_ids

@@ -215,7 +215,7 @@ async def test_checkpoints_without_their_store_are_not_written_over(finished: Sm
     assert digest(finished.folder / "run/checkpoints/step-00002") == before
 
 
-# What goes on meanwhile
+# While a checkpoint is written or read
 
 SLOW = '''
 """A trainer whose disk is slow."""

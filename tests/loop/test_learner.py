@@ -54,4 +54,4 @@ async def test_training_tasks_that_are_held_out_are_counted(small_recipe: SmallR
         loop = server.loop(SilentWatcher())
         await loop.restore()
         _, metrics = await loop.credit(0, await loop.collect(0))
-    assert (metrics["tasks/count"], metrics["tasks/heldout"]) == (2.0, 1.0), "asked are 3 and 4; held out are 0 to 3"
+    assert (metrics["tasks/count"], metrics["tasks/heldout"]) == (2.0, 1.0), "trained: 3 and 4; held out: 0 to 3"

@@ -18,7 +18,7 @@ from lightningrl.engine.embedded import embedded
 
 
 class Faithful:
-    """Loads what it is told to."""
+    """Loads the weights that it is given."""
 
     def __init__(self, setup):
         self.engine = embedded(dataclasses.replace(setup, model=None))
@@ -40,7 +40,7 @@ class Faithful:
 
 
 class Stale(Faithful):
-    """Says that it has loaded, and has not."""
+    """Reports the new version without loading its weights."""
 
     async def load(self, weights):
         self.engine.version = weights.version

@@ -22,7 +22,7 @@ from lightningrl.types import Doubles, Trajectory, Transition
 GOLDEN: Mapping[str, Any] = json.loads((Path(__file__).parent / "golden.json").read_text())
 BATCH: Mapping[str, Any] = GOLDEN["batch"]
 OF_TRL: int = GOLDEN["trl"]["rollouts"]
-"""TRL was asked about this many rollouts: its groups are all of one size."""
+"""Number of rollouts in TRL's results: its groups all have the same size."""
 Answer: TypeAlias = dict[str, Doubles]
 
 

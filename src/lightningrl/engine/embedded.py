@@ -331,7 +331,7 @@ class EmbeddedEngine:
             self._release(sequence)
 
     def _finish_reason(self, sequence: Sequence) -> FinishReason | None:
-        """Why the newest token ends the completion; None: it goes on."""
+        """Why the newest token ends the completion; None: it does not."""
         sampling = sequence.sampling
         if sequence.logprobs[-1] == -math.inf:
             return "error"  # the logits are NaN
@@ -356,7 +356,7 @@ class EmbeddedEngine:
                     client.loop,
                     _deliver_error,
                     client,
-                    EngineError(f"the grammar cannot go on: {sequence.matcher.failure}"),
+                    EngineError(f"the grammar cannot continue: {sequence.matcher.failure}"),
                 )
                 continue
             delta = Delta(

@@ -87,7 +87,7 @@ class Matcher:
 
     def __init__(self, matcher: Any, *, vocab_size: int, never: list[int]) -> None:
         self.failure: str | None = None
-        """Why the generation cannot go on, for example because the grammar is too complex. None: it can."""
+        """Why the generation cannot continue, e.g. because the grammar is too complex; None: it can."""
         self.allowed: Tensor
         """[V] bool: the tokens that may come next. Meaningless after a failure."""
         self._matcher = matcher

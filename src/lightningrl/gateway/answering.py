@@ -3,7 +3,7 @@
 An SDK that gets no answer repeats its request, and says so in a header. Identical requests without that header are
 resamples, and each is sampled afresh. A repeated request gets the answer of the request that it repeats. That answer
 may still be in the making, may have been ready when its client had gone, or may just have been written to a connection
-that broke. A written answer is given again only if there is just one: of several, the lost one cannot be told. If the
+that broke. A written answer is given again only if there is just one: of several, the lost one is unknown. If the
 first try was refused, broke or was given up, the repetition is sampled afresh; it must not get a resample's answer.
 """
 
@@ -76,7 +76,7 @@ class Answering:
             if not gone.done():
                 await delivery.give(self._task.result())
                 delivered = self.useful and not gone.done()
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the client is told in its own dialect
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the client gets an error in its own dialect
             why = ENDED if isinstance(error, asyncio.CancelledError) else GONE
             await delivery.fail(refusal_of(error))
         finally:
@@ -104,7 +104,7 @@ class Answering:
             return
         await asyncio.wait((task,))  # it is being recorded
         if not task.cancelled() and (error := task.exception()) is not None:
-            refusal_of(error)  # no client is left to be told, but a bug is logged
+            refusal_of(error)  # no client is left to get the error, but a bug is logged
 
 
 @dataclass(slots=True)

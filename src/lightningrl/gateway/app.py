@@ -50,7 +50,7 @@ VENDORS: tuple[tuple[bytes, str], ...] = (
     (b"anthropic-version", "anthropic.messages"),
     (b"x-goog-api-key", "google.gemini"),
 )
-"""Headers that tell in which dialect to refuse a request whose path is no dialect's."""
+"""Headers that determine the dialect of an error response if the path matches no dialect."""
 
 
 class Gateway:
@@ -106,7 +106,7 @@ class Gateway:
             await _Request(self, incoming, dialect, caller).answer(body, added)
         except Gone:
             return
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a client is told, whoever's failure it is
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - every failure gets an error response
             await self._refuse(dialect or self._guess(incoming), refusal_of(error), incoming.send)
 
     def _dialect_of(self, incoming: Incoming) -> tuple[Dialect | None, Mapping[str, Any]]:
@@ -133,7 +133,7 @@ class Gateway:
         await respond(send, refused.status, body, retry_after_s=wait_s, final=refused.final)
 
     def _guess(self, incoming: Incoming) -> Dialect:
-        """The dialect to refuse a request in whose path is no dialect's."""
+        """The dialect of an error response if the path matches no dialect."""
         headers = {name for name, _ in incoming.scope["headers"]}
         names = [name for header, name in VENDORS if header in headers]
         known = [self._dialects[name] for name in (*names, "openai.chat") if name in self._dialects]

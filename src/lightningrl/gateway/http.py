@@ -114,7 +114,7 @@ async def respond(
 
 
 async def other(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer what is no HTTP request: the start and end of an ASGI server, and WebSockets, which are refused."""
+    """Answer everything except HTTP requests: start and end of an ASGI server, and WebSockets, which are refused."""
     if scope["type"] == "lifespan":
         event = {"type": ""}
         while event["type"] != "lifespan.shutdown":

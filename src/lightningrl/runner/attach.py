@@ -96,7 +96,7 @@ def install() -> None:
 
 
 def belongs(url: str, gateway: SplitResult) -> bool:
-    """Whether `url` lies under the gateway's URL: same scheme, host and port, and a path below its path."""
+    """Whether `url` is below the gateway's URL: same scheme, host and port, and a path below its path."""
     there, path = urlsplit(url), gateway.path.rstrip("/")
     return (
         there.scheme == gateway.scheme

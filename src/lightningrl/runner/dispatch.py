@@ -23,7 +23,7 @@ class Dispatcher:
         self._running: dict[asyncio.Task[None], str] = {}
 
     async def run(self) -> None:
-        """Claim and run attempts for ever. An error here is LightningRL's, not the agent's, and is raised."""
+        """Claim and run attempts until cancelled. An error here is LightningRL's, not the agent's, and is raised."""
         heart = asyncio.create_task(self._beat())
         try:
             while True:

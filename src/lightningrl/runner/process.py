@@ -21,7 +21,7 @@ from lightningrl.runner.watchdog import read_note
 DRAIN_S = 1.0
 """Timeout for reading what an ended worker has left in its socket."""
 EXIT_S = 3.0
-"""Grace period for a worker after it was told to exit."""
+"""Grace period for a worker to exit."""
 
 
 class WorkerProcess:

@@ -158,8 +158,8 @@ class Store(Records, Protocol):
 
 
 async def open_store(url: str, *, exclusive: bool = False) -> Store:
-    """Open `sqlite:///absolute/path`, `sqlite://relative/path`, `sqlite:///:memory:`, or the store of another plugin,
-    whose name is the scheme.
+    """Open `sqlite:///absolute/path`, `sqlite://relative/path`, `sqlite:///:memory:`, or a plugin's store; the
+    scheme is the plugin's name.
 
     `exclusive`: this process alone runs attempts. Attempts that a dead predecessor left running are lost at once.
     """

@@ -1,6 +1,6 @@
 """When a warm start ends: when the agent succeeds on 35 to 50 % of its tasks, or at the last step on 20 %.
 
-learn a stretch → try the agent → success too low: go on
+learn a stretch → try the agent → success too low: continue
                                   too high: go back one stretch, and halve it
                                   in between: stop
 """
