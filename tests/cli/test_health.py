@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from lightningrl.cli.health import HealthWatcher, checkup, show
+from lightningrl.cli.health import HealthWatcher, checkup, read, show
+from lightningrl.errors import UserError
 from lightningrl.recipe import dump_config, load_config
 from tests.conftest import RECIPE, SmallRecipe
 from tests.test_health import HEALTHY
@@ -78,6 +79,13 @@ def test_a_short_run_is_inconclusive(run: Path, steps: int, said: str) -> None:
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     refused = health(str(tmp_path / "nowhere"))
     assert refused.returncode == 2 and "holds no run" in refused.stderr and "hint:" in refused.stderr
+
+
+def test_the_folder_of_captured_calls_has_no_training_metrics(tmp_path: Path) -> None:
+    (tmp_path / "store.sqlite").touch()
+    with pytest.raises(UserError, match="has no training metrics") as refused:
+        read(tmp_path)
+    assert f"lightningrl rollouts {tmp_path} --report" in (refused.value.hint or "")
 
 
 def test_metrics_of_several_policies_are_shown_by_policy(run: Path) -> None:

@@ -146,6 +146,9 @@ class Checkup:
 def read(folder: Path) -> Checkup:
     """The report on a finished or unfinished run. Raises `UserError` if the folder has no run."""
     run = RunFolder(folder)
+    if not run.config.exists() and (folder / "store.sqlite").exists():
+        hint = f"`lightningrl rollouts {folder} --report` shows what was captured"
+        raise UserError(f"`{folder}` has no training metrics", hint=hint)
     if not run.config.exists():
         raise UserError(f"`{folder}` holds no run", hint="give the folder that `lightningrl train` printed")
     return checkup(run.rows(), load_config(run.config))

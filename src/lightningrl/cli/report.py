@@ -104,11 +104,8 @@ def _style(change: Difference) -> str:
 def heldout_table(exams: Iterable[Exam]) -> Table:
     """An empty table; its title has the number of tasks, and its caption that of failed rollouts."""
     exams = list(exams)
-    table = Table(
-        title=f"Reward on {len(exams[0].rollouts)} held-out tasks, with 95 % intervals",
-        title_justify="left",
-        title_style="bold",
-    )
+    title = f"Reward on {len(exams[0].rollouts)} held-out tasks, with 95 % intervals"
+    table = Table(title=title, title_justify="left", title_style="bold", min_width=len(title))
     failed = sum(exam.failed for exam in exams)
     if failed:
         table.caption = f"{failed} of {sum(len(exam.rollouts) for exam in exams)} rollouts failed and are left out"

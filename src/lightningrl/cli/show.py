@@ -269,7 +269,8 @@ def _print_next(console: Console, view: RolloutView, *, run_dir: Path, tokens: T
     rows = [("best of its group", f"lightningrl show {run_dir} {name}")] if best > (view.reward or 0) else []
     if tokens == "none" and any(call.pieces for call in view.calls):
         rows.append(("token probabilities", f"lightningrl show {run_dir} {view.rollout.id} --tokens logprob"))
-    rows.append(("rollouts with reward 0", f"lightningrl rollouts {run_dir} --reward 0"))
+    if any(reward is not None for reward in view.group.values()):
+        rows.append(("rollouts with reward 0", f"lightningrl rollouts {run_dir} --reward 0"))
     console.print()
     for label, command in rows:
         console.print(Text.assemble((f"{label}: ", "dim"), command), soft_wrap=True)
