@@ -178,6 +178,20 @@ def table(task: str, runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
+def quarters(minutes: float) -> str:
+    """`5½` for 5.4."""
+    whole, rest = divmod(round(4 * minutes), 4)
+    return f"{whole}{('', '¼', '½', '¾')[rest]}"
+
+
+def duration(runs: Sequence[Run]) -> str:
+    """Minutes of a run: the mean, or the range if runs differ by a minute or more."""
+    minutes = [run["rl"].get("spent", {}).get("wall_s", run["rl"]["seconds"]) / 60 for run in runs]
+    if max(minutes) - min(minutes) < 1:
+        return quarters(mean(minutes))
+    return f"{quarters(min(minutes))}–{quarters(max(minutes))}"
+
+
 def draw_task(axes: Any, task: str, results: Mapping[str, Any]) -> None:
     """Plot the held-out reward of each run, their mean, the start and the control."""
     study, runs = STUDIES[task], results["runs"]
@@ -203,7 +217,7 @@ def draw_task(axes: Any, task: str, results: Mapping[str, Any]) -> None:
         ]
         for at, face, found in ends:
             if found:
-                label = where if face == BLACK else None
+                label = f"{where}: {'after' if face == BLACK else 'before'}"
                 axes.scatter(
                     [at],
                     [mean(score["sampled"] for score in found)],
@@ -214,16 +228,20 @@ def draw_task(axes: Any, task: str, results: Mapping[str, Any]) -> None:
                     zorder=3,
                     label=label,
                 )
-    for index, below in ((0, -16), (-1, 9)):
+    for index, offset in ((0, (8, -17)), (-1, (-8, 11))):
         place = (steps[index], middle[index])
         axes.annotate(
-            f"{middle[index]:.2f}", place, textcoords="offset points", xytext=(0, below), ha="center", weight="bold"
+            f"{middle[index]:.3f}",
+            place,
+            textcoords="offset points",
+            xytext=offset,
+            ha="left" if index == 0 else "center",
+            weight="bold",
         )
-    minutes = mean(run["rl"]["seconds"] for run in runs) / 60
     axes.set(
         xlabel="step",
         ylim=(0, 1),
-        title=f"{study.title}\n{study.agent}, {minutes:.0f} minutes on {results['machine']['cores']} CPU cores",
+        title=f"{study.title}\n{study.agent}, {duration(runs)} minutes on {results['machine']['cores']} CPU cores",
     )
     tidy(axes, grid="y")
     axes.legend(
