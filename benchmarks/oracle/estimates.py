@@ -1,5 +1,4 @@
-"""Mean and variance of an estimator. Its lessons are those of a real run; its gradient is that of the loss `pg`, in
-numpy.
+"""Mean and variance of an estimator: lessons as in a real run, and the gradient of the loss `pg`, in numpy.
 
 Legend: K paths · G rollouts per group · P parameters · N groups.
 """

@@ -1,5 +1,4 @@
-"""verl's answers: its own functions on the batch, for advantages, losses and their gradients, KL estimates, and rollout
-corrections.
+"""verl's results on the batch: advantages, losses with gradients, KL estimates and rollout corrections.
 
 Legend: R rollouts (rows) · T positions of a row · M sampled tokens, row by row.
 """

@@ -1,5 +1,4 @@
-"""All settings of a run: a recipe's TOML, then overrides such as `trainer.learning_rate=1e-4`. An unknown key is an
-error.
+"""All settings of a run: TOML, then overrides such as `trainer.learning_rate=1e-4`. Unknown keys are errors.
 
 The string below each setting is its documentation: in docs/settings.md, in error messages and in `--help`.
 """

@@ -1,5 +1,4 @@
-"""Invariants 4 and 5: a forest has the loss and the gradient of one call at a time, for every loss, however it is
-packed.
+"""Invariants 4 and 5: however packed, a forest has the loss and gradient of one call at a time, for every loss.
 
 The reference is a plain Hugging Face forward of one call after the other, with the losses written out once more by
 hand.

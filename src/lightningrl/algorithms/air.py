@@ -1,5 +1,4 @@
-"""Automatic Intermediate Rewarding (arXiv 2508.03680, section 3.3): events of an attempt reward the calls that caused
-them.
+"""Automatic Intermediate Rewarding (arXiv 2508.03680, section 3.3): events reward the calls that caused them.
 
 spans → rules, each with a cap per attempt → `Reward(source="air")` of the call that caused the span. `shaped` turns
 them into potential-based rewards.
@@ -46,8 +45,7 @@ def air_rewards(spans: Sequence[Span], rules: Sequence[AirConfig], *, root: Path
 
 
 def shaped(trajectory: Trajectory, air: Mapping[str, float], *, discount: float = 1.0) -> Trajectory:
-    """The trajectory with potential-based rewards (Ng, Harada and Russell 1999) added. `air`: call id → sum of its AIR
-    rewards.
+    """Adds potential-based rewards (Ng, Harada and Russell 1999). `air`: call id → sum of its AIR rewards.
 
     The potential Φ(before c) is the sum of the AIR rewards of all calls that c is a consequence of; Φ = 0 at the end.
     On a chain of calls, F_c = γ Φ(after c) - Φ(before c). With γ = 1:

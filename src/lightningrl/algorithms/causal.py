@@ -40,8 +40,7 @@ def consequences(transitions: Sequence[Transition]) -> Bools:
 
 
 def distances(after: Bools) -> Ints:
-    """[calls, calls] length of the longest chain from the row's call to the column's: 0 on the diagonal, -1 without a
-    chain.
+    """[calls, calls] length of the longest chain from row to column: 0 on the diagonal, -1 without a chain.
 
     In the example of `consequences`, j has distance 2 from p and 1 from s1; s2 is not between s1 and j.
     """

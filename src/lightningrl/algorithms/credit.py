@@ -43,8 +43,7 @@ def uniform(group: Sequence[Trajectory]) -> list[Credit]:
 
 
 def discounted(group: Sequence[Trajectory], *, discount: float) -> list[Credit]:
-    """The return-to-go of every call: G_c = Σ_{d ≥ c} γ^|c,d| r_d + γ^K R, where K is the length of the longest chain
-    from c.
+    """The return-to-go of every call: G_c = Σ_{d ≥ c} γ^|c,d| r_d + γ^K R. K: length of the longest chain from c.
 
     Two turns, γ = 0.9, first call rewarded with -0.5, final reward 1: [-0.5 + 0.9, 1.0]. Parallel branches are not in
     one chain, so a slow branch does not discount the value of a fast one.

@@ -1,5 +1,4 @@
-"""How much weight does each sampled token have in the loss? Computed once over the whole batch, so packing cannot
-change it.
+"""How much weight does each sampled token have? Computed over the whole batch, so packing cannot change it.
 
     rollout-mean   w = 1 / (R · n_rollout)      every rollout has the same weight
     call-mean      w = 1 / (C · n_call)         every call has the same weight

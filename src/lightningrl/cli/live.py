@@ -28,8 +28,7 @@ def clock(seconds: float) -> str:
 
 
 def training_chart(rewards: Mapping[int, float], *, steps: int, width: int) -> str:
-    """Bars for step → reward in [0, 1]. The whole run is `width` columns wide, so a step has a share of a column or
-    several columns.
+    """Bars for step → reward in [0, 1]. The run is `width` columns wide: a step has part of a column, or several.
 
     `{0: 0.0, 1: 0.5}` of 4 steps in 8 columns: `▁▁▅▅`
     """

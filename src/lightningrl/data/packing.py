@@ -1,5 +1,4 @@
-"""Which lessons share an optimizer step, and which a forward and backward pass? Groups stay in one step, rollouts in
-one pass.
+"""Which lessons share an optimizer step, and which one pass? Groups stay in one step, rollouts in one pass.
 
 The weights of tokens are computed over the whole batch. Micro-batches split the sum. Minibatches are also scaled by
 their number, so that each has the scale of the batch mean, and their average is the loss of the batch.

@@ -228,8 +228,7 @@ class Gemini:
 
 
 class _Stream:
-    """A sequence of responses, each with the next piece of a candidate. The last one has finish reasons, function calls
-    and usage.
+    """Responses, each with the next piece of a candidate; the last has finish reasons, function calls and usage.
 
     With `alt=sse` they are server-sent events, otherwise the elements of one JSON array.
     """

@@ -142,8 +142,7 @@ class OpenAIResponses:
 
 
 class _Stream:
-    """Numbered server-sent events: the response begins; its items begin, grow and end, one after another; the response
-    ends.
+    """Numbered server-sent events: the response begins; items begin, grow and end in turn; the response ends.
 
     Most events are pieces of text, so all of such an event but its text and number is encoded once.
     """

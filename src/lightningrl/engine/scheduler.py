@@ -1,5 +1,4 @@
-"""Continuous batching: waiting prompts enter free rows in order of arrival; each running sequence gets one token per
-step.
+"""Continuous batching: prompts enter free rows in order of arrival; running sequences get one token per step.
 
 A prompt starts from the longest prefix that any row holds. If another prompt is about to compute more of its prefix
 (eight rollouts of one task arrive together), it waits one step and reuses that.

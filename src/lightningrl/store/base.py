@@ -57,8 +57,7 @@ class Records(Protocol):
         before: str | None = None,
         limit: int | None = None,
     ) -> list[Rollout]:
-        """Rollouts in the order they were enqueued: those with these ids or in these groups; without either, all that
-        pass `where`.
+        """Rollouts in queue order, with these ids or in these groups; without either, all that pass `where`.
 
         `before` keeps those enqueued before that rollout, then `limit` keeps the latest ones.
         """

@@ -27,8 +27,7 @@ class Trainer(Protocol):
     """Updates one policy. Every implementation passes the checks in `lightningrl.trainer.conformance`."""
 
     def forward_backward(self, forest: Forest) -> Evaluation:
-        """Add the gradient of this forest's loss. Several calls before `optim_step` add up to what one call on all of
-        them gives.
+        """Add the gradient of this forest's loss. Calls before `optim_step` add up to one call on all forests.
 
         A value that is not finite, in the forest or computed from it, adds nothing and skips the next update.
         """
