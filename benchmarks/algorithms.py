@@ -129,7 +129,7 @@ def draw(study: Study, arms: Mapping[str, Sequence[Run]]) -> None:
             dict.fromkeys(arms, GREY) | COLOURS,
             order=sorted(scores, key=lambda name: mean(scores[name])),
         )
-        left.set_title("on the way: mean and 95 % interval", fontsize=10, loc="left", color="#57606a")
+        left.set_title("during training: mean and 95 % interval", fontsize=10, loc="left", color="#57606a")
         right.set_title("mean over training", fontsize=10, loc="left", color="#57606a")
         first = next(iter(arms.values()))
         figure.suptitle(

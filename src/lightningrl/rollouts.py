@@ -65,7 +65,7 @@ class Rollouts:
         if recall:
             rollouts = await self._store.rollouts(ids=[rollout.id for rollout in rollouts])
         else:
-            rollouts = await self._finish(rollouts, version=version, what=f"{mode} exam {when}".rstrip())
+            rollouts = await self._finish(rollouts, version=version, what=f"{mode} evaluation {when}".rstrip())
         rewards = await self._store.rewards(accepted_attempts(rollouts))
         final = {reward.attempt_id: reward.value for reward in rewards if reward.name == FINAL}
         exam = Exam(
