@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import re
 import socket
 import statistics
+import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from typing import Any, TypeAlias
@@ -123,6 +125,55 @@ def test_a_response_that_breaks_off_is_an_error_that_names_the_server(run: Run, 
                         _ = [piece async for piece in pieces]
                 else:
                     await ask(pool)
+
+    run(main())
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "stream"])
+def test_a_malformed_body_is_an_error_although_the_server_keeps_the_connection(run: Run, streamed: bool) -> None:
+    async def talk(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.request(reader)
+        writer.write(CHUNKED + b"5\r\nhello\r\n")
+        await asyncio.sleep(0.1)
+        writer.write(b"no length\r\n")
+        await reader.read()
+
+    async def main() -> None:
+        async with talking(talk) as (server, pool):
+            with pytest.raises(EngineError, match=f"`{server.url}` broke off"):
+                async with asyncio.timeout(2.0):
+                    if streamed:
+                        async with stream(pool) as pieces:
+                            _ = [piece async for piece in pieces]
+                    else:
+                        await ask(pool)
+
+    run(main())
+
+
+def test_a_kept_connection_that_the_server_resets_is_not_logged(run: Run) -> None:
+    logged: list[dict[str, Any]] = []
+
+    async def talk(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(2):
+            await server.request(reader)
+            writer.write(HELLO[:-1])
+            await asyncio.sleep(0.05)
+            writer.write(HELLO[-1:])
+        await asyncio.sleep(0.05)
+        connection = writer.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
+        async with talking(talk) as (server, pool):
+            assert [await ask(pool), await ask(pool)] == [b"hello", b"hello"]
+            await until(lambda: server.closed == server.opened == 1)
+            await asyncio.sleep(0.05)
+            assert await ask(pool) == b"hello"
+            gc.collect()
+        assert not logged
 
     run(main())
 

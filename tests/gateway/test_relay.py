@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx2
@@ -206,6 +206,32 @@ async def test_an_answer_that_breaks_off_is_an_error(between: Between) -> None:
     [call] = await between.calls()
     assert call.capture == "incomplete"
     assert call.capture_reason is not None and "broke off" in call.capture_reason
+
+
+async def test_a_malformed_answer_is_an_error_although_the_upstream_keeps_the_connection(between: Between) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n")
+        await asyncio.sleep(0.1)
+        writer.write(b"no length\r\n")
+        await reader.read()
+        writer.close()
+
+    listening = await asyncio.start_server(talk, "127.0.0.1", 0)
+    upstream = Upstream("other", url=f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1")
+    app = create_app(
+        store=between.stage.store,
+        chat=between.stage.template,
+        engines={"policy": between.stage.engine},
+        routes=[Route(policy="upstreams.other")],
+        upstreams=[upstream],
+        max_length=2000,
+    )
+    async with serving(app) as url:
+        answer = await replace(between, url=url).post("/v1/chat/completions", CHAT)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "upstream_error")
+    await upstream.close()
+    listening.close()
 
 
 async def test_a_stream_that_breaks_off_ends_with_an_error(between: Between) -> None:

@@ -6,8 +6,8 @@ which tells the server to cancel the generation.
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from urllib.parse import urlsplit
@@ -136,7 +136,8 @@ class Pool:
             async with response:
                 self._responses.add(response)
                 try:
-                    yield response
+                    with watched(response):
+                        yield response
                 finally:
                     self._responses.discard(response)
         except (aiohttp.ClientError, OSError) as error:
@@ -166,6 +167,40 @@ class Pool:
                 f"cannot reach `{server.url}`: {error}", hint="is the server running? check `engine.urls`"
             )
         return EngineError(f"`{server.url}` broke off: {type(error).__name__}: {error}", hint=BROKEN)
+
+
+@contextmanager
+def watched(response: aiohttp.ClientResponse) -> Iterator[None]:
+    """Fail the reader of the body if the connection closes first. aiohttp 3.14 closes it without that if the body is
+    malformed.
+    """
+    protocol = response.connection.protocol if response.connection is not None else None
+    if protocol is None:  # all of it has come
+        yield
+        return
+    content, closed = response.content, protocol.closed
+
+    def fail(_: object = None) -> None:
+        if not content.is_eof() and content.exception() is None:
+            content.set_exception(aiohttp.ClientPayloadError("the connection was closed before the body's end"))
+
+    if closed is None:
+        fail()
+        yield
+        return
+    closed.remove_done_callback(_retrieve)  # the connection may have served other requests
+    closed.add_done_callback(_retrieve)
+    closed.add_done_callback(fail)
+    try:
+        yield
+    finally:
+        closed.remove_done_callback(fail)
+
+
+def _retrieve(closed: asyncio.Future[None]) -> None:
+    """Without this, asyncio logs the exception of a connection that the server resets."""
+    if not closed.cancelled():
+        closed.exception()
 
 
 async def _rest(response: aiohttp.ClientResponse, *, began: float) -> None:

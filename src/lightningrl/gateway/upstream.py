@@ -10,6 +10,7 @@ import aiohttp
 import msgspec
 
 from lightningrl.dialects.base import Refused
+from lightningrl.engine.http import watched
 from lightningrl.errors import UserError
 from lightningrl.gateway.http import Incoming, Send
 from lightningrl.gateway.identity import KEYS
@@ -82,7 +83,8 @@ class Upstream:
                 if 300 <= answer.status < 400:
                     message = f"redirects to `{answer.headers.get('location')}`"
                     raise self._failed(relayed, message, hint="set that as its url")
-                await _take(relayed, answer, incoming.send)
+                with watched(answer):
+                    await _take(relayed, answer, incoming.send)
                 if relayed.broken and not relayed.streamed and json_object(relayed.body) is None:
                     raise _no_json(relayed, answer)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
