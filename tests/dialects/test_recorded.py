@@ -42,6 +42,34 @@ def test_a_request_is_read_with_the_earlier_response_that_it_refers_to() -> None
     assert second is not None and [message.content for message in second.messages] == ["hello", "hi", "more"]
 
 
+CALLED = {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "call_1", "id": None}
+THOUGHT = {"type": "reasoning", "summary": 3, "id": "rs_1"}
+
+
+@pytest.mark.parametrize("output", [["x", 3, None, MESSAGE], [{"type": "web_search_call"}, MESSAGE]])
+def test_what_is_no_item_of_an_earlier_response_is_skipped(output: list[Any]) -> None:
+    reader = Reader()
+    reader.request(call(0, "openai.responses", {"input": "hello"}, {"id": "resp_1", "output": output}))
+    reference = {"type": "item_reference", "id": "msg_1"}
+    second = reader.request(call(1, "openai.responses", {"input": [reference]}, {}))
+    assert second is not None and [message.content for message in second.messages] == ["hi"]
+
+
+@pytest.mark.parametrize(
+    ("item", "sent_back"),
+    [
+        (CALLED, {**CALLED, "id": "fc_1"}),
+        (THOUGHT, {"type": "reasoning", "summary": [], "id": "rs_1"}),
+        ("x", {"type": "item_reference", "id": "x"}),
+    ],
+)
+def test_odd_items_of_an_earlier_response_raise_nothing(item: Any, sent_back: Any) -> None:
+    reader = Reader()
+    reader.request(call(0, "openai.responses", {"input": "hello"}, {"id": "resp_1", "output": [item]}))
+    for request in ({"input": [sent_back]}, {"input": "more", "previous_response_id": "resp_1"}):
+        reader.request(call(1, "openai.responses", request, {}))
+
+
 @pytest.mark.parametrize("response", [{}, {"stream": "data: {}\n\n"}, {"output": 3, "choices": "x"}, {"output": ["x"]}])
 @pytest.mark.parametrize(
     ("dialect", "request_body"),

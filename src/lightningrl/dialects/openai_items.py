@@ -81,11 +81,16 @@ def conversation(body: Mapping[str, Any], past: Past) -> tuple[Item, ...]:
 
 
 def remember(past: Past, body: Mapping[str, Any], response: Mapping[str, Any]) -> None:
-    past.conversations[response["id"]] = (*conversation(body, past), *response["output"])
-    for item in response["output"]:
-        past.items[item["id"]] = item
-        if "call_id" in item:
-            past.items[item["call_id"]] = item
+    """An upstream's output may have elements that are no items, and items without an id: later requests cannot refer to
+    them.
+    """
+    output = [item for item in response["output"] if isinstance(item, Mapping)]
+    past.conversations[response["id"]] = (*conversation(body, past), *output)
+    for item in output:
+        if isinstance(item.get("id"), str):
+            past.items[item["id"]] = item
+            if "call_id" in item:
+                past.items[item["call_id"]] = item
 
 
 def messages(items: Iterable[Item], past: Past) -> Iterator[Message]:
@@ -121,7 +126,7 @@ def _add(turns: list[_Turn], item: _Item, past: Past) -> None:
         turns.append(turn)
     turn.rank, turn.reply_id = _RANK[kind], turn.reply_id or reply_id
     if kind == "reasoning":
-        turn.reasoning = _thoughts(item) or ("" if known is None else _thoughts(msgspec.convert(known, _Item)))
+        turn.reasoning = _thoughts(item) or ("" if known is None else _thoughts(wire.convert(known, _Item)))
     elif kind == "message":
         turn.content = wire.text_of(item.content, param="input")
     elif all(call.id != item.call_id for call in turn.calls):
