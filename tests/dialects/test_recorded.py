@@ -33,6 +33,7 @@ def call(index: int, dialect: str, request: Any, response: Any, *, capture: Capt
 
 
 MESSAGE = {"id": "msg_1", "type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hi"}]}
+CALLED = {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "call_1", "id": None}
 
 
 def test_a_request_is_read_with_the_earlier_response_that_it_refers_to() -> None:
@@ -42,7 +43,14 @@ def test_a_request_is_read_with_the_earlier_response_that_it_refers_to() -> None
     assert second is not None and [message.content for message in second.messages] == ["hello", "hi", "more"]
 
 
-CALLED = {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "call_1", "id": None}
+def test_an_answer_whose_items_interleave_is_one_message() -> None:
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "hm "}]}
+    output = [thought, MESSAGE, thought, {**CALLED, "id": "fc_1"}]
+    answer = Reader().answer(call(0, "openai.responses", {"input": "hello"}, {"id": "resp_1", "output": output}))
+    assert answer is not None and (answer.content, answer.reasoning) == ("hi", "hm hm ")
+    assert [tool_call.id for tool_call in answer.tool_calls] == ["call_1"]
+
+
 THOUGHT = {"type": "reasoning", "summary": 3, "id": "rs_1"}
 
 

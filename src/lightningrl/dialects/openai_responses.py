@@ -5,6 +5,7 @@ writes items.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -26,7 +27,7 @@ from lightningrl.dialects.base import (
 )
 from lightningrl.dialects.openai_items import Item
 from lightningrl.dialects.openai_wire import encode
-from lightningrl.messages import Message
+from lightningrl.messages import Message, joined
 
 COUNT_ONLY = "count_only"
 """The field that a POST to `/responses/input_tokens` adds to its body."""
@@ -131,8 +132,10 @@ class OpenAIResponses:
         return _Stream(begun)
 
     def answer(self, response: Mapping[str, Any]) -> Message:
-        found = list(items.messages(msgspec.convert(response["output"], list[dict[str, Any]]), Past()))
-        return found[0] if found else Message(role="assistant", content="")
+        """One message, also if an upstream's items interleave: reasoning, a message, more reasoning, a call."""
+        turns = items.messages(msgspec.convert(response["output"], list[dict[str, Any]]), Past())
+        answers = (turn for turn in turns if turn.role == "assistant")
+        return reduce(joined, answers, Message(role="assistant", content=""))
 
     def remember(self, past: Past, request: ChatRequest, response: Mapping[str, Any]) -> None:
         items.remember(past, request.body, response)
