@@ -106,3 +106,137 @@ def test_a_request_that_only_an_upstream_understands_is_none() -> None:
 def test_a_dialect_of_a_plugin_that_is_not_installed_is_none() -> None:
     recorded = call(0, "elsewhere.chat", {"messages": []}, {})
     assert Reader().request(recorded) is None and Reader().answer(recorded) is None
+
+
+PICTURE = {"type": "image", "source": {"type": "base64", "data": ""}}
+INLINE = {"inlineData": {"mimeType": "image/png", "data": ""}}
+FOR_UPSTREAMS: list[tuple[str, dict[str, Any]]] = [
+    (
+        "openai.chat",
+        {
+            "n": -1,
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "look"}, {"type": "image_url"}]},
+                {"role": "tool", "tool_call_id": "call_1", "content": "Error"},
+                {"role": "user", "content": [{"type": "image_url"}]},
+            ],
+        },
+    ),
+    (
+        "openai.responses",
+        {
+            "conversation": "conv_1",
+            "previous_response_id": "resp_elsewhere",
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "look"}, {"type": "input_file"}]},
+                {"type": "web_search_call", "id": "ws_1"},
+                {"type": "item_reference", "id": "msg_elsewhere"},
+                {"type": "function_call_output", "call_id": "call_1", "output": "Error"},
+                {"role": "user", "content": [{"type": "input_image"}]},
+            ],
+        },
+    ),
+    (
+        "anthropic.messages",
+        {
+            "thread": {"type": "continue", "previous_message_id": "msg_elsewhere"},
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "look"}, PICTURE]},
+                {
+                    "role": "user",
+                    "content": [
+                        {
+                            "type": "tool_result",
+                            "tool_use_id": "call_1",
+                            "content": [PICTURE, {"type": "text", "text": "Error"}],
+                        }
+                    ],
+                },
+                {"role": "user", "content": [PICTURE]},
+            ],
+        },
+    ),
+    (
+        "google.gemini",
+        {
+            "contents": [
+                {"role": "user", "parts": [{"text": "look"}, INLINE]},
+                {
+                    "parts": [
+                        {
+                            "functionResponse": {
+                                "id": "call_1",
+                                "name": "f",
+                                "response": {"result": "Error"},
+                                "parts": [INLINE],
+                            }
+                        }
+                    ],
+                },
+                {"role": "user", "parts": [INLINE]},
+            ],
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("dialect", "body"), FOR_UPSTREAMS)
+def test_a_lenient_reader_leaves_out_what_only_an_upstream_understands(dialect: str, body: dict[str, Any]) -> None:
+    recorded = call(0, dialect, body, {})
+    assert Reader().request(recorded) is None
+    request = Reader(lenient=True).request(recorded)
+    assert request is not None
+    read = [(message.role, message.content, message.tool_call_id) for message in request.messages]
+    assert read == [("user", "look", None), ("tool", "Error", "call_1"), ("user", "", None)]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "response"),
+    [
+        (
+            "openai.chat",
+            {
+                "choices": [
+                    {
+                        "message": {
+                            "role": "assistant",
+                            "content": [{"type": "audio"}],
+                            "tool_calls": [{"id": "call_1", "function": {"name": "f"}}],
+                        }
+                    }
+                ]
+            },
+        ),
+        ("openai.responses", {"output": [{"type": "web_search_call"}, CALLED]}),
+        ("anthropic.messages", {"content": [PICTURE, {"type": "tool_use", "id": "call_1", "name": "f", "input": {}}]}),
+        (
+            "google.gemini",
+            {"candidates": [{"content": {"parts": [INLINE, {"functionCall": {"id": "call_1", "name": "f"}}]}}]},
+        ),
+    ],
+)
+def test_a_lenient_reader_reads_the_tool_calls_beside_parts_of_unknown_types(dialect: str, response: Any) -> None:
+    answer = Reader(lenient=True).answer(call(0, dialect, {}, response))
+    assert answer is not None and [(asked.id, asked.name) for asked in answer.tool_calls] == [("call_1", "f")]
+
+
+def test_a_conversation_goes_on_from_a_response_with_items_of_unknown_types() -> None:
+    reader = Reader(lenient=True)
+    file = {"role": "user", "content": [{"type": "input_file"}]}
+    output = [{"type": "web_search_call", "id": "ws_1"}, MESSAGE]
+    reader.request(call(0, "openai.responses", {"input": [file]}, {"id": "resp_1", "output": output}))
+    result = {"type": "function_call_output", "call_id": "call_1", "output": "Error"}
+    later = {"input": [result], "previous_response_id": "resp_1"}
+    second = reader.request(call(1, "openai.responses", later, {}))
+    assert second is not None and [message.content for message in second.messages] == ["Error"]
+
+
+@pytest.mark.parametrize("dialect", ["openai.chat", "openai.responses", "anthropic.messages", "google.gemini"])
+def test_content_that_is_nested_too_deeply_is_skipped(dialect: str) -> None:
+    nested: Any = [PICTURE]
+    for _ in range(900):
+        nested = [{"role": "user", "type": "tool_result", "content": nested, "parts": nested}]
+    recorded = call(0, dialect, {"messages": nested, "input": nested, "contents": nested}, {"content": nested})
+    reader = Reader(lenient=True)
+    reader.request(recorded)
+    reader.answer(recorded)

@@ -89,6 +89,33 @@ def test_results_without_a_tool_call_are_no_spans() -> None:
     )
 
 
+def test_results_beside_a_picture_are_read() -> None:
+    """Such a request goes to an upstream; the tool call may be one of the policy that is trained."""
+    first = call(0, "openai.chat", {}, answered(("call_1", "f", "{}")))
+    picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
+    messages = [asked(("call_1", "f", "{}")), told("call_1", "Error: no such button"), picture]
+    assert results(first, call(1, "openai.chat", {"messages": messages}, {})) == [("a-0", "Error: no such button")]
+
+
+@pytest.mark.parametrize("before", [["reasoning", "message", "reasoning"], ["web_search_call"], ["message", "message"]])
+def test_tool_calls_of_interleaved_responses_items_are_found(before: list[str]) -> None:
+    fields = {"role": "assistant", "call_id": "call_1", "name": "f"}
+    items = [{"type": kind, **fields} for kind in (*before, "function_call")]
+    first = call(0, "openai.responses", {"input": "hello"}, {"id": "resp_0", "output": items})
+    result = {"type": "function_call_output", "call_id": "call_1", "output": "done"}
+    second = call(1, "openai.responses", {"input": [result], "previous_response_id": "resp_0"}, {})
+    assert results(first, second) == [("a-0", "done")]
+
+
+@pytest.mark.parametrize("item", ["x", None, [1], {"type": "function_call", "id": None, "call_id": "c", "name": "f"}])
+def test_an_odd_item_of_an_upstream_does_not_stop_the_reading(item: Any) -> None:
+    first = call(0, "openai.responses", {"input": "hello"}, {"id": "resp_0", "output": [item]})
+    back = {"type": "function_call", "call_id": "c", "name": "f"}
+    later = [{"input": [back]}, {"input": "more", "previous_response_id": "resp_0"}]
+    calls = [first, *(call(index, "openai.responses", body, {}) for index, body in enumerate(later, 1))]
+    assert [span.kind for span in spans_of(calls)] == ["llm"] * 3
+
+
 def test_gemini_results_without_ids_match_by_name_and_position() -> None:
     parts = [{"functionCall": {"name": "f", "args": {"n": n}}} for n in (1, 2)]
     first = call(0, "google.gemini", {}, {"candidates": [{"content": {"parts": parts}}]})
@@ -127,7 +154,7 @@ KEYS = [
     "custom",
     "arguments",
     "input",
-    "output",
+    "before",
     "type",
     "call_id",
     "role",

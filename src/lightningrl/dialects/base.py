@@ -16,6 +16,9 @@ from lightningrl.types import FinishReason
 
 ToolChoice: TypeAlias = Literal["auto", "none", "required"]
 
+TURNS = ("messages", "input", "contents")
+"""Fields that hold the conversation, in the bodies of the dialects."""
+
 Temperature: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 """Finite: where a number may be written as text, infinity would be accepted."""
 

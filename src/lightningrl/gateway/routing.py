@@ -10,12 +10,10 @@ from typing import Any
 import msgspec
 
 from lightningrl.config import RouteConfig
-from lightningrl.dialects.base import ChatRequest, Refused
+from lightningrl.dialects.base import TURNS, ChatRequest, Refused
 
 FROZEN = "frozen"
 """The policy with fixed weights: those that training started from, unless a route names others."""
-TURNS = ("messages", "input", "contents")
-"""Fields that hold the conversation, in the bodies of the dialects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

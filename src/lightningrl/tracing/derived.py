@@ -70,7 +70,7 @@ class _Attempt:
         """By the tool call's id, and by name and arguments, as a client may have dropped or changed the id."""
 
     def spans(self) -> Iterator[Span]:
-        reader = Reader()
+        reader = Reader(lenient=True)
         for call in self._calls:
             request, answer = reader.request(call), reader.answer(call)
             if request is not None:
