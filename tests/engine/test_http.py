@@ -199,6 +199,27 @@ def test_a_kept_connection_that_the_server_closes_costs_nothing(run: Run, meets:
     run(main())
 
 
+@pytest.mark.parametrize("answer", [b"", OK + b"Content-"], ids=["nothing", "a part of the headers"])
+def test_a_request_that_the_server_may_have_begun_is_not_repeated(run: Run, answer: bytes) -> None:
+    async def talk(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if answer:  # a reused connection
+            await server.request(reader)
+            writer.write(HELLO)
+        await server.request(reader)
+        writer.write(answer)
+
+    async def main() -> None:
+        async with talking(talk) as (server, pool):
+            if answer:
+                await ask(pool)
+            server.bodies.clear()
+            with pytest.raises(EngineError, match="broke off"):
+                await pool.post(pool.servers[0], "/v1/load_lora_adapter", {})
+            assert server.bodies == [b"{}"]
+
+    run(main())
+
+
 @pytest.mark.parametrize("how", ["whole", "before the first piece", "between pieces", "left"])
 def test_a_request_that_is_given_up_closes_its_connection_at_once(run: Run, how: str) -> None:
     async def talk(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -319,6 +340,27 @@ def test_a_server_that_falls_silent_is_given_up_but_not_one_that_is_slow(
             with pytest.raises(EngineError, match="broke off: SocketTimeoutError"):
                 await ask(pool, b"silent")
             await until(lambda: server.closed >= 1)
+
+    run(main())
+
+
+@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
+def test_a_server_that_does_not_read_is_given_up(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "CONNECT_S", 0.3)
+    monkeypatch.setattr(http, "IDLE_S", 0.2)
+    given_up = asyncio.Event()
+
+    async def talk(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await given_up.wait()
+        writer.transport.abort()
+
+    async def main() -> None:
+        async with talking(talk) as (server, pool):
+            with pytest.raises(EngineError, match=f"`{server.url}` broke off: .* could not be sent in time"):
+                async with asyncio.timeout(2.0):
+                    await ask(pool, b"x" * 20_000_000)
+            given_up.set()
 
     run(main())
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -48,6 +49,18 @@ class Server:
     """Key of its hash in `Pool.choose`."""
     in_flight: int = 0
     """Number of generations under way."""
+
+
+@dataclass(slots=True)
+class _Sent:
+    """One sending of a request."""
+
+    reused: bool = False
+    """Over a connection that has served another request."""
+
+
+async def _reused(_: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
+    context.trace_request_ctx.reused = True
 
 
 class Problem(msgspec.Struct):
@@ -129,11 +142,7 @@ class Pool:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """The response, once its headers have come. Leaving the block before the body's end closes the connection."""
         try:
-            try:
-                response = await self._send(server, method, path, body)
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):  # a kept connection was closed
-                response = await self._send(server, method, path, body)
-            async with response:
+            async with await self._send(server, method, path, body) as response:
                 self._responses.add(response)
                 try:
                     with watched(response):
@@ -144,16 +153,35 @@ class Pool:
             raise self._failure(server, error) from error
 
     async def _send(self, server: Server, method: str, path: str, body: bytes | None) -> aiohttp.ClientResponse:
-        self._refuse_if_closed()
+        """The response, once its headers have come. A request is repeated only if it met the end of a kept connection:
+        sent over a reused connection, and nothing came back. Not all requests are idempotent, e.g. loading an adapter.
+        """
+        while True:
+            self._refuse_if_closed()
+            sent = _Sent()
+            try:
+                async with asyncio.timeout(CONNECT_S + IDLE_S):  # aiohttp waits forever for a server that does not read
+                    return await self._open().request(
+                        method, server.url + path, data=body, allow_redirects=False, trace_request_ctx=sent
+                    )
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+                unanswered = isinstance(error, OSError) or isinstance(error.message, str)  # else it holds the headers
+                if not (sent.reused and unanswered):
+                    raise
+
+    def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
+            trace = aiohttp.TraceConfig()
+            trace.on_connection_reuseconn.append(_reused)
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=IDLE_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers={"Content-Type": "application/json"},
                 skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
+                trace_configs=[trace],
             )
-        return await self._session.request(method, server.url + path, data=body, allow_redirects=False)
+        return self._session
 
     def _refuse_if_closed(self) -> None:
         if self._closed:
@@ -166,7 +194,8 @@ class Pool:
             return EngineError(
                 f"cannot reach `{server.url}`: {error}", hint="is the server running? check `engine.urls`"
             )
-        return EngineError(f"`{server.url}` broke off: {type(error).__name__}: {error}", hint=BROKEN)
+        what = str(error) or "the request could not be sent in time"
+        return EngineError(f"`{server.url}` broke off: {type(error).__name__}: {what}", hint=BROKEN)
 
 
 @contextmanager
