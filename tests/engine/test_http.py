@@ -344,6 +344,30 @@ def test_a_server_that_falls_silent_is_given_up_but_not_one_that_is_slow(
     run(main())
 
 
+@pytest.mark.parametrize("status", [b"200 OK", b"500 Oops"])
+def test_a_response_that_does_not_end_is_given_up(run: Run, status: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "BODY_LIMIT", 2**20)
+
+    async def talk(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await server.request(reader) == b"long":
+            writer.write(OK + b"Content-Length: %d\r\n\r\n" % 2**20 + bytes(2**20))
+        else:
+            writer.write(b"HTTP/1.1 %b\r\nTransfer-Encoding: chunked\r\n\r\n" % status)
+            while True:
+                writer.write(b"10000\r\n%b\r\n" % bytes(2**16))
+                await writer.drain()
+
+    async def main() -> None:
+        async with talking(talk) as (server, pool):
+            assert len(await ask(pool, b"long")) == 2**20
+            with pytest.raises(EngineError, match=f"`{server.url}` sent a response of more than `1048576` bytes"):
+                async with asyncio.timeout(2.0):
+                    await ask(pool)
+            await until(lambda: server.closed == server.opened)
+
+    run(main())
+
+
 @pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
 def test_a_server_that_does_not_read_is_given_up(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "CONNECT_S", 0.3)

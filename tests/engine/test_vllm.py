@@ -250,6 +250,23 @@ async def test_unscaled_logprobs_are_refused_before_the_first_answer() -> None:
         assert "--logprobs-mode processed_logprobs" in str(raised.value)
 
 
+@pytest.mark.parametrize("page", [b"<html>It works!</html>", b"[1]", b"\xff", b""])
+async def test_a_server_that_lists_no_models_but_something_else_is_refused(page: bytes) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(page), page))
+        await reader.read()
+        writer.close()
+
+    listening = await asyncio.start_server(talk, "127.0.0.1", 0)
+    engine = VLLMEngine(setup_of(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"))
+    with pytest.raises(EngineError, match="cannot be read") as raised:
+        await ask(engine)
+    assert "`engine.name`" in str(raised.value)
+    await engine.close()
+    listening.close()
+
+
 async def test_a_server_with_a_shorter_context_is_refused() -> None:
     async with serving(Upstream(texts=TEXTS, max_model_len=32)) as engine:
         with pytest.raises(EngineError, match="takes `32` tokens"):

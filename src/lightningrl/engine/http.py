@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from types import SimpleNamespace
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -19,6 +20,7 @@ import msgspec
 from lightningrl.engine.base import EngineBusy, Unanswerable
 from lightningrl.errors import EngineError, UserError
 
+T = TypeVar("T")
 CONNECT_S = 10.0
 IDLE_S = 900.0
 """Seconds without a byte after which a request fails. Without streaming, a long completion is sampled in silence."""
@@ -31,6 +33,8 @@ time costs twice the CPU.
 """
 RETRY_AFTER_S = 1.0
 """Seconds to wait if a busy server sends no `Retry-After`."""
+BODY_LIMIT = 2**28
+"""Bytes of a response that is not streamed. 32,768 tokens with 20 alternatives each are about 40 MB."""
 FULL = 2.0
 """A server that has this many times its share of the generations is passed over (bounded loads, arXiv 1608.01350)."""
 TIMED_OUT = 408
@@ -103,13 +107,13 @@ class Pool:
     async def complete(self, server: Server, body: bytes, *, hint: str | None = None) -> bytes:
         """The response to a completion request. `hint`: what may be wrong if the server refuses."""
         async with self._request(server, "POST", COMPLETIONS, body) as response:
-            return _accepted(server, response, await response.read(), hint=hint)
+            return _accepted(server, response, await _read(server, response), hint=hint)
 
     async def stream(self, server: Server, body: bytes, *, hint: str | None = None) -> AsyncGenerator[bytes, None]:
         """The pieces of a streamed response. Close the generator to cancel the request."""
         async with self._request(server, "POST", COMPLETIONS, body) as response:
             if response.status != 200:
-                _accepted(server, response, await response.read(), hint=hint)
+                _accepted(server, response, await _read(server, response), hint=hint)
             began = asyncio.get_running_loop().time()
             while data := await response.content.readany():
                 yield data
@@ -119,14 +123,14 @@ class Pool:
     async def post(self, server: Server, path: str, payload: object = None, *, hint: str | None = None) -> bytes:
         body = b"" if payload is None else msgspec.json.encode(payload)
         async with self._request(server, "POST", path, body) as response:
-            return _accepted(server, response, await response.read(), hint=hint)
+            return _accepted(server, response, await _read(server, response), hint=hint)
 
     async def get(self, server: Server, path: str, *, hint: str | None = None, absent: bytes | None = None) -> bytes:
         """`absent` stands for a 404; None: a 404 is an error."""
         async with self._request(server, "GET", path) as response:
             if response.status == 404 and absent is not None:
                 return absent
-            return _accepted(server, response, await response.read(), hint=hint)
+            return _accepted(server, response, await _read(server, response), hint=hint)
 
     async def close(self) -> None:
         """Requests under way fail with an `EngineError`."""
@@ -253,11 +257,26 @@ def split(data: bytes) -> tuple[list[bytes], bytes]:
     return [event[6:] for event in whole if event.startswith(b"data: ") and event != b"data: [DONE]"], rest
 
 
-def unreadable(server: Server, error: msgspec.MsgspecError) -> EngineError:
-    return EngineError(
-        f"the response of `{server.url}` cannot be read: {error}",
-        hint="is it the kind of server that `engine.name` says?",
-    )
+def decoded(server: Server, body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """The value in a response. Raises `EngineError` if it is no JSON, or of another type."""
+    try:
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise EngineError(
+            f"the response of `{server.url}` cannot be read: {error}",
+            hint="is it the kind of server that `engine.name` says?",
+        ) from error
+
+
+async def _read(server: Server, response: aiohttp.ClientResponse) -> bytes:
+    """The whole body. Raises `EngineError` if it is longer than `BODY_LIMIT`."""
+    pieces, length = [], 0
+    async for piece in response.content.iter_any():
+        pieces.append(piece)
+        length += len(piece)
+        if length > BODY_LIMIT:
+            raise EngineError(f"`{server.url}` sent a response of more than `{BODY_LIMIT}` bytes", hint=BROKEN)
+    return b"".join(pieces)
 
 
 def _accepted(server: Server, response: aiohttp.ClientResponse, body: bytes, *, hint: str | None) -> bytes:

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from lightningrl.engine.base import Delta, EngineSetup, Top, affinity, check_policy, check_prompt
-from lightningrl.engine.http import BROKEN, Pool, Problem, Server, split, unreadable
+from lightningrl.engine.http import BROKEN, Pool, Problem, Server, decoded, split
 from lightningrl.engine.http_gate import Gate
 from lightningrl.errors import EngineError
 from lightningrl.types import FinishReason, Sampling
@@ -169,11 +169,8 @@ class Completions:
             raise EngineError(f"`{server.url}` ended a stream without a finish reason", hint=BROKEN)
 
     def _delta(self, answers: list[bytes], server: Server, request: Request, *, version: int) -> Delta | None:
-        try:
-            decoded = self._kind.decoder(request.sampling).decode(b"[%b]" % b",".join(answers))
-        except msgspec.MsgspecError as error:
-            raise unreadable(server, error) from error
-        return _delta(decoded, request, self._kind, version=version)
+        completions = decoded(server, b"[%b]" % b",".join(answers), self._kind.decoder(request.sampling))
+        return _delta(completions, request, self._kind, version=version)
 
 
 class Model(msgspec.Struct):
@@ -188,9 +185,12 @@ class _Models(msgspec.Struct):
     data: tuple[Model, ...] = ()
 
 
-def models_in(body: bytes) -> tuple[Model, ...]:
-    """The models that a response to `/v1/models` lists."""
-    return msgspec.json.decode(body, type=_Models).data
+_models = msgspec.json.Decoder(_Models)
+
+
+def models_in(server: Server, body: bytes) -> tuple[Model, ...]:
+    """The models that a response to `/v1/models` lists. Raises `EngineError` if the response is something else."""
+    return decoded(server, body, _models).data
 
 
 def likeliest(logprobs: Mapping[str, float], *, count: int, id_of: Callable[[str], int]) -> Top:

@@ -154,7 +154,7 @@ class RelayEngine:
     async def _check(self, pool: Pool, server: Server) -> str:
         """The name of the server's model. A server with a single model that it does not list accepts any name."""
         await self._vocabulary.read()
-        models = models_in(await pool.get(server, "/v1/models", absent=b"{}"))
+        models = models_in(server, await pool.get(server, "/v1/models", absent=b"{}"))
         return models[0].id if models else self._policy
 
     def _tokens(self, choices: list[Choice[Any]], request: Request) -> Tokens:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from lightningrl.engine.base import Delta, EngineSetup, Top, check_policy
-from lightningrl.engine.http import Pool, Server
+from lightningrl.engine.http import Pool, Server, decoded
 from lightningrl.engine.http_completions import (
     Choice,
     Completion,
@@ -92,6 +92,7 @@ class _Reset(msgspec.Struct):
 
 _encode = msgspec.json.Encoder().encode
 _plain = msgspec.json.Decoder(list[Completion[_Logprobs]])
+_reset = msgspec.json.Decoder(_Reset)
 _with_top = msgspec.json.Decoder(list[Completion[_TopLogprobs]])
 
 
@@ -161,7 +162,8 @@ class VLLMEngine:
         await pool.post(
             server, "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}, hint=hint
         )
-        if not msgspec.json.decode(await pool.post(server, "/reset_prefix_cache", hint=hint), type=_Reset).success:
+        reset = await pool.post(server, "/reset_prefix_cache", hint=hint)
+        if not decoded(server, reset, _reset).success:
             raise EngineError(
                 f"`{server.url}` cannot reset its prefix cache, which belongs to other weights",
                 hint="is the server used by something else?",
@@ -175,7 +177,7 @@ class VLLMEngine:
         if old is not None:
             await pool.post(server, "/v1/unload_lora_adapter", {"lora_name": old}, hint=ROOM)
             del self._adapters[server.url]
-        served = models_in(await pool.get(server, "/v1/models"))
+        served = models_in(server, await pool.get(server, "/v1/models"))
         if name not in {model.id for model in served}:  # else a run that was killed has loaded it
             payload = {"lora_name": name, "lora_path": str(folder)}
             await pool.post(
@@ -192,7 +194,7 @@ class VLLMEngine:
         log-probabilities are not those of the distribution that is sampled from.
         """
         hint = "is this vLLM? for other servers there is `engine.name=relay`"
-        models = models_in(await pool.get(server, "/v1/models", hint=hint))
+        models = models_in(server, await pool.get(server, "/v1/models", hint=hint))
         if not models:
             raise EngineError(f"`{server.url}` serves no model", hint=hint)
         model = models[0]
@@ -213,7 +215,7 @@ class VLLMEngine:
         """The reported log-probability of a token sampled with `top_k=1`, where it is certain: 0 if all is well."""
         sampling = Sampling(top_k=1, seed=0)
         request = Request(model=model, prompt=PROBE_IDS, max_tokens=1, sampling=sampling, stream=False)
-        (answer,) = _plain.decode(b"[%b]" % await pool.complete(server, _encode(_body(request))))
+        (answer,) = decoded(server, b"[%b]" % await pool.complete(server, _encode(_body(request))), _plain)
         logprobs = _tokens(list(answer.choices), request).logprobs
         if not logprobs:
             raise EngineError(
