@@ -34,6 +34,11 @@ class Unanswerable(EngineError):
     """The engine can never serve this request. Sending it again gives the same error."""
 
 
+def still_running(timeout_s: float) -> EngineError:
+    """The error of a `pause` that timed out."""
+    return EngineError(f"generations still run after `{timeout_s}` s", hint="wait longer, or lower `max_tokens`")
+
+
 def check_policy(policy: str, *, served: str) -> None:
     """Raises `EngineError` unless `policy` is the one that the engine serves."""
     if policy != served:

@@ -25,7 +25,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from lightningrl.engine.base import Delta, EngineSetup, Unanswerable, check_policy, check_prompt
+from lightningrl.engine.base import Delta, EngineSetup, Unanswerable, check_policy, check_prompt, still_running
 from lightningrl.engine.cache import PrefixCache
 from lightningrl.engine.decoder import Decoder
 from lightningrl.engine.grammar import Grammars
@@ -178,9 +178,7 @@ class EmbeddedEngine:
             async with asyncio.timeout(timeout_s):  # `wait_for` may lose a cancellation (Python 3.11)
                 await asyncio.wrap_future(drained)
         except TimeoutError as error:
-            raise EngineError(
-                f"generations still run after `{timeout_s}` s", hint="wait longer, or lower `max_tokens`"
-            ) from error
+            raise still_running(timeout_s) from error
 
     async def resume(self) -> None:
         await self._ask(self._resume)

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from lightningrl.engine.base import still_running
 from lightningrl.errors import EngineError
 
 
@@ -36,9 +37,7 @@ class Gate:
             async with asyncio.timeout(timeout_s):
                 await self._empty.wait()
         except TimeoutError as error:
-            raise EngineError(
-                f"generations still run after `{timeout_s}` s", hint="wait longer, or lower `max_tokens`"
-            ) from error
+            raise still_running(timeout_s) from error
 
     def resume(self) -> None:
         self._open.set()

@@ -6,7 +6,7 @@ The client's side is `lightningrl.emit_reward`.
 import sys
 from typing import Any
 
-from lightningrl.dialects.base import Refused
+from lightningrl.dialects.base import Refused, invalid
 from lightningrl.errors import StoreError, StoreFailed
 from lightningrl.gateway import http
 from lightningrl.gateway.body import decode
@@ -44,7 +44,7 @@ class Rewards:
         except StoreFailed:
             raise
         except StoreError as error:
-            raise _invalid("call", error.message, hint="give the id of an answer of this attempt") from error
+            raise invalid(error.message, param="call", hint="give the id of an answer of this attempt") from error
         await http.respond(incoming.send, 200, {"call": call_id, "name": name, "value": value})
 
     async def _call(self, attempt_id: str, given: Any) -> str:
@@ -52,28 +52,24 @@ class Rewards:
         if isinstance(given, str):
             return given
         if given is not None:
-            raise _invalid("call", f"`call` is `{given!r:.80}`", hint="give the id of an answer, or none")
+            raise invalid(f"`call` is `{given!r:.80}`", param="call", hint="give the id of an answer, or none")
         answered = [call for call in await self._store.calls([attempt_id]) if call.capture != "incomplete"]
         if not answered:
-            raise _invalid("call", "the attempt has no call yet", hint="reward a call once it is answered")
+            raise invalid("the attempt has no call yet", param="call", hint="reward a call once it is answered")
         return max(answered, key=lambda call: call.index).id
 
 
 def _value(body: dict[str, Any]) -> float:
     value = body.get("value")  # JSON has no infinity, but integers of any length
     if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > sys.float_info.max:
-        raise _invalid("value", f"`value` is `{value!r:.80}`", hint="a reward is a finite number")
+        raise invalid(f"`value` is `{value!r:.80}`", param="value", hint="a reward is a finite number")
     return float(value)
 
 
 def _name(body: dict[str, Any]) -> str:
     name = body.get("name", "step")
     if not isinstance(name, str) or not 0 < len(name) <= NAME_LIMIT:
-        raise _invalid("name", f"`name` is `{name!r:.80}`", hint=f"give up to {NAME_LIMIT} characters")
+        raise invalid(f"`name` is `{name!r:.80}`", param="name", hint=f"give up to {NAME_LIMIT} characters")
     if name == FINAL:
-        raise _invalid("name", f"`{FINAL}` is not the agent's to give", hint="the reward function gives it")
+        raise invalid(f"`{FINAL}` is not the agent's to give", param="name", hint="the reward function gives it")
     return name
-
-
-def _invalid(param: str, message: str, *, hint: str) -> Refused:
-    return Refused(400, message, code="invalid_request", param=param, hint=hint)
