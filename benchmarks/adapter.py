@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lightningrl.models.base import PLAIN, Decoder, Style
 from lightningrl.models.dense import DenseModel
 from lightningrl.models.lora import with_adapter
 from lightningrl.models.tiny import build_model
@@ -18,12 +19,12 @@ from lightningrl.models.tiny import build_model
 TOKENS, PASSES, ROUNDS = 16, 20, 60
 
 
-def causal(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def causal(_layer: int, q: Tensor, k: Tensor, v: Tensor, _style: Style = PLAIN) -> Tensor:
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(0, 1)
 
 
-def seconds(model: DenseModel) -> float:
+def seconds(model: Decoder) -> float:
     ids = torch.arange(TOKENS)
     started = time.thread_time()
     for _ in range(PASSES):

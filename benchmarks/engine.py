@@ -25,7 +25,7 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from lightningrl.engine.embedded import EmbeddedEngine
-from lightningrl.models.dense import DenseModel
+from lightningrl.models.base import Decoder
 from lightningrl.models.memory import keep_freed_memory
 from lightningrl.models.tiny import build_model
 from lightningrl.types import Sampling
@@ -51,7 +51,7 @@ def load_of_one_step(seed: int) -> tuple[list[list[int]], list[int]]:
     return [p for p in prompts for _ in range(GROUP)], lengths
 
 
-def padded_generate(model: DenseModel, prompts: list[list[int]], lengths: list[int], *, batch: int) -> int:
+def padded_generate(model: Decoder, prompts: list[list[int]], lengths: list[int], *, batch: int) -> int:
     """Run left-padded batches in order of arrival. Returns the number of useful tokens."""
     for start in range(0, len(prompts), batch):
         some = prompts[start : start + batch]

@@ -27,7 +27,8 @@ from torch import Tensor
 
 from lightningrl.config import LossConfig
 from lightningrl.data.forest import Forest, Lesson, build_forest, read_ids
-from lightningrl.models.dense import Attend, DenseModel
+from lightningrl.models.base import PLAIN, Attend, Style
+from lightningrl.models.dense import DenseModel
 from lightningrl.models.forest_attention import ForestAttention
 from lightningrl.models.memory import keep_freed_memory
 from lightningrl.models.tiny import build_model
@@ -121,7 +122,7 @@ def _pad(batch: list[list[Lesson]]) -> Rows:
 def causal(width: int) -> Attend:
     """Causal attention over rows of `width` tokens. Padding is on the right, so causality masks it."""
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, style: Style = PLAIN) -> Tensor:
         Q, K, V = (x.view(-1, width, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
         return F.scaled_dot_product_attention(Q, K, V, is_causal=True, enable_gqa=True).transpose(1, 2).reshape(q.shape)
 
@@ -130,7 +131,7 @@ def causal(width: int) -> Attend:
 
 def forward_backward(model: DenseModel, forest: Forest, attend: Attend) -> None:
     hidden = model.hidden(torch.from_numpy(forest.token_ids), torch.from_numpy(forest.positions), attend)
-    rows = unique_rows(forest, dtype=torch.float32)
+    rows = unique_rows(forest, dtype=torch.float32, device=model.device)
     logprobs, _ = term_logprobs(model.logits(hidden.index_select(0, rows.sources)), rows)
     old, A, w = (torch.from_numpy(x).float() for x in (forest.logprobs, forest.advantages, forest.weights))
     losses, _ = ppo_clip(Terms(logprobs=logprobs, old_logprobs=old, advantages=A), LossConfig())
@@ -147,7 +148,13 @@ def ways(model: DenseModel, rollouts: list[list[Lesson]]) -> dict[str, Callable[
     def forest() -> None:
         made = build_forest([le for calls in rollouts for le in calls])
         attend = ForestAttention(
-            made.starts, made.parents, made.positions, heads=model.heads, kv_heads=model.kv_heads, dtype=model.dtype
+            made.starts,
+            made.parents,
+            made.positions,
+            heads=model.heads,
+            kv_heads=model.kv_heads,
+            dtype=model.dtype,
+            device=model.device,
         )
         forward_backward(model, made, attend)
 

@@ -227,6 +227,8 @@ class LossConfig(Section):
 class TrainerConfig(Section):
     name: str = "local"
     """Name of the trainer: `local`, or `module:attr`."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where weights, training and the embedded engine live; `auto`: on the GPU if torch sees one."""
     learning_rate: float = Field(default=5e-4, gt=0)
     """Peak learning rate of AdamW."""
     schedule: Literal["linear", "constant"] = "linear"

@@ -10,14 +10,14 @@ from lightningrl.config import Config
 from lightningrl.data.tasks import derived_seed
 from lightningrl.engine.base import Engine
 from lightningrl.learner import Learner, needs_critic
-from lightningrl.models.dense import DenseModel
+from lightningrl.models.base import Decoder
 from lightningrl.models.load import export_folder, load_model, load_tokenizer
 
 
-def load_models(config: Config, folders: Mapping[str, Path]) -> dict[str, DenseModel]:
+def load_models(config: Config, folders: Mapping[str, Path]) -> dict[str, Decoder]:
     """Policy → its model. LoRA adapters of one model share its frozen weights. `folders`: model path → folder."""
-    bases: dict[tuple[str, str], DenseModel] = {}
-    models: dict[str, DenseModel] = {}
+    bases: dict[tuple[str, str], Decoder] = {}
+    models: dict[str, Decoder] = {}
     for index, (name, learner) in enumerate(config.learners().items()):
         settings = learner.model
         path = str(folders[settings.path])
@@ -35,7 +35,7 @@ def load_models(config: Config, folders: Mapping[str, Path]) -> dict[str, DenseM
 
 def make_learners(
     config: Config,
-    models: Mapping[str, DenseModel],
+    models: Mapping[str, Decoder],
     engines: Mapping[str, Engine],
     folders: Mapping[str, Path],
     *,

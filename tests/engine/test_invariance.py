@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 from lightningrl.engine.attention import SUM_BLOCK, attend_prompt, attend_rows, causal_mask
 from lightningrl.engine.cache import BLOCK, rounded
-from lightningrl.engine.decoder import PAD
 from lightningrl.engine.embedded import EmbeddedEngine
-from lightningrl.models.dense import DenseModel
+from lightningrl.engine.model_runner import PAD
+from lightningrl.models.base import Decoder
 from lightningrl.models.tiny import build_model
 from lightningrl.types import Sampling
 
@@ -164,7 +164,7 @@ async def test_logprobs_are_those_of_a_plain_forward_pass() -> None:
     assert worst < 1e-4
 
 
-def _distance(model: DenseModel, prompt: list[int], tokens: list[int], logprobs: list[float]) -> float:
+def _distance(model: Decoder, prompt: list[int], tokens: list[int], logprobs: list[float]) -> float:
     with torch.no_grad():
         logits = model.hf(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
     expected = logits.log_softmax(-1)[torch.arange(len(tokens)), tokens]

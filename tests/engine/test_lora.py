@@ -14,7 +14,7 @@ from lightningrl.engine.base import Delta
 from lightningrl.engine.conformance import CHECKS, Conformance
 from lightningrl.engine.embedded import EmbeddedEngine
 from lightningrl.errors import UserError
-from lightningrl.models.dense import DenseModel
+from lightningrl.models.base import Decoder
 from lightningrl.models.load import export_folder, load_model, load_tokenizer
 from lightningrl.models.lora import with_adapter
 from lightningrl.models.tiny import build_model
@@ -25,7 +25,7 @@ from lightningrl.types import Sampling, Weights
 NAMES = ("planner", "solver", "critic")
 
 
-def adapted(base: DenseModel, *, rank: int = 4, seed: int = 0) -> DenseModel:
+def adapted(base: Decoder, *, rank: int = 4, seed: int = 0) -> Decoder:
     """An adapter whose logits differ from the base model's."""
     model = with_adapter(base, rank=rank, seed=seed)
     chance = torch.Generator().manual_seed(seed)
@@ -36,11 +36,11 @@ def adapted(base: DenseModel, *, rank: int = 4, seed: int = 0) -> DenseModel:
     return model
 
 
-def digest(model: DenseModel) -> str:
+def digest(model: Decoder) -> str:
     return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.hf.parameters())).hexdigest()
 
 
-def trainer_of(model: DenseModel) -> LocalTrainer:
+def trainer_of(model: Decoder) -> LocalTrainer:
     return LocalTrainer(model, config=TrainerConfig(threads=1), loss=LossConfig(), export=lambda model, path: None)
 
 

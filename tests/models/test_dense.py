@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from lightningrl.errors import UserError
+from lightningrl.models.base import PLAIN, Style
 from lightningrl.models.dense import DenseModel
 
 SMALL: dict[str, Any] = {
@@ -20,7 +21,7 @@ SMALL: dict[str, Any] = {
 }
 
 
-def causal(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def causal(_layer: int, q: Tensor, k: Tensor, v: Tensor, _style: Style = PLAIN) -> Tensor:
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(0, 1)
 

@@ -9,7 +9,7 @@ import torch
 from lightningrl.config import LossConfig, TrainerConfig
 from lightningrl.data.forest import Forest, build_forest
 from lightningrl.errors import UserError
-from lightningrl.models.dense import DenseModel
+from lightningrl.models.base import Decoder
 from lightningrl.models.load import load_model
 from lightningrl.trainer import conformance
 from lightningrl.trainer.local import LocalTrainer
@@ -17,7 +17,7 @@ from lightningrl.trainer.local import LocalTrainer
 KL = LossConfig(kl_coef=1.0)
 
 
-def make(model: DenseModel, loss: LossConfig = KL) -> LocalTrainer:
+def make(model: Decoder, loss: LossConfig = KL) -> LocalTrainer:
     return LocalTrainer(model, config=TrainerConfig(threads=1), loss=loss, export=lambda model, path: None)
 
 

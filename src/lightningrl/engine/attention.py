@@ -7,7 +7,7 @@ has its own pair of products, `[G E] @ [E T]` and `[G T] @ [T E]`: decoded, pref
 others. The sum over T runs in blocks of fixed size. Measured with MKL on AVX-512 CPUs of Intel and AMD (torch 2.13,
 float32, one thread):
 
-- rows of `F.linear` keep their bits for any number of rows ≥ 16, but not below: passes are padded (`decoder.PAD`);
+- rows of `F.linear` keep their bits for any number of rows ≥ 16, but not below: passes are padded (`model_runner.PAD`);
 - a product over T changed its bits between T = 512 and 4096 (only masked positions added), on AMD from T = 129; blocks
   of 128 never did: hence `SUM_BLOCK`;
 - softmax keeps its bits when T grows by whole vectors of masked positions: hence `cache.BLOCK`.

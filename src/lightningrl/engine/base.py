@@ -83,7 +83,9 @@ class EngineSetup:
     turn_end_id: int | None
     """Token that ends an assistant's turn; None if the chat template has none."""
     model: Any = None
-    """`DenseModel` whose parameters a trainer in this process updates in place. None: the engine loads `folder`."""
+    """The model (`models.base.Decoder`) that a trainer in this process updates in place. None: the engine loads
+    `folder`.
+    """
 
 
 class Engine(Protocol):

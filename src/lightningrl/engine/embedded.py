@@ -1,7 +1,8 @@
 """An engine in this process: one policy, decoded by one thread, over weights that a trainer may share without a copy.
 
-`generate` (asyncio) → inbox → thread: scheduler → decoder → sampler → event loop. The sides share only the inbox and a
-`cancelled` flag. A client is woken once, when its completion is complete; a streaming client at most once per step.
+`generate` (asyncio) → inbox → thread: scheduler → model runner → sampler → event loop. The sides share only the inbox
+and a `cancelled` flag. A client is woken once, when its completion is complete; a streaming client at most once per
+step.
 
 torch's `set_num_threads` holds for the calling thread (a new thread starts with the value last set), so it does not
 bind a trainer. Results are the same bit for bit, whatever else is served; this needs `threads=1` (see `attention`).
@@ -27,14 +28,14 @@ import torch
 
 from lightningrl.engine.base import Delta, EngineSetup, Unanswerable, check_policy, check_prompt, still_running
 from lightningrl.engine.cache import PrefixCache
-from lightningrl.engine.decoder import Decoder
 from lightningrl.engine.grammar import Grammars
+from lightningrl.engine.model_runner import ModelRunner
 from lightningrl.engine.sampler import Sampled, Settings, prepare, sample, uniform
 from lightningrl.engine.scheduler import Scheduler
 from lightningrl.engine.sequence import Sequence
 from lightningrl.engine.stop import StopFinder
 from lightningrl.errors import EngineError, UserError
-from lightningrl.models.dense import DenseModel
+from lightningrl.models.base import Decoder
 from lightningrl.models.load import DTypeName, load_into, load_model
 from lightningrl.types import FinishReason, Sampling, Weights
 
@@ -89,7 +90,7 @@ class EmbeddedEngine:
 
     def __init__(
         self,
-        model: DenseModel,
+        model: Decoder,
         *,
         policy: str = "policy",
         slots: int = 64,
@@ -124,7 +125,7 @@ class EmbeddedEngine:
             dtype=model.dtype,
         )
         self._scheduler = Scheduler(cache, slots=slots)
-        self._decoder = Decoder(model, cache)
+        self._runner = ModelRunner(model, cache)
         self._clients: dict[Sequence, _Client] = {}
         self._settings: Settings | None = None
         self._steps, self._sampled, self._busy_s = 0, 0, 0.0
@@ -293,7 +294,7 @@ class EmbeddedEngine:
             self._settings = None
         running = scheduler.running
         batch = scheduler.batch()
-        logits = self._decoder.forward(batch)
+        logits = self._runner.forward(batch)
         scheduler.computed(batch)
         if self._settings is None:
             self._settings = prepare([s.sampling for s in running])
@@ -386,7 +387,7 @@ class EmbeddedEngine:
         if self._scheduler.running or not self._paused:
             raise EngineError("weights cannot change while generations run", hint="`pause` the engine first")
         if not self._shared:
-            self._model = self._decoder.model = load_into(self._model, weights.uri)
+            self._model = self._runner.model = load_into(self._model, weights.uri)
         self._scheduler.cache.clear()
         self.version = weights.version
 

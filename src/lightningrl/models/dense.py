@@ -1,23 +1,23 @@
 """A dense decoder (Qwen3, Qwen2, Llama) whose caller provides the attention.
 
-The weights are those of the Hugging Face module, not copies: engine and trainer share them, and `save_pretrained`
-exports them. Tokens are flat, `[N]`, from any number of sequences. Only the attention knows which token attends to
-which: the engine's works on its cache, the trainer's on a forest.
+The fast path among the `Decoder`s. The weights are those of the Hugging Face module, not copies: engine and trainer
+share them, and `save_pretrained` exports them.
 
 Legend: N tokens · D hidden size · H query heads · K key/value heads · E head size · V vocabulary.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from lightningrl.errors import UserError
+from lightningrl.models.base import Attend, Decoder, eos_token_ids, trainable
 
-Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, q [N H E], k [N K E], v [N K E]) → [N H E]"""
 Project: TypeAlias = Callable[[Any, Tensor], Tensor]
 """(projection, x [N in]) → [N out]"""
 
@@ -34,19 +34,21 @@ def project(module: Any, x: Tensor) -> Tensor:
 class DenseModel:
     """A Hugging Face causal LM that is run layer by layer."""
 
-    def __init__(self, hf: Any, *, project: Project = project, adapter: Any = None) -> None:
-        """`project` computes the projections of attention and MLP. `adapter`: peft's configuration of the adapter
-        beside them (see `lora`); None without one.
-        """
+    def __init__(
+        self, hf: Any, *, project: Project = project, adapter: Any = None, base: Decoder | None = None
+    ) -> None:
+        """`project` computes the projections of attention and MLP. `adapter` and `base` as in `Decoder`."""
         config = hf.config
         check_family(config)
         self.hf = hf
         self.adapter = adapter
+        self.base = base
         self._project = project
         self.layers: int = config.num_hidden_layers
         self.heads: int = config.num_attention_heads
         self.kv_heads: int = config.num_key_value_heads
         self.head_size: int = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.hidden_size: int = config.hidden_size
         self.vocab_size: int = config.vocab_size
         self.max_length: int = config.max_position_embeddings
         self.normalises_heads: bool = config.model_type == "qwen3"
@@ -57,28 +59,43 @@ class DenseModel:
         return self.hf.dtype
 
     @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """The tokens that end a completion, from the model's generation configuration."""
-        ids = self.hf.generation_config.eos_token_id if self.hf.generation_config is not None else None
-        ids = self.hf.config.eos_token_id if ids is None else ids
-        if ids is None:
-            return frozenset()
-        return frozenset([ids] if isinstance(ids, int) else ids)
+    def device(self) -> torch.device:
+        return self.hf.device
 
-    def hidden(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """[N D] final hidden states of tokens [N] at positions [N], ready for `logits`."""
-        base, project = self.hf.model, self._project
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return eos_token_ids(self.hf)
+
+    def trainable(self) -> dict[str, Tensor]:
+        return trainable(self.hf)
+
+    def frozen_copy(self) -> "DenseModel":
+        """See `Decoder.frozen_copy`. The model must not have an adapter."""
+        return DenseModel(copy.deepcopy(self.hf).requires_grad_(False))
+
+    def hidden(self, token_ids: Tensor, positions: Tensor, attend: Attend, *, checkpointing: bool = False) -> Tensor:
+        """See `Decoder.hidden`."""
+        base = self.hf.model
         x = base.embed_tokens(token_ids)
         cos, sin = self._rotary(x, positions)
         for index, layer in enumerate(base.layers):
-            x = x + self._attention(index, layer.self_attn, _normalise(layer.input_layernorm, x), cos, sin, attend)
-            y, mlp = _normalise(layer.post_attention_layernorm, x), layer.mlp
-            x = x + project(mlp.down_proj, mlp.act_fn(project(mlp.gate_proj, y)) * project(mlp.up_proj, y))
+            if checkpointing:  # no operation of a layer is random
+                x = checkpoint(
+                    self._layer, index, layer, x, cos, sin, attend, use_reentrant=False, preserve_rng_state=False
+                )
+            else:
+                x = self._layer(index, layer, x, cos, sin, attend)
         return _normalise(base.norm, x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [.. D] → logits [.. V]."""
         return self.hf.lm_head(hidden)
+
+    def _layer(self, index: int, layer: Any, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        project, mlp = self._project, layer.mlp
+        x = x + self._attention(index, layer.self_attn, _normalise(layer.input_layernorm, x), cos, sin, attend)
+        y = _normalise(layer.post_attention_layernorm, x)
+        return x + project(mlp.down_proj, mlp.act_fn(project(mlp.gate_proj, y)) * project(mlp.up_proj, y))
 
     def _attention(self, index: int, attn: Any, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         N, H, K, E, project = x.shape[0], self.heads, self.kv_heads, self.head_size, self._project

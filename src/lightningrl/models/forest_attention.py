@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightningrl.models.base import PLAIN, Style
+
 BLOCK = 64
 """Queries per block; the fastest of 32, 64, 128 and 256 in benchmarks/forest.py."""
 BATCH = 1 << 16
@@ -42,7 +44,7 @@ class Batch:
 
 
 class ForestAttention:
-    """An `Attend` for `DenseModel.hidden`, from a `Forest`'s `starts` [S+1], `parents` [S] and `positions` [N]."""
+    """An `Attend` for `Decoder.hidden`, from a `Forest`'s `starts` [S+1], `parents` [S] and `positions` [N]."""
 
     def __init__(
         self,
@@ -53,11 +55,14 @@ class ForestAttention:
         heads: int,
         kv_heads: int,
         dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
-        cut = _batches(_blocks(starts, parents))
-        self.batches = [_batch(blocks, positions, heads=heads, kv_heads=kv_heads, dtype=dtype) for blocks in cut]
+        self.batches = [
+            _batch(blocks, positions, heads=heads, kv_heads=kv_heads, dtype=dtype, device=device)
+            for blocks in _batches(_blocks(starts, parents))
+        ]
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, style: Style = PLAIN) -> Tensor:
         """q [N H E], k and v [N K E] → attention output [N H E], with gradient."""
         out: Any = _Attention.apply(q, k, v, self.batches)
         return out
@@ -174,7 +179,15 @@ def _batches(blocks: list[_Block]) -> list[list[_Block]]:
     return batches
 
 
-def _batch(blocks: list[_Block], positions: np.ndarray, *, heads: int, kv_heads: int, dtype: torch.dtype) -> Batch:
+def _batch(
+    blocks: list[_Block],
+    positions: np.ndarray,
+    *,
+    heads: int,
+    kv_heads: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Batch:
     B, Q, T = len(blocks), max(len(b.queries) for b in blocks), max(len(b.keys) for b in blocks)
     queries, keys, real = np.zeros((B, Q), np.int64), np.zeros((B, T), np.int64), np.zeros((B, Q), bool)
     for b, block in enumerate(blocks):
@@ -184,16 +197,17 @@ def _batch(blocks: list[_Block], positions: np.ndarray, *, heads: int, kv_heads:
     depth = positions[queries]
     first = int(depth.min()) + 1
     allowed = np.arange(first, T) <= depth[:, :, None]
-    bias = torch.zeros(allowed.shape, dtype=dtype).masked_fill_(torch.from_numpy(~allowed), float("-inf"))
+    future = torch.from_numpy(~allowed).to(device)
+    bias = torch.zeros(allowed.shape, dtype=dtype, device=device).masked_fill_(future, float("-inf"))
     q_rows = (queries[:, None, :] * heads + np.arange(heads)[:, None]).reshape(-1)
     k_rows = (keys[:, None, :] * kv_heads + np.arange(kv_heads)[:, None]).reshape(-1)
     real_rows = np.flatnonzero(np.broadcast_to(real[:, None, :], (B, heads, Q)))
     return Batch(
         shape=(B, Q, T),
-        queries=torch.from_numpy(q_rows),
-        keys=torch.from_numpy(k_rows),
+        queries=torch.from_numpy(q_rows).to(device),
+        keys=torch.from_numpy(k_rows).to(device),
         open=first,
         bias=bias[:, None, None],
-        real=torch.from_numpy(real_rows),
-        real_queries=torch.from_numpy(q_rows[real_rows]),
+        real=torch.from_numpy(real_rows).to(device),
+        real_queries=torch.from_numpy(q_rows[real_rows]).to(device),
     )

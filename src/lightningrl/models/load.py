@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from lightningrl.errors import UserError
+from lightningrl.models.base import Decoder
 from lightningrl.models.dense import DenseModel, check_family
 from lightningrl.models.folder import check_files, whole_folder
 
@@ -45,7 +46,7 @@ def local_folder(path: str, *, root: Path) -> str:
         ) from error
 
 
-def load_model(path: str, *, dtype: DTypeName = "float32") -> DenseModel:
+def load_model(path: str, *, dtype: DTypeName = "float32") -> Decoder:
     """The causal LM in a local folder or of a hub id. Raises `UserError` if it cannot be loaded."""
     if _looks_local(path) and not Path(path).is_dir():
         raise UserError(
@@ -120,7 +121,7 @@ def is_adapter(path: str) -> bool:
 
 
 @torch.no_grad()
-def load_into(model: DenseModel, path: str) -> DenseModel:
+def load_into(model: Decoder, path: str) -> Decoder:
     """Copy a folder's weights into the parameters of `model`, in place: all that share them see the new values.
 
     Returns the model to use. An adapter is copied into the adapter of `model`; if `model` has none, the result is a new
@@ -149,7 +150,7 @@ def load_into(model: DenseModel, path: str) -> DenseModel:
     return model
 
 
-def export_folder(model: DenseModel, path: Path, *, tokenizer: Any) -> None:
+def export_folder(model: Decoder, path: Path, *, tokenizer: Any) -> None:
     """Write weights, configuration and tokenizer as a Hugging Face folder, complete or absent. With an adapter,
     only the adapter is written.
     """

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightningrl.errors import UserError
+from lightningrl.models.base import Decoder
 from lightningrl.models.dense import DenseModel, Project, project
 from lightningrl.models.folder import check_files
 from lightningrl.models.load import check_finite, misfit
@@ -34,7 +35,7 @@ NAME = "default"
 """Name of the adapter within peft's layers."""
 
 
-def with_adapter(model: DenseModel, *, rank: int, seed: int = 0) -> DenseModel:
+def with_adapter(model: Decoder, *, rank: int, seed: int = 0) -> Decoder:
     """A new model: the tensors of `model`, frozen from now on, and a trainable adapter on every projection (alpha =
     2·rank). The same seed gives the same adapter; torch's global generator is left as it was.
     """
@@ -46,7 +47,7 @@ def with_adapter(model: DenseModel, *, rank: int, seed: int = 0) -> DenseModel:
         return _adapted(model, config)
 
 
-def load_adapter(model: DenseModel, folder: Path) -> DenseModel:
+def load_adapter(model: Decoder, folder: Path) -> Decoder:
     """A new model: the tensors of `model`, frozen from now on, and the adapter in a folder. Raises `UserError`."""
     try:
         config = PeftConfig.from_pretrained(str(folder))
@@ -67,7 +68,7 @@ def load_adapter(model: DenseModel, folder: Path) -> DenseModel:
 
 
 @torch.no_grad()
-def load_adapter_into(model: DenseModel, folder: Path) -> None:
+def load_adapter_into(model: Decoder, folder: Path) -> None:
     """Copy the adapter in a folder into that of `model`, in place: all that share it see the new values."""
     check_files(folder)
     try:
@@ -88,7 +89,7 @@ def load_adapter_into(model: DenseModel, folder: Path) -> None:
         tensor.copy_(loaded[name])
 
 
-def save_adapter(model: DenseModel, folder: Path) -> None:
+def save_adapter(model: Decoder, folder: Path) -> None:
     """Write an adapter as peft does, into an existing folder, and the generation configuration: stop tokens are then
     known without the base model.
     """
@@ -105,13 +106,7 @@ def save_adapter(model: DenseModel, folder: Path) -> None:
         model.hf.generation_config.save_pretrained(folder)
 
 
-def without_adapter(model: DenseModel) -> DenseModel:
-    """The same model without its adapter, over the same tensors. Both may be used at the same time."""
-    bases = {layer: layer.get_base_layer() for layer in _layers(model.hf).values()}
-    return DenseModel(model.hf, project=lambda module, x: project(bases.get(module, module), x))
-
-
-def _adapted(model: DenseModel, config: LoraConfig) -> DenseModel:
+def _adapted(model: Decoder, config: LoraConfig) -> Decoder:
     if model.adapter is not None:
         raise UserError(
             "the model has an adapter already",
@@ -129,7 +124,7 @@ def _adapted(model: DenseModel, config: LoraConfig) -> DenseModel:
     for layer in _layers(hf).values():
         for matrices in (layer.lora_A, layer.lora_B):
             matrices[NAME].to(torch.promote_types(model.dtype, torch.float32))
-    return DenseModel(hf, project=_projection(hf), adapter=config)
+    return DenseModel(hf, project=_projection(hf), adapter=config, base=model)
 
 
 def _check(hf: Any) -> None:
@@ -176,7 +171,7 @@ def _layers(hf: Any) -> dict[str, Any]:
     return {name: module for name, module in hf.named_modules() if type(module) is Linear}
 
 
-def _tensors(model: DenseModel) -> dict[str, Tensor]:
+def _tensors(model: Decoder) -> dict[str, Tensor]:
     """The adapter's tensors by the names that peft gives them in a file."""
     return {
         f"base_model.model.{name}.{part}.weight": matrices[NAME].weight

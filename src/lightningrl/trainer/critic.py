@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from lightningrl.data.forest import Forest
-from lightningrl.models.dense import DenseModel
+from lightningrl.models.base import Decoder
 from lightningrl.trainer.metrics import explained_variance
 
 
-def value_head(model: DenseModel) -> nn.Linear:
-    """A linear layer D → 1, all zero, in float32 or wider."""
-    head = nn.Linear(model.hf.config.hidden_size, 1, dtype=torch.promote_types(model.dtype, torch.float32))
+def value_head(model: Decoder) -> nn.Linear:
+    """A linear layer D → 1, all zero, in float32 or wider, on the model's device."""
+    dtype = torch.promote_types(model.dtype, torch.float32)
+    head = nn.Linear(model.hidden_size, 1, dtype=dtype, device=model.device)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head
@@ -30,13 +31,14 @@ def value_head(model: DenseModel) -> nn.Linear:
 
 def values_of(head: nn.Linear, hidden: Tensor, forest: Forest) -> Tensor:
     """Hidden states [N D] → value of each call [K]."""
-    return head(hidden.index_select(0, torch.from_numpy(forest.states).long()).to(head.weight.dtype))[:, 0]
+    states = torch.from_numpy(forest.states).long().to(hidden.device)
+    return head(hidden.index_select(0, states).to(head.weight.dtype))[:, 0]
 
 
 def value_loss(values: Tensor, returns: Tensor, forest: Forest) -> Tensor:
     """Σ_k W_k (V_k - R_k)² of values V [K] and returns R [K]."""
     per_call = np.bincount(forest.calls, weights=forest.weights, minlength=len(forest.call_ids))
-    return (torch.from_numpy(per_call).to(values.dtype) * (values - returns).square()).sum()
+    return (torch.from_numpy(per_call).to(values) * (values - returns).square()).sum()
 
 
 def critic_metrics(values: Tensor, returns: Tensor) -> dict[str, float]:

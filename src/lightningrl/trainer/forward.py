@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lightningrl.data.forest import Forest
-from lightningrl.models.dense import DenseModel
+from lightningrl.models.base import Decoder
 from lightningrl.models.forest_attention import ForestAttention
 from lightningrl.trainer.critic import values_of
 from lightningrl.trainer.logprobs import term_logprobs, unique_rows
@@ -28,14 +28,21 @@ class Outputs:
 
 
 def forward(
-    model: DenseModel, forest: Forest, *, critic: nn.Linear | None = None, entropy_gradient: bool = False
+    model: Decoder, forest: Forest, *, critic: nn.Linear | None = None, entropy_gradient: bool = False
 ) -> Outputs:
     """Run the model once over the unique tokens. The entropy's gradient costs time, so it is computed on demand."""
     attend = ForestAttention(
-        forest.starts, forest.parents, forest.positions, heads=model.heads, kv_heads=model.kv_heads, dtype=model.dtype
+        forest.starts,
+        forest.parents,
+        forest.positions,
+        heads=model.heads,
+        kv_heads=model.kv_heads,
+        dtype=model.dtype,
+        device=model.device,
     )
-    hidden = model.hidden(torch.from_numpy(forest.token_ids), torch.from_numpy(forest.positions), attend)
-    rows = unique_rows(forest, dtype=torch.promote_types(model.dtype, torch.float32))
+    token_ids, positions = (torch.from_numpy(x).to(model.device) for x in (forest.token_ids, forest.positions))
+    hidden = model.hidden(token_ids, positions, attend)
+    rows = unique_rows(forest, dtype=torch.promote_types(model.dtype, torch.float32), device=model.device)
     logits = model.logits(hidden.index_select(0, rows.sources))
     logprobs, entropies = term_logprobs(logits, rows, entropy_gradient=entropy_gradient)
     values = values_of(critic, hidden, forest) if critic is not None else None

@@ -17,7 +17,7 @@ import numpy as np
 
 from lightningrl.config import LossConfig, TrainerConfig
 from lightningrl.data.forest import Lesson, build_forest
-from lightningrl.models.dense import DenseModel
+from lightningrl.models.base import Decoder
 from lightningrl.models.load import export_folder
 from lightningrl.trainer.base import Trainer
 from lightningrl.trainer.local import LocalTrainer
@@ -36,7 +36,7 @@ class Example:
     """Its end token included."""
 
 
-def imitator(model: DenseModel, *, tokenizer: Any, threads: int) -> LocalTrainer:
+def imitator(model: Decoder, *, tokenizer: Any, threads: int) -> LocalTrainer:
     """A trainer with the loss -A · log π, which is supervised learning for A = 1."""
     config, loss = TrainerConfig.model_validate({"threads": threads}), LossConfig.model_validate({"name": "pg"})
     return LocalTrainer(model, config=config, loss=loss, export=partial(export_folder, tokenizer=tokenizer))

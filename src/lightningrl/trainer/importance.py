@@ -28,7 +28,7 @@ LEVELS: dict[str, Level] = {"token": "token", "call": "call", "rollout": "rollou
 def importance_weights(target: Tensor, behaviour: Tensor, forest: Forest, config: LossConfig) -> tuple[Tensor, Tensor]:
     """(u [M], whether each token's ratio exceeds the cap [M]) of logprobs [M] under π (`target`) and π_behaviour."""
     level, _, mask = config.importance.partition("-")
-    sequences = sequences_of(forest, LEVELS[level])
+    sequences = sequences_of(forest, LEVELS[level], device=target.device)
     delta = target - behaviour if sequences is None else sum_over(target - behaviour, sequences)
     exceeds = delta > math.log(config.importance_cap)
     u = torch.exp(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lightningrl.config import LossConfig, TrainerConfig
 from lightningrl.data.forest import Forest, build_forest, unweighted
-from lightningrl.models.dense import DenseModel
+from lightningrl.models.base import Decoder
 from lightningrl.trainer import checkpoint
 from lightningrl.trainer.base import Evaluation
 from lightningrl.trainer.critic import value_head
@@ -31,7 +31,7 @@ BETAS = (0.9, 0.95)
 """AdamW's β1 and β2. There is no weight decay: it would pull good initial weights towards zero."""
 MAX_GRAD_NORM = 1.0
 """A gradient with a larger L2 norm is scaled down to this norm (arXiv 2005.14165, appendix B)."""
-Export: TypeAlias = Callable[[DenseModel, Path], None]
+Export: TypeAlias = Callable[[Decoder, Path], None]
 """Writes a model as a Hugging Face folder, complete or absent."""
 
 
@@ -39,7 +39,7 @@ class LocalTrainer:
     """A `Trainer` on this machine. It trains the parameters that require a gradient: only the adapter's, if any."""
 
     def __init__(
-        self, model: DenseModel, *, config: TrainerConfig, loss: LossConfig, export: Export, critic: bool = False
+        self, model: Decoder, *, config: TrainerConfig, loss: LossConfig, export: Export, critic: bool = False
     ) -> None:
         """`critic`: train a value head too, from the `returns` of the lessons."""
         self.model = model
@@ -50,7 +50,7 @@ class LocalTrainer:
         self._loss = loss
         self._export = export
         self._reference = Reference(model) if loss.kl_coef else None
-        self._policy = Masters({name: p for name, p in model.hf.named_parameters() if p.requires_grad})
+        self._policy = Masters(model.trainable())
         self._head: dict[str, Tensor] = (
             {f"critic.{name}": p for name, p in self.critic.named_parameters()} if self.critic else {}
         )
@@ -90,7 +90,8 @@ class LocalTrainer:
             skipped = self._poisoned or untaught or not all(map(math.isfinite, norms.values()))
             if not skipped:
                 for name, part in parts.items():
-                    torch.nn.utils.clip_grads_with_norm_(part.values(), MAX_GRAD_NORM, torch.tensor(norms[name]))
+                    norm = torch.tensor(norms[name], device=self.model.device)
+                    torch.nn.utils.clip_grads_with_norm_(part.values(), MAX_GRAD_NORM, norm)
                 for group in self._optimizer.param_groups:
                     group["lr"] = learning_rate
                 self._optimizer.step()
@@ -174,9 +175,13 @@ def _norm(parameters: Mapping[str, Tensor]) -> float:
 
 
 def _evaluation(forest: Forest, outputs: Outputs, metrics: dict[str, float]) -> Evaluation:
-    logprobs, values = outputs.logprobs.detach().to(torch.float64).numpy(), outputs.values
+    values = outputs.values
     return Evaluation(
         metrics=metrics | look_metrics(forest, outputs),
-        logprobs=logprobs,
-        values=None if values is None else values.detach().to(torch.float64).numpy(),
+        logprobs=_doubles(outputs.logprobs),
+        values=None if values is None else _doubles(values),
     )
+
+
+def _doubles(tensor: Tensor) -> Doubles:
+    return tensor.detach().to("cpu", torch.float64).numpy()

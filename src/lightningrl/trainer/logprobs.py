@@ -30,15 +30,15 @@ class Rows:
     """[M] ids of the sampled tokens."""
 
 
-def unique_rows(forest: Forest, *, dtype: torch.dtype) -> Rows:
-    """The rows of logits that a forest needs; temperatures in `dtype`."""
+def unique_rows(forest: Forest, *, dtype: torch.dtype, device: torch.device) -> Rows:
+    """The rows of logits that a forest needs, on `device`; temperatures in `dtype`."""
     pairs = np.stack((forest.sources.astype(np.float64), forest.temperatures))
     unique, of_term = np.unique(pairs, axis=1, return_inverse=True)
     return Rows(
-        sources=torch.from_numpy(unique[0].astype(np.int64)),
-        temperatures=torch.from_numpy(unique[1][:, None]).to(dtype),
-        of_term=torch.from_numpy(of_term.reshape(-1).astype(np.int64)),
-        targets=torch.from_numpy(forest.targets.astype(np.int64)),
+        sources=torch.from_numpy(unique[0].astype(np.int64)).to(device),
+        temperatures=torch.from_numpy(unique[1][:, None]).to(device, dtype),
+        of_term=torch.from_numpy(of_term.reshape(-1).astype(np.int64)).to(device),
+        targets=torch.from_numpy(forest.targets.astype(np.int64)).to(device),
     )
 
 

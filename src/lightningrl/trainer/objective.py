@@ -34,7 +34,12 @@ def objective(
         _tensor(x, logprobs) for x in (forest.logprobs, forest.proximal, forest.advantages, forest.weights)
     )
     old = proximal if config.proximal else behaviour
-    terms = Terms(logprobs=logprobs, old_logprobs=old, advantages=A, sequences=sequences_of(forest, config.ratio))
+    terms = Terms(
+        logprobs=logprobs,
+        old_logprobs=old,
+        advantages=A,
+        sequences=sequences_of(forest, config.ratio, device=logprobs.device),
+    )
     losses, clips = LOSSES[config.name](terms, config)
     metrics = _ratio_metrics(terms, clips)
     if config.importance != "none":  # the ratio corrects from `old` to the current weights
@@ -87,4 +92,4 @@ def _share(which: Tensor) -> float:
 
 
 def _tensor(array: np.ndarray, like: Tensor) -> Tensor:
-    return torch.from_numpy(array).to(like.dtype)
+    return torch.from_numpy(array).to(like)

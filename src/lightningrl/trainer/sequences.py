@@ -13,11 +13,11 @@ from lightningrl.data.forest import Forest
 Level: TypeAlias = Literal["token", "call", "rollout"]
 
 
-def sequences_of(forest: Forest, level: Level) -> Tensor | None:
+def sequences_of(forest: Forest, level: Level, *, device: torch.device) -> Tensor | None:
     """[M] number of each token's call or rollout; None for the level `token`. Only tokens with weight are included."""
     if level == "token":
         return None
-    return torch.from_numpy(forest.calls if level == "call" else forest.rollouts).long()
+    return torch.from_numpy(forest.calls if level == "call" else forest.rollouts).long().to(device)
 
 
 def sum_over(values: Tensor, sequences: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from lightningrl import plugins
 from lightningrl.config import Config
-from lightningrl.models.dense import DenseModel
+from lightningrl.models.base import Decoder
 from lightningrl.models.load import export_folder, load_model, load_tokenizer, local_folder
 from lightningrl.models.tiny import build_model
 from lightningrl.progress import Watcher
@@ -124,7 +124,7 @@ async def make(
     return Made(parameters=parameters, tokens=len(tokenizer), arrival=arrival, reason=reason, hint=hint)
 
 
-def _begun(config: Config, shown: Demonstrations) -> tuple[DenseModel, Any]:
+def _begun(config: Config, shown: Demonstrations) -> tuple[Decoder, Any]:
     """The model before its first step, and its tokenizer."""
     settings = config.warmstart
     if settings.base:

@@ -10,14 +10,14 @@ from torch import Tensor
 from lightningrl.engine.attention import attend_prompt, attend_rows, causal_mask
 from lightningrl.engine.cache import PrefixCache, rounded
 from lightningrl.engine.scheduler import Batch
-from lightningrl.models.dense import Attend, DenseModel
+from lightningrl.models.base import PLAIN, Attend, Decoder, Style
 
 PAD = 16
 """A pass has a multiple of this many tokens. With fewer, a matrix product sums in another order (see `attention`)."""
 
 
-class Decoder:
-    def __init__(self, model: DenseModel, cache: PrefixCache) -> None:
+class ModelRunner:
+    def __init__(self, model: Decoder, cache: PrefixCache) -> None:
         self.model = model
         self.cache = cache
 
@@ -59,7 +59,7 @@ class Decoder:
 
         out = torch.zeros(N + -N % PAD, K * G, E, dtype=dtype)  # reused by every layer; padding stays zero
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, style: Style = PLAIN) -> Tensor:
             keys, values = cache.keys(layer), cache.values(layer)
             keys.view(-1, E).index_copy_(0, places, k[:N].reshape(N * K, E))
             values.view(-1, E).index_copy_(0, places, v[:N].reshape(N * K, E))
