@@ -55,8 +55,8 @@ def test_the_model_has_the_values_of_its_masters_rounded(make: Make) -> None:
     trainer = make()
     conformance.step(trainer, 0)
     learning = {name: p for name, p in trainer.model.hf.named_parameters() if p.requires_grad}
-    assert learning.keys() == trainer._policy.tensors.keys()
-    for name, master in trainer._policy.tensors.items():
+    assert learning.keys() == trainer._masters.tensors.keys()
+    for name, master in trainer._masters.tensors.items():
         assert master.dtype == torch.float32
         assert torch.equal(learning[name], master.to(learning[name].dtype)), name
 
@@ -93,4 +93,26 @@ def test_float32_weights_are_their_own_masters(model_folder: Path) -> None:
         loss=LossConfig(),
         export=lambda model, path: None,
     )
-    assert all(p is trainer._policy.tensors[name] for name, p in trainer.model.hf.named_parameters())
+    assert all(p is trainer._masters.tensors[name] for name, p in trainer.model.hf.named_parameters())
+
+
+def out_of_memory(gradient: torch.Tensor) -> torch.Tensor:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.mark.parametrize("earlier", [0, 1, 2])
+def test_pass_that_fails_leaves_the_gradient_as_it_was(make: Make, earlier: int, tmp_path: Path) -> None:
+    """It fails at the weight that is reached last, when most others have a gradient."""
+    trainer, undisturbed = make(), make()
+    for seed in range(earlier):
+        for each in (trainer, undisturbed):
+            each.forward_backward(build_forest(conformance.lessons(seed)))
+    hook = next(iter(trainer.model.trainable().values())).register_hook(out_of_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        trainer.forward_backward(build_forest(conformance.lessons(5)))
+    hook.remove()
+    for each in (trainer, undisturbed):
+        each.forward_backward(build_forest(conformance.lessons(6)))
+        each.optim_step(learning_rate=1e-2)
+    for a, b in zip(trainer._masters.tensors.values(), undisturbed._masters.tensors.values(), strict=True):
+        assert torch.equal(a, b)

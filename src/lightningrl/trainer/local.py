@@ -50,12 +50,12 @@ class LocalTrainer:
         self._loss = loss
         self._export = export
         self._reference = Reference(model) if loss.kl_coef else None
-        self._policy = Masters(model.trainable())
-        self._head: dict[str, Tensor] = (
-            {f"critic.{name}": p for name, p in self.critic.named_parameters()} if self.critic else {}
-        )
+        head = {f"critic.{name}": p for name, p in self.critic.named_parameters()} if self.critic else {}
+        self._masters = Masters({**model.trainable(), **head})
+        self._policy = {name: p for name, p in self._masters.tensors.items() if name not in head}
+        self._head = {name: self._masters.tensors[name] for name in head}
         self._optimizer = torch.optim.AdamW(
-            list(self._learning().values()),
+            list(self._masters.tensors.values()),
             lr=config.learning_rate,
             betas=BETAS,
             weight_decay=0.0,
@@ -70,8 +70,7 @@ class LocalTrainer:
             outputs = forward(self.model, forest, critic=self.critic, entropy_gradient=self._loss.entropy_coef > 0)
             loss, metrics = objective(forest, outputs, self._loss, reference=reference)
             if _is_finite(forest) and bool(torch.isfinite(loss)):
-                torch.autograd.backward(loss)
-                self._policy.take_gradients()
+                self._masters.add_gradient(loss)
             else:
                 self._poisoned = True
             return _evaluation(forest, outputs, metrics)
@@ -84,9 +83,9 @@ class LocalTrainer:
     def optim_step(self, *, learning_rate: float) -> dict[str, float]:
         """Clip, update, clear. A gradient that is not finite is discarded: weights and moments stay as they are."""
         with _threads(self._config.threads):
-            parts = {"optim": self._policy.tensors} | ({"critic": self._head} if self._head else {})
+            parts = {"optim": self._policy} | ({"critic": self._head} if self._head else {})
             norms = {name: _norm(part) for name, part in parts.items()}
-            untaught = all(p.grad is None for p in self._policy.tensors.values())
+            untaught = all(p.grad is None for p in self._policy.values())
             skipped = self._poisoned or untaught or not all(map(math.isfinite, norms.values()))
             if not skipped:
                 for name, part in parts.items():
@@ -95,7 +94,7 @@ class LocalTrainer:
                 for group in self._optimizer.param_groups:
                     group["lr"] = learning_rate
                 self._optimizer.step()
-                self._policy.round()
+                self._masters.round()
                 self.steps += 1
             self._optimizer.zero_grad(set_to_none=True)
             self._poisoned = False
@@ -110,21 +109,17 @@ class LocalTrainer:
         return self.evaluate(_line(prompt_ids, completion_ids)).logprobs
 
     def save(self, path: Path) -> None:
-        checkpoint.save(path, self._learning(), self._optimizer, reference=self._started_from(), steps=self.steps)
+        checkpoint.save(path, self._masters.tensors, self._optimizer, reference=self._started_from(), steps=self.steps)
 
     def load(self, path: Path) -> None:
         """Read a checkpoint in place: an engine that shares the weights serves the loaded ones."""
-        self.steps = checkpoint.load(path, self._learning(), self._optimizer, reference=self._started_from())
-        self._policy.round()
+        self.steps = checkpoint.load(path, self._masters.tensors, self._optimizer, reference=self._started_from())
+        self._masters.round()
         self._optimizer.zero_grad(set_to_none=True)
         self._poisoned = False
 
     def publish(self, path: Path) -> None:
         self._export(self.model, path)
-
-    def _learning(self) -> dict[str, Tensor]:
-        """Every tensor that the optimizer updates, by name."""
-        return {**self._policy.tensors, **self._head}
 
     def _started_from(self) -> Mapping[str, Tensor]:
         return self._reference.parameters() if self._reference else {}

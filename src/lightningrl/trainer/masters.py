@@ -4,7 +4,7 @@ AdamW changes a weight by about the learning rate. In bfloat16, neighbours of 0.
 update of 1e-6 would be rounded away every time. In float32 updates add up, and the model gets their rounded sum.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,15 +16,35 @@ class Masters:
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self.tensors: dict[str, Tensor] = {name: _master(p) for name, p in parameters.items()}
         """Master weights by name, for the optimizer and checkpoints."""
-        self._narrow = [(p, self.tensors[name]) for name, p in parameters.items() if p is not self.tensors[name]]
+        self._pairs = [(p, self.tensors[name]) for name, p in parameters.items()]
+        self._narrow = [(p, master) for p, master in self._pairs if p is not master]
 
-    def take_gradients(self) -> None:
-        """Add the parameters' gradients to those of the masters, so that several passes are summed in float32."""
-        for p, master in self._narrow:
-            if p.grad is not None:
-                gradient = p.grad.to(master.dtype)
-                master.grad = gradient if master.grad is None else master.grad.add_(gradient)
-                p.grad = None
+    def add_gradient(self, loss: Tensor) -> None:
+        """Add the gradient of a loss to the masters' gradients, which sum several passes in float32.
+
+        The gradient is computed apart and added when it is complete. A pass that raises, for example because memory ran
+        out, leaves the sum as it was.
+        """
+        sums = [master.grad for _, master in self._pairs]
+        self._set([None] * len(sums))
+        try:
+            torch.autograd.backward(loss)
+            for (p, master), sum_ in zip(self._pairs, sums, strict=True):
+                if sum_ is None and p is not master and p.grad is not None:
+                    master.grad, p.grad = p.grad.to(master.dtype), None
+        except BaseException:
+            self._set(sums)
+            raise
+        for (p, master), sum_ in zip(self._pairs, sums, strict=True):  # in place: nothing here allocates
+            if sum_ is not None:
+                gradient, p.grad = p.grad, None
+                master.grad = sum_ if gradient is None else sum_.add_(gradient)
+
+    def _set(self, sums: Sequence[Tensor | None]) -> None:
+        """Set the masters' gradients and clear those of the parameters."""
+        for (p, master), sum_ in zip(self._pairs, sums, strict=True):
+            p.grad = None
+            master.grad = sum_
 
     @torch.no_grad()
     def round(self) -> None:
