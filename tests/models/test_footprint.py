@@ -1,12 +1,15 @@
 """The arithmetic of memory, against what autograd really saves on the CPU."""
 
+import itertools
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from lightningrl.models.dense import DenseModel
@@ -59,6 +62,21 @@ def model_of(family: str, sizes: Sizes, *, dtype: torch.dtype, rank: int, layers
     return with_adapter(model, rank=rank) if rank else model
 
 
+def line(model: DenseModel, tokens: int) -> tuple[Tensor, Tensor, ForestAttention]:
+    """Ids, positions and attention of one sequence."""
+    positions = torch.arange(tokens)
+    attend = ForestAttention(
+        np.array([0, tokens]),
+        np.array([-1]),
+        positions.numpy(),
+        heads=model.heads,
+        kv_heads=model.kv_heads,
+        dtype=model.dtype,
+        device=model.device,
+    )
+    return torch.zeros(tokens, dtype=torch.long), positions, attend
+
+
 def saved_bytes(model: DenseModel) -> int:
     """Bytes of the distinct storages that a forward pass over one line of tokens saves, without the model's own."""
     own = {p.untyped_storage().data_ptr() for p in model.hf.parameters()}
@@ -70,17 +88,9 @@ def saved_bytes(model: DenseModel) -> int:
             saved[pointer] = tensor
         return tensor
 
-    positions = torch.arange(TOKENS)
-    attend = ForestAttention(
-        np.array([0, TOKENS]),
-        np.array([-1]),
-        positions.numpy(),
-        heads=model.heads,
-        kv_heads=model.kv_heads,
-        dtype=model.dtype,
-    )
+    token_ids, positions, attend = line(model, TOKENS)
     with saved_tensors_hooks(keep, lambda tensor: tensor):
-        model.hidden(torch.zeros(TOKENS, dtype=torch.long), positions, attend)
+        model.hidden(token_ids, positions, attend)
     return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
 
 
@@ -94,6 +104,36 @@ def test_a_layer_saves_what_the_arithmetic_says(family: str, sizes: Sizes, dtype
     assert layer_bytes(shape, itemsize=dtype.itemsize, rank=rank, fused_norms=False) == pytest.approx(
         measured, rel=0.02
     )
+
+
+def peak_bytes(model: DenseModel, tokens: int, *, checkpointing: bool) -> int:
+    """The most bytes at once that a forward and backward pass allocates, as torch's profiler records it."""
+    token_ids, positions, attend = line(model, tokens)
+
+    def step() -> None:
+        model.hidden(token_ids, positions, attend, checkpointing=checkpointing).float().sum().backward()
+
+    step()  # from here on, gradients have their place
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        step()
+    events = [e for e in cast(Any, recorded).profiler.kineto_results.events() if e.name() == "[memory]"]
+    return max(itertools.accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rank", "checkpointing"),
+    [(torch.float32, 0, False), (torch.bfloat16, 16, True)],
+)
+def test_a_step_takes_as_many_bytes_a_token_as_the_arithmetic_says(
+    dtype: torch.dtype, rank: int, checkpointing: bool
+) -> None:
+    sizes = Sizes(hidden=256, intermediate=768, head_dim=32)
+    model = model_of("qwen3", sizes, dtype=dtype, rank=rank, layers=2)
+    few, many = (peak_bytes(model, tokens, checkpointing=checkpointing) for tokens in (512, 1024))
+    expected = token_bytes(
+        shape_of(model.hf.config), itemsize=dtype.itemsize, rank=rank, checkpointing=checkpointing, fused_norms=False
+    )
+    assert expected == pytest.approx((many - few) / 512, rel=0.05)
 
 
 def test_checkpointing_saves_the_input_of_each_layer_alone() -> None:

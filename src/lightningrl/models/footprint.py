@@ -139,15 +139,16 @@ def layer_bytes(shape: Shape, *, itemsize: int, rank: int, fused_norms: bool) ->
 def token_bytes(shape: Shape, *, itemsize: int, rank: int, checkpointing: bool, fused_norms: bool) -> int:
     """Bytes of activations at the peak of a training step, per token of a forest.
 
-    With `checkpointing`, each layer saves its input alone, and one layer at a time is computed again. On top come the
-    last norm, and the gradients on their way through it or through an MLP, whichever is more.
+    Without `checkpointing`, all layers are saved when the backward pass is at the last norm or in the last MLP. With
+    it, each layer has saved its input alone, and one layer at a time is computed again.
     """
     b, D = itemsize, shape.hidden
     layer = layer_bytes(shape, itemsize=b, rank=rank, fused_norms=fused_norms)
-    layers = shape.layers * b * D + layer if checkpointing else shape.layers * layer
-    last = _norm_bytes(D, b=b, full=rank == 0, fused=fused_norms) + b * D
-    passing = max(4 * FLOAT32 * D, 2 * b * (shape.intermediate + D))
-    return layers + last + passing
+    in_norm = _norm_bytes(D, b=b, full=rank == 0, fused=fused_norms) + b * D + 4 * FLOAT32 * D
+    in_mlp = b * (2 * shape.intermediate + D)
+    if checkpointing:
+        return shape.layers * b * D + max(layer + in_mlp, in_norm)
+    return shape.layers * layer + max(in_mlp, in_norm)
 
 
 def head_bytes(shape: Shape, *, itemsize: int, rank: int, rows: int) -> int:
