@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lightningrl.data.forest import Forest
 from lightningrl.models.base import Decoder
-from lightningrl.models.forest_attention import ForestAttention
+from lightningrl.models.varlen_attention import forest_attention
 from lightningrl.trainer.critic import values_of
 from lightningrl.trainer.logprobs import term_logprobs, unique_rows
 
@@ -31,15 +31,7 @@ def forward(
     model: Decoder, forest: Forest, *, critic: nn.Linear | None = None, entropy_gradient: bool = False
 ) -> Outputs:
     """Run the model once over the unique tokens. The entropy's gradient costs time, so it is computed on demand."""
-    attend = ForestAttention(
-        forest.starts,
-        forest.parents,
-        forest.positions,
-        heads=model.heads,
-        kv_heads=model.kv_heads,
-        dtype=model.dtype,
-        device=model.device,
-    )
+    attend = forest_attention(forest.starts, forest.parents, forest.positions, model=model)
     token_ids, positions = (torch.from_numpy(x).to(model.device) for x in (forest.token_ids, forest.positions))
     hidden = model.hidden(token_ids, positions, attend)
     rows = unique_rows(forest, dtype=torch.promote_types(model.dtype, torch.float32), device=model.device)

@@ -1,0 +1,26 @@
+"""Equal bits for equal inputs on a GPU, where additions of many threads into one number come in any order."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+import torch.utils.deterministic
+
+
+@contextmanager
+def repeatable(otherwise: Literal["warn", "error"]) -> Iterator[None]:
+    """Compute with torch's deterministic algorithms within the block, in the whole process. `otherwise`: what torch
+    does at an operation that has none. The flash-attention kernel is deterministic only under `error`.
+    """
+    settings: Any = torch.utils.deterministic
+    before, filled = torch.get_deterministic_debug_mode(), settings.fill_uninitialized_memory
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch warns if cuBLAS may choose another
+    torch.set_deterministic_debug_mode(otherwise)
+    settings.fill_uninitialized_memory = False  # it costs time, and changes no result
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before)
+        settings.fill_uninitialized_memory = filled
