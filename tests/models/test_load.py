@@ -4,14 +4,17 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from lightningrl.chat import ChatTemplate
 from lightningrl.errors import UserError
-from lightningrl.models.load import export_folder, load_into, load_model, load_tokenizer
+from lightningrl.models.load import DTypeName, export_folder, load_into, load_model, load_tokenizer
 from lightningrl.models.lora import with_adapter
 from lightningrl.models.tiny import build_model, write_model_folder
 
@@ -59,6 +62,76 @@ def test_load_into_changes_the_shared_parameters_in_place(folder: Path) -> None:
     load_into(model, str(folder))
     assert model.hf.lm_head.weight is weight
     assert torch.equal(weight, load_model(str(folder)).hf.lm_head.weight)
+
+
+def shard(folder: Path) -> None:
+    """Put the weights into several files with an index."""
+    hf = AutoModelForCausalLM.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    hf.save_pretrained(folder, max_shard_size="200KB")
+    assert len(list(folder.glob("*.safetensors"))) > 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("files", ["one", "many"])
+def test_load_into_gives_the_bits_of_a_new_model(folder: Path, dtype: DTypeName, files: str) -> None:
+    if files == "many":
+        shard(folder)
+    model, fresh = build_model(load_model(str(folder)).vocab_size, seed=7), load_model(str(folder), dtype=dtype)
+    model.hf.to(getattr(torch, dtype))
+    load_into(model, str(folder))
+    for (name, a), (_, b) in zip(model.hf.named_parameters(), fresh.hf.named_parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
+class Allocations(TorchDispatchMode):
+    """Records the size of each tensor that an operation makes, unless it shares memory with an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = {place for each in args if (place := _place(each))}
+        self.sizes += [made.numel() for made in tree_leaves(out) if (place := _place(made)) and place not in given]
+        return out
+
+
+def _place(each: Any) -> int | None:
+    storage = each.untyped_storage() if isinstance(each, torch.Tensor) else each
+    return storage.data_ptr() if isinstance(storage, torch.UntypedStorage) else None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_load_into_makes_no_second_model(folder: Path, dtype: DTypeName) -> None:
+    model = load_model(str(folder), dtype=dtype)
+    with Allocations() as allocations:
+        load_into(model, str(folder))
+    assert allocations.sizes and max(allocations.sizes) == 1  # the smallest and the largest value of each tensor
+
+
+def test_load_into_copies_nothing_of_a_folder_with_values_that_are_not_finite(folder: Path) -> None:
+    model, broken = load_model(str(folder)), build_model(load_model(str(folder)).vocab_size, seed=7)
+    before = [p.detach().clone() for p in model.hf.parameters()]
+    with torch.no_grad():
+        broken.hf.model.norm.weight[3] = float("nan")
+    export_folder(broken, folder, tokenizer=load_tokenizer(str(folder)))
+    with pytest.raises(UserError, match=r"(?s)`model.norm.weight` in .* not finite.*hint:"):
+        load_into(model, str(folder))
+    assert all(torch.equal(a, b) for a, b in zip(before, model.hf.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("lost", ["a shard", "the index"])
+def test_load_into_names_a_folder_whose_shards_are_incomplete(folder: Path, lost: str) -> None:
+    model = load_model(str(folder))
+    shard(folder)
+    if lost == "a shard":
+        min(folder.glob("*.safetensors")).unlink()
+    else:
+        (folder / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(UserError, match=r"(?s)cannot load a model from .*hint:"):
+        load_into(model, str(folder))
 
 
 def test_load_into_refuses_weights_of_another_shape(folder: Path) -> None:

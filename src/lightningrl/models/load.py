@@ -4,6 +4,7 @@ A folder with an `adapter_config.json` holds an adapter and names its base model
 """
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -19,12 +20,13 @@ from lightningrl.errors import UserError
 from lightningrl.models.base import Decoder
 from lightningrl.models.dense import DenseModel, check_family
 from lightningrl.models.folder import check_files, whole_folder
+from lightningrl.models.tensors import read, stored_in, weight_files
 
 transformers_logging.disable_progress_bar()  # the library never prints
 transformers_logging.set_verbosity_error()  # missing weights and wrong shapes are errors here
 
 ADAPTER = "adapter_config.json"
-DTypeName: TypeAlias = Literal["float32", "bfloat16", "float64"]
+DTypeName: TypeAlias = Literal["float32", "bfloat16", "float16", "float64"]
 
 
 def local_folder(path: str, *, root: Path) -> str:
@@ -103,7 +105,7 @@ def load_tokenizer(path: str) -> Any:
 def check_finite(tensors: Iterable[tuple[str, Tensor]], path: str) -> None:
     """Raises `UserError` for the first tensor with NaN or infinity; generations would fail without a reason."""
     for name, tensor in tensors:
-        if not torch.isfinite(tensor).all():
+        if not all(math.isfinite(extreme) for extreme in torch.aminmax(tensor.detach())):  # keeps NaN; no copies
             raise UserError(
                 f"`{name}` in `{path}` holds values that are not finite",
                 hint="copy or download the model again; was its training sound?",
@@ -138,6 +140,8 @@ def load_into(model: Decoder, path: str) -> Decoder:
         raise UserError(
             f"the weights in `{path}` are no adapter", hint="serve weights that were trained from the same model"
         )
+    if _stream_into(model, Path(path)):
+        return model
     other = load_model(path, dtype=_dtype_name(model.dtype)).hf.state_dict()
     mine = model.hf.state_dict()
     if wrong := misfit(mine, other):
@@ -148,6 +152,26 @@ def load_into(model: Decoder, path: str) -> Decoder:
     for name, value in mine.items():
         value.copy_(other[name])
     return model
+
+
+def _stream_into(model: Decoder, folder: Path) -> bool:
+    """Copy the folder's tensors into those of `model`, one at a time. False, and nothing is copied, unless they fit one
+    for one: `load_model` then says why, or converts them (some families have other tensors in files than in memory).
+    """
+    if not isinstance(model, DenseModel) or not folder.is_dir():
+        return False
+    check_files(folder)
+    try:
+        stored = stored_in(*weight_files(folder))
+    except (OSError, ValueError, LookupError):
+        return False
+    mine = dict(model.hf.named_parameters())  # a tied tensor once, as in a file
+    if {name: tuple(p.shape) for name, p in mine.items()} != {name: t.shape for name, t in stored.items()}:
+        return False
+    check_finite(read(stored), str(folder))  # all of them first, so that nothing is copied from a damaged folder
+    for name, tensor in read(stored):
+        mine[name].copy_(tensor)
+    return True
 
 
 def export_folder(model: Decoder, path: Path, *, tokenizer: Any) -> None:

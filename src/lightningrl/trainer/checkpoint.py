@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from lightningrl.errors import UserError
 from lightningrl.models.folder import whole_folder
+from lightningrl.models.tensors import Stored, read, stored_in
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """AdamW's state of each parameter."""
@@ -44,28 +45,30 @@ def load(
     """Read a folder into `parameters`, `optimizer` and `reference`, in place. Returns the number of updates so far."""
     if not (path / "trainer.json").is_file():
         raise UserError(f"no checkpoint at `{path}`", hint="give a folder that training has saved")
-    weights, moments = _read(path, "weights.safetensors", parameters), load_file(path / "moments.safetensors")
-    first = _read(path, "reference.safetensors", reference) if reference else {}
+    weights = _fitting(path, "weights.safetensors", parameters)
+    first = _fitting(path, "reference.safetensors", reference) if reference else {}
     optimizer.state.clear()
     with torch.no_grad():
-        for name, p in parameters.items():
-            p.copy_(weights[name])
-            if f"step/{name}" in moments:
-                optimizer.state[p] = {key: moments[f"{key}/{name}"].clone() for key in MOMENTS}
-        for name, p in reference.items():
-            p.copy_(first[name])
+        for name, tensor in read(weights):
+            parameters[name].copy_(tensor)
+        for name, tensor in read(first):
+            reference[name].copy_(tensor)
+    for name, tensor in read(stored_in(path / "moments.safetensors")):
+        key, _, of = name.partition("/")
+        p = parameters[of]
+        optimizer.state[p] = {**optimizer.state[p], key: tensor.to(p.device, copy=True)}
     return int(json.loads((path / "trainer.json").read_text(encoding="utf-8"))["steps"])
 
 
-def _read(path: Path, name: str, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _fitting(path: Path, name: str, parameters: Mapping[str, Tensor]) -> dict[str, Stored]:
     """The tensors of a file. Raises `UserError` unless they fit the parameters one for one."""
     if not (path / name).is_file():
         raise UserError(
             f"the checkpoint `{path}` has no `{name}`", hint="resume with the loss that the run started with"
         )
-    tensors = load_file(path / name)
-    if {key: value.shape for key, value in tensors.items()} != {key: p.shape for key, p in parameters.items()}:
+    stored = stored_in(path / name)
+    if {key: t.shape for key, t in stored.items()} != {key: tuple(p.shape) for key, p in parameters.items()}:
         raise UserError(
             f"the checkpoint `{path}` is of another model", hint="resume with the model that the run started from"
         )
-    return tensors
+    return stored
