@@ -179,34 +179,6 @@ def test_supervised_learning_is_pg_with_advantages_of_one(model_folder: Path) ->
     assert values[-1] < 0.6 * values[0]
 
 
-def test_bfloat16_weights_can_be_trained(model_folder: Path) -> None:
-    wide, narrow = (
-        LocalTrainer(
-            load_model(str(model_folder), dtype=dtype),
-            config=TrainerConfig(threads=1),
-            loss=LossConfig(),
-            export=lambda model, path: None,
-        )
-        for dtype in ("float32", "bfloat16")
-    )
-    np.testing.assert_allclose(conformance.look(narrow), conformance.look(wide), atol=0.1)
-    assert conformance.step(narrow, 0)["optim/grad_norm"] == pytest.approx(
-        conformance.step(wide, 0)["optim/grad_norm"], rel=0.05
-    )
-    assert all(p.dtype == torch.bfloat16 for p in narrow.model.hf.parameters())
-
-
-def test_bfloat16_weights_can_be_trained_with_every_option(model_folder: Path) -> None:
-    """Losses and values are in float32 whatever the weights are."""
-    config = TrainerConfig(threads=1)
-    model = load_model(str(model_folder), dtype="bfloat16")
-    trainer = LocalTrainer(model, config=config, loss=EVERYTHING, export=lambda model, path: None, critic=True)
-    for seed in range(2):
-        assert conformance.step(trainer, seed)["optim/skipped"] == 0.0
-    metrics = trainer.forward_backward(build_forest(conformance.lessons(0))).metrics
-    assert metrics["loss/kl"] > 0 and metrics["critic/loss"] > 0
-
-
 def test_metrics_of_micro_batches_merge_to_those_of_the_whole(make_with_everything: Callable[[], LocalTrainer]) -> None:
     trainer = make_with_everything()
     conformance.step(trainer, 0)  # away from the reference and from a critic of zero
