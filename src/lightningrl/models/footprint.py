@@ -98,12 +98,6 @@ def shape_of(config: Any) -> Shape:
     )
 
 
-def adapter_size(shape: Shape, *, rank: int) -> int:
-    """Numbers of a LoRA adapter on all projections of a dense model: R (in + out) of each (arXiv 2106.09685)."""
-    D = shape.hidden
-    return shape.layers * rank * (2 * (D + shape.q_width) + 2 * (D + shape.kv_width) + 3 * (D + shape.intermediate))
-
-
 def held(*, parameters: int, learning: int, itemsize: int, reference: bool) -> Held:
     """What a trainer holds. `parameters`: numbers of the model without an adapter. `learning`: numbers that learn: the
     adapter's, or all `parameters`. `reference`: whether a KL term needs a frozen copy of weights that learn.

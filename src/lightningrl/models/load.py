@@ -35,29 +35,25 @@ def local_folder(path: str, *, root: Path) -> str:
     if beside.is_dir():
         check_files(beside)
         return str(beside)
-    if _looks_local(path):
-        raise UserError(
-            f"no model folder at `{beside}`", hint="give a Hugging Face folder or a hub id such as `Qwen/Qwen3-0.6B`"
-        )
+    if looks_local(path):
+        raise no_folder(beside)
     try:
         return snapshot_download(path, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt"])
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise UserError(
-            f"cannot get `{path}` from the hub: {_first_line(error)}",
+            f"cannot get `{path}` from the hub: {first_line(error)}",
             hint="check the id and the network, or give a local folder",
         ) from error
 
 
 def load_model(path: str, *, dtype: DTypeName = "float32") -> Decoder:
     """The causal LM in a local folder or of a hub id. Raises `UserError` if it cannot be loaded."""
-    if _looks_local(path) and not Path(path).is_dir():
-        raise UserError(
-            f"no model folder at `{path}`", hint="give a Hugging Face folder or a hub id such as `Qwen/Qwen3-0.6B`"
-        )
+    if looks_local(path) and not Path(path).is_dir():
+        raise no_folder(Path(path))
     if is_adapter(path):
         from lightningrl.models.lora import load_adapter  # peft takes 1.5 s to import
 
-        return load_adapter(load_model(_base(Path(path)), dtype=dtype), Path(path))
+        return load_adapter(load_model(base_of(Path(path)), dtype=dtype), Path(path))
     if Path(path).is_dir():
         check_files(Path(path))
     try:
@@ -69,7 +65,7 @@ def load_model(path: str, *, dtype: DTypeName = "float32") -> Decoder:
             "a model folder holds config.json, model.safetensors and the tokenizer's files; "
             "a hub id needs the network once"
         )
-        raise UserError(f"cannot load a model from `{path}`: {_first_line(error)}", hint=hint) from error
+        raise UserError(f"cannot load a model from `{path}`: {first_line(error)}", hint=hint) from error
 
 
 def _checked(path: str, dtype: DTypeName) -> Any:
@@ -96,7 +92,7 @@ def load_tokenizer(path: str) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
     except Exception as error:
-        raise UserError(f"cannot load a tokenizer from `{path}`: {_first_line(error)}", hint=hint) from error
+        raise UserError(f"cannot load a tokenizer from `{path}`: {first_line(error)}", hint=hint) from error
     if len(tokenizer) < 2:  # without its files, transformers makes an empty one
         raise UserError(f"cannot load a tokenizer from `{path}`: there is none", hint=hint)
     return tokenizer
@@ -188,14 +184,14 @@ def export_folder(model: Decoder, path: Path, *, tokenizer: Any) -> None:
         tokenizer.save_pretrained(draft)
 
 
-def _base(folder: Path) -> str:
+def base_of(folder: Path) -> str:
     """The base model of an adapter: a folder (relative to the adapter's), or a hub id."""
     file = folder / ADAPTER
     try:
         named = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
-            f"cannot read `{file}`: {_first_line(error)}", hint="give a folder that peft has written"
+            f"cannot read `{file}`: {first_line(error)}", hint="give a folder that peft has written"
         ) from error
     if not named:
         raise UserError(f"`{file}` does not say which model it adapts", hint="put it into `base_model_name_or_path`")
@@ -203,11 +199,18 @@ def _base(folder: Path) -> str:
     return str(beside) if beside.is_dir() else named
 
 
-def _looks_local(path: str) -> bool:
+def no_folder(path: Path) -> UserError:
+    """The error for a path without a model."""
+    hint = "give a Hugging Face folder or a hub id such as `Qwen/Qwen3-0.6B`"
+    return UserError(f"no model folder at `{path}`", hint=hint)
+
+
+def looks_local(path: str) -> bool:
+    """Whether a path names a folder, not a hub id."""
     return path.startswith((".", "/", "~")) or path.count("/") != 1 or path.endswith("/")
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """The first line of an error's text, with the error's type unless it is an `OSError` or `ValueError`."""
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return line if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {line}"
