@@ -16,6 +16,7 @@ from lightningrl.models.base import Decoder
 from lightningrl.models.dense import DenseModel
 from lightningrl.models.footprint import (
     cache_bytes,
+    gathered_bytes,
     head_bytes,
     held,
     layer_bytes,
@@ -101,9 +102,7 @@ def test_a_layer_saves_what_the_arithmetic_says(family: str, sizes: Sizes, dtype
     few, many = (model_of(family, sizes, dtype=dtype, rank=rank, layers=layers) for layers in (1, 3))
     measured = (saved_bytes(many) - saved_bytes(few)) / 2 / TOKENS
     shape = shape_of(few.hf.config)
-    assert layer_bytes(shape, itemsize=dtype.itemsize, rank=rank, fused_norms=False) == pytest.approx(
-        measured, rel=0.02
-    )
+    assert layer_bytes(shape, itemsize=dtype.itemsize, rank=rank, fused=False) == pytest.approx(measured, rel=0.02)
 
 
 def peak_bytes(model: Decoder, tokens: int, *, checkpointing: bool) -> int:
@@ -131,7 +130,7 @@ def test_a_step_takes_as_many_bytes_a_token_as_the_arithmetic_says(
     model = model_of("qwen3", sizes, dtype=dtype, rank=rank, layers=2)
     few, many = (peak_bytes(model, tokens, checkpointing=checkpointing) for tokens in (512, 1024))
     expected = token_bytes(
-        shape_of(model.hf.config), itemsize=dtype.itemsize, rank=rank, checkpointing=checkpointing, fused_norms=False
+        shape_of(model.hf.config), itemsize=dtype.itemsize, rank=rank, checkpointing=checkpointing, fused=False
     )
     assert expected == pytest.approx((many - few) / 512, rel=0.05)
 
@@ -139,7 +138,7 @@ def test_a_step_takes_as_many_bytes_a_token_as_the_arithmetic_says(
 def test_checkpointing_saves_the_input_of_each_layer_alone() -> None:
     shape = shape_of(model_of("qwen3", Sizes(), dtype=torch.float32, rank=0, layers=1).hf.config)
     deep = [
-        token_bytes(replace(shape, layers=layers), itemsize=2, rank=16, checkpointing=True, fused_norms=True)
+        token_bytes(replace(shape, layers=layers), itemsize=2, rank=16, checkpointing=True, fused=True)
         for layers in (10, 11)
     ]
     assert deep[1] - deep[0] == 2 * shape.hidden
@@ -162,8 +161,9 @@ def test_tokens_fill_the_free_bytes() -> None:
     assert tokens_in(-5, per_token=300) == 0
 
 
-def test_keys_and_values_and_logits_are_counted() -> None:
+def test_keys_values_and_logits_are_counted() -> None:
     shape = shape_of(model_of("qwen3", WIDE, dtype=torch.float32, rank=0, layers=3).hf.config)
+    assert gathered_bytes(shape, itemsize=2, keys=10) == 4 * 2 * 64 * 10
     assert cache_bytes(shape, tokens=10, itemsize=2) == 2 * 3 * 64 * 2 * 10
     assert head_bytes(shape, itemsize=2, rank=16, rows=8) == 8 * 300 * 12
     assert head_bytes(shape, itemsize=2, rank=0, rows=8) == 8 * 300 * 12 + 300 * 96 * 2

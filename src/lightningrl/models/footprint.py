@@ -5,7 +5,7 @@ The trainer's memory is what it holds (`held`), what each token of a forest save
 budget asks:
 
     shape = shape_of(model.hf.config)
-    per_token = token_bytes(shape, itemsize=2, rank=16, checkpointing=True, fused_norms=True)
+    per_token = token_bytes(shape, itemsize=2, rank=16, checkpointing=True, fused=True)
     once = head_bytes(shape, itemsize=2, rank=16, rows=1024)
     max_tokens = tokens_in(free_bytes - once, per_token=per_token)
 
@@ -114,31 +114,31 @@ def held(*, parameters: int, learning: int, itemsize: int, reference: bool) -> H
     )
 
 
-def layer_bytes(shape: Shape, *, itemsize: int, rank: int, fused_norms: bool) -> int:
+def layer_bytes(shape: Shape, *, itemsize: int, rank: int, fused: bool) -> int:
     """Bytes that a layer saves for the backward pass, per token.
 
     Two norms and their outputs, q and k normalised and rotated as one tensor, scaled q, v and the attention's output,
-    and the MLP's gate, its activation, up, and their product. `fused_norms`: CUDA's RMSNorm saves its input in the
-    model's dtype; the CPU's saves it in float32. `rank`: of the adapters; 0: all weights learn.
+    and the MLP's gate, its activation, up, and their product. `fused`: with CUDA's kernels, an RMSNorm saves its input
+    in the model's dtype, where the CPU's saves it in float32, and attention saves q as it is, which k's tensor holds.
+    `rank`: of the adapters; 0: all weights learn.
     """
     b, qk = itemsize, shape.q_width + shape.kv_width
-    norms = shape.norms * (_norm_bytes(shape.hidden, b=b, full=rank == 0, fused=fused_norms) + b * shape.hidden)
-    attention = b * (qk + 2 * shape.q_width + shape.kv_width)
+    norms = shape.norms * (_norm_bytes(shape.hidden, b=b, full=rank == 0, fused=fused) + b * shape.hidden)
+    queries = FLOAT32 * shape.heads if fused else b * shape.q_width  # the kernel's softmax sums, or scaled q
+    attention = queries + b * (qk + shape.q_width + shape.kv_width)
     mlp = b * 4 * shape.intermediate
-    return (
-        norms + _heads_norm_bytes(shape, b=b, full=rank == 0, fused=fused_norms) + attention + mlp + _adapted(b, rank)
-    )
+    return norms + _heads_norm_bytes(shape, b=b, full=rank == 0, fused=fused) + attention + mlp + _adapted(b, rank)
 
 
-def token_bytes(shape: Shape, *, itemsize: int, rank: int, checkpointing: bool, fused_norms: bool) -> int:
+def token_bytes(shape: Shape, *, itemsize: int, rank: int, checkpointing: bool, fused: bool) -> int:
     """Bytes of activations at the peak of a training step, per token of a forest.
 
     Without `checkpointing`, all layers are saved when the backward pass is at the last norm or in the last MLP. With
     it, each layer has saved its input alone, and one layer at a time is computed again.
     """
     b, D = itemsize, shape.hidden
-    layer = layer_bytes(shape, itemsize=b, rank=rank, fused_norms=fused_norms)
-    in_norm = _norm_bytes(D, b=b, full=rank == 0, fused=fused_norms) + b * D + 4 * FLOAT32 * D
+    layer = layer_bytes(shape, itemsize=b, rank=rank, fused=fused)
+    in_norm = _norm_bytes(D, b=b, full=rank == 0, fused=fused) + b * D + 4 * FLOAT32 * D
     in_mlp = b * (2 * shape.intermediate + D)
     if checkpointing:
         return shape.layers * b * D + max(layer + in_mlp, in_norm)
@@ -153,6 +153,13 @@ def head_bytes(shape: Shape, *, itemsize: int, rank: int, rows: int) -> int:
     """
     chunk = rows * shape.vocab * (2 * itemsize + 2 * FLOAT32)
     return chunk + (shape.vocab * shape.hidden * itemsize if rank == 0 else 0)
+
+
+def gathered_bytes(shape: Shape, *, itemsize: int, keys: int) -> int:
+    """Bytes of the `keys` that attention on CUDA gathers along paths, while one layer's backward pass computes: keys,
+    values, and their gradients (see `varlen_attention`).
+    """
+    return 4 * itemsize * shape.kv_width * keys
 
 
 def tokens_in(free_bytes: float, *, per_token: int) -> int:
