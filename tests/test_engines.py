@@ -77,10 +77,10 @@ def test_a_module_that_cannot_be_imported_is_a_message(plain: ChatTemplate, tmp_
         make_engine(recipe(tmp_path, "script", text="1 / 0"), "policy", folder=PLAIN, template=plain)
 
 
-def test_each_policy_is_served_with_its_own_dtype_and_model(plain: ChatTemplate, tmp_path: Path) -> None:
-    policies = 'policies={solver={model={dtype="bfloat16", path="own"}}, checker={}}'
+def test_each_policy_is_served_with_its_own_dtype_device_and_model(plain: ChatTemplate, tmp_path: Path) -> None:
+    policies = 'policies={solver={model={dtype="bfloat16", path="own"}}, checker={trainer={device="cpu"}}}'
     routes = 'routes=[{model="solver", policy="solver"}, {model="fixed", policy="frozen"}, {policy="checker"}]'
-    config = recipe(tmp_path, "Engine", policies, routes)
+    config = recipe(tmp_path, "Engine", policies, routes, 'trainer.device="cuda"')
     assert model_paths(config) == {"solver": "own", "checker": str(PLAIN), "frozen": str(PLAIN)}
     folders = {path: Path(path) for path in model_paths(config).values()}
     model = object()
@@ -89,6 +89,11 @@ def test_each_policy_is_served_with_its_own_dtype_and_model(plain: ChatTemplate,
         "solver": "bfloat16",
         "checker": "float32",
         "frozen": "float32",
+    }
+    assert {policy: engine.setup.device for policy, engine in engines.items()} == {
+        "solver": "cuda",
+        "checker": "cpu",
+        "frozen": "cuda",
     }
     assert (engines["solver"].setup.folder, engines["solver"].setup.model) == (Path("own"), model)
     assert (engines["frozen"].setup.folder, engines["frozen"].setup.model) == (PLAIN, None)

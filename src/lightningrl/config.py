@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from lightningrl.errors import UserError, meant
 from lightningrl.presets import PRESETS
 
+DeviceName: TypeAlias = Literal["auto", "cpu", "cuda"]
+
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
@@ -227,8 +229,10 @@ class LossConfig(Section):
 class TrainerConfig(Section):
     name: str = "local"
     """Name of the trainer: `local`, or `module:attr`."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where weights, training and the embedded engine live; `auto`: on the GPU if torch sees one."""
+    device: DeviceName = "auto"
+    """Where weights, training and the embedded engine live. `cuda`: on the first GPU that torch sees; `auto`: there, or
+    on the CPU if no GPU works.
+    """
     learning_rate: float = Field(default=5e-4, gt=0)
     """Peak learning rate of AdamW."""
     schedule: Literal["linear", "constant"] = "linear"

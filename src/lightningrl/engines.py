@@ -55,11 +55,13 @@ def make_engine(
         message = f"engine `{config.engine.name}` serves one model, but a route also needs `{policy}`"
         hint = 'start a server for it, name it in `[upstreams.NAME]`, and let the route say `policy = "upstreams.NAME"`'
         raise UserError(message, hint=hint)
+    learner = learners.get(policy, config)
     setup = EngineSetup(
         policy=policy,
         config=config.engine,
         folder=folder,
-        dtype=learners[policy].model.dtype if policy in learners else config.model.dtype,
+        dtype=learner.model.dtype,
+        device=learner.trainer.device,
         decode=template.decode,
         turn_end_id=template.turn_end_id,
         model=model,

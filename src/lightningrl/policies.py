@@ -11,25 +11,34 @@ from lightningrl.data.tasks import derived_seed
 from lightningrl.engine.base import Engine
 from lightningrl.learner import Learner, needs_critic
 from lightningrl.models.base import Decoder
+from lightningrl.models.devices import device_of, set_up
 from lightningrl.models.load import export_folder, load_model, load_tokenizer
 
 
+def set_up_devices(config: Config) -> None:
+    """Set this process up for the devices of all policies. Raises `UserError` for one that this machine lacks."""
+    set_up(device_of(learner.trainer.device) for learner in config.learners().values())
+
+
 def load_models(config: Config, folders: Mapping[str, Path]) -> dict[str, Decoder]:
-    """Policy → its model. LoRA adapters of one model share its frozen weights. `folders`: model path → folder."""
-    bases: dict[tuple[str, str], Decoder] = {}
+    """Policy → its model, on the policy's device. LoRA adapters of one model share its frozen weights. `folders`: model
+    path → folder.
+    """
+    bases: dict[tuple[str, str, str], Decoder] = {}
     models: dict[str, Decoder] = {}
     for index, (name, learner) in enumerate(config.learners().items()):
         settings = learner.model
-        path = str(folders[settings.path])
+        path, device = str(folders[settings.path]), device_of(learner.trainer.device)
         if settings.lora_rank == 0:
-            models[name] = load_model(path, dtype=settings.dtype)
+            models[name] = load_model(path, dtype=settings.dtype, device=device)
             continue
         from lightningrl.models.lora import with_adapter  # peft takes longer to import than everything else
 
-        if (path, settings.dtype) not in bases:
-            bases[path, settings.dtype] = load_model(path, dtype=settings.dtype)
+        key = (path, settings.dtype, str(device))
+        if key not in bases:
+            bases[key] = load_model(path, dtype=settings.dtype, device=device)
         seed = derived_seed(config.seed, "adapter", index)
-        models[name] = with_adapter(bases[path, settings.dtype], rank=settings.lora_rank, seed=seed)
+        models[name] = with_adapter(bases[key], rank=settings.lora_rank, seed=seed)
     return models
 
 

@@ -27,8 +27,7 @@ from lightningrl.gateway.server import bound
 from lightningrl.learner import Learner
 from lightningrl.loop import Loop
 from lightningrl.models.load import local_folder
-from lightningrl.models.memory import keep_freed_memory
-from lightningrl.policies import load_models, make_learners
+from lightningrl.policies import load_models, make_learners, set_up_devices
 from lightningrl.progress import Watcher
 from lightningrl.runner.dispatch import Dispatcher
 from lightningrl.runner.pool import WorkerPool
@@ -76,11 +75,11 @@ async def lightning(
     config: Config, folder: Path, *, starting: Starting = lambda what: None
 ) -> AsyncIterator[LightningServer]:
     """Start everything; end it in reverse order when the block is left. What users get wrong most often comes first:
-    the port, then the model, then the agent.
+    the port, the device, then the model, then the agent.
     """
     async with AsyncExitStack() as stack:
         sock = stack.enter_context(bound(config.gateway))
-        keep_freed_memory()
+        set_up_devices(config)
         starting(f"loading the model `{config.model.path}`")
         paths = dict.fromkeys([config.model.path, *model_paths(config).values()])
         folders = {path: Path(local_folder(path, root=config.root)) for path in paths}

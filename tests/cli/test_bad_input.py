@@ -50,6 +50,12 @@ def test_a_missing_model_folder_is_refused(small_recipe: SmallRecipe) -> None:
     assert "nowhere" in refused(small_recipe, "model.path=nowhere")
 
 
+@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine may have a GPU")
+def test_a_missing_gpu_is_refused_before_a_model_is_looked_for(small_recipe: SmallRecipe) -> None:
+    message = refused(small_recipe, "trainer.device=cuda", "model.path=nobody/has-this-model")
+    assert "`trainer.device` is `cuda`, but" in message and "nobody/has-this-model" not in message
+
+
 def test_a_missing_agent_module_is_refused(small_recipe: SmallRecipe) -> None:
     assert "no module `agnet`" in refused(small_recipe, "agent.entry=agnet:run")
 

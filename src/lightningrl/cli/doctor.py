@@ -84,11 +84,13 @@ def _loopback() -> Check:
 
 
 def _gpu() -> Check:
-    """GPUs that torch sees. They are optional: the embedded engine and the trainer run on the CPU, too."""
+    """GPUs that torch sees, and the device that `trainer.device = "auto"` takes. A GPU is optional: the embedded engine
+    and the trainer run on the CPU, too.
+    """
     if version_of("torch") is None:
         return Check(name="gpu", ok=None, found="unknown without torch")
     try:
-        from lightningrl.models.devices import built_for, devices  # loads torch
+        from lightningrl.models.devices import INSTALL, built_for, device_of, devices  # loads torch
     except (ImportError, OSError) as error:  # OSError: a CUDA library is missing
         hint = "reinstall torch: https://pytorch.org/get-started/locally"
         return Check(name="gpu", ok=False, found=f"torch cannot be loaded: {str(error).splitlines()[0]}", hint=hint)
@@ -98,12 +100,14 @@ def _gpu() -> Check:
             f"{one.name}, {one.memory_bytes / GIB:.0f} GiB, {'bfloat16' if one.bfloat16 else 'no bfloat16'}"
             for one in seen
         ]
-        return Check(name="gpu", ok=True, found=f"{build}: " + "; ".join(each))
+        found = f"{build}: {'; '.join(each)}; training runs on `{device_of('auto')}`"
+        return Check(name="gpu", ok=True, found=found)
     driver = shutil.which("nvidia-smi") or shutil.which("rocm-smi")
     if driver and build is None:
-        hint = "install torch's build for your GPU: https://pytorch.org/get-started/locally"
-        return Check(name="gpu", ok=None, found="not usable: this build of torch is for the CPU only", hint=hint)
-    return Check(name="gpu", ok=None, found=f"none (torch is built for {build or 'the CPU only'}); optional")
+        found = "not usable: this build of torch is for the CPU only; training runs on the CPU"
+        return Check(name="gpu", ok=None, found=found, hint=INSTALL)
+    found = f"none (torch is built for {build or 'the CPU only'}); training runs on the CPU"
+    return Check(name="gpu", ok=None, found=found)
 
 
 def _vllm() -> Check:

@@ -15,7 +15,7 @@ from lightningrl.cli.report import near
 from lightningrl.cli.stop import Interrupted, run
 from lightningrl.config import Config
 from lightningrl.errors import Stopped, UserError
-from lightningrl.models.memory import keep_freed_memory
+from lightningrl.policies import set_up_devices
 from lightningrl.progress import Exam
 from lightningrl.types import Task
 from lightningrl.warmstart.demonstrations import Demonstrations, load_demonstrations, read_run
@@ -113,7 +113,7 @@ def warmstart(
 ) -> Result:
     """Make the model and show the progress. `source`: a run or a file, in place of the recipe's demonstrations."""
     began = time.monotonic()
-    keep_freed_memory()
+    set_up_devices(config)
     if source is not None:
         own = {"teacher": "", "demonstrations": str(source.resolve())}
         config = config.model_copy(update={"warmstart": config.warmstart.model_copy(update=own)})

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from lightningrl.config import EngineConfig
+from lightningrl.config import DeviceName, EngineConfig
 from lightningrl.errors import EngineError
 from lightningrl.types import FinishReason, Sampling, Weights
 
@@ -86,6 +86,8 @@ class EngineSetup:
     """The model (`models.base.Decoder`) that a trainer in this process updates in place. None: the engine loads
     `folder`.
     """
+    device: DeviceName = "auto"
+    """Where an engine in this process loads `folder`."""
 
 
 class Engine(Protocol):

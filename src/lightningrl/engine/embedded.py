@@ -36,6 +36,7 @@ from lightningrl.engine.sequence import Sequence
 from lightningrl.engine.stop import StopFinder
 from lightningrl.errors import EngineError, UserError
 from lightningrl.models.base import Decoder
+from lightningrl.models.devices import device_of, set_up
 from lightningrl.models.load import DTypeName, load_into, load_model
 from lightningrl.types import FinishReason, Sampling, Weights
 
@@ -427,9 +428,11 @@ class EmbeddedEngine:
 
 def embedded(setup: EngineSetup) -> EmbeddedEngine:
     """Make the engine of a server: over the parameters of `setup.model`, or over a model loaded from `setup.folder`."""
-    model = (
-        setup.model if setup.model is not None else load_model(str(setup.folder), dtype=cast(DTypeName, setup.dtype))
-    )
+    model = setup.model
+    if model is None:
+        device = device_of(setup.device)
+        set_up([device])
+        model = load_model(str(setup.folder), dtype=cast(DTypeName, setup.dtype), device=device)
     end_id = setup.turn_end_id if setup.turn_end_id is not None else min(model.eos_token_ids, default=None)
     return EmbeddedEngine(
         model,

@@ -1,8 +1,18 @@
-"""The GPUs that torch sees on this machine."""
+"""On which device do models live? The GPUs that torch sees on this machine, and the choice among them."""
 
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+
+from lightningrl.config import DeviceName
+from lightningrl.errors import UserError
+from lightningrl.models.memory import keep_freed_memory
+
+CPU = torch.device("cpu")
+FIRST_GPU = torch.device("cuda", 0)
+INSTALL = "install torch's build for your GPU: https://pytorch.org/get-started/locally"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,3 +41,50 @@ def built_for() -> str | None:
     if torch.version.hip:
         return f"ROCm {torch.version.hip}"
     return f"CUDA {torch.version.cuda}" if torch.version.cuda else None
+
+
+def device_of(name: DeviceName) -> torch.device:
+    """The device that `trainer.device` names. `cuda` is the first GPU that torch sees; `auto` is that GPU if it works,
+    or else the CPU. Raises `UserError` for `cuda` without a GPU that works.
+    """
+    if name == "cpu":
+        return CPU
+    error = _no_gpu()
+    if error is None:
+        return FIRST_GPU
+    if name == "auto":
+        return CPU
+    raise error
+
+
+def set_up(devices: Iterable[torch.device]) -> None:
+    """Set this process up for computing on these devices. Call it before anything is computed.
+
+    On the CPU, freed memory is kept. On a GPU, float32 products are computed in float32: TF32 keeps 10 bits of the
+    mantissa, but logprobs of engine and trainer must agree to 1e-4. cuBLAS gets the workspace with which equal calls
+    give equal bits (docs.nvidia.com/cuda/cublas, "results reproducibility").
+    """
+    used = set(devices)
+    if CPU in used:
+        keep_freed_memory()
+    if used - {CPU}:
+        torch.set_float32_matmul_precision("highest")  # NVIDIA's containers lower it by an environment variable
+        torch.backends.cudnn.allow_tf32 = False
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def _no_gpu() -> UserError | None:
+    """Why torch cannot compute on a GPU of this machine; None: it can."""
+    where, build = "`trainer.device` is `cuda`", built_for()
+    otherwise = 'or set `trainer.device = "cpu"`'
+    if build is None:
+        return UserError(f"{where}, but this build of torch is for the CPU only", hint=f"{INSTALL}; {otherwise}")
+    if not torch.cuda.is_available():
+        hint = f"try `nvidia-smi`: is there a GPU, and a driver for {build}? does `CUDA_VISIBLE_DEVICES` hide it?"
+        return UserError(f"{where}, but torch (built for {build}) sees no GPU", hint=f"{hint} {otherwise}")
+    try:
+        torch.ones(1, device=FIRST_GPU).add(1).item()
+    except RuntimeError as error:  # for example, the build has no kernels for this generation of GPUs
+        reason = str(error).strip().partition("\n")[0]
+        return UserError(f"{where}, but the first GPU cannot compute: {reason}", hint=f"{INSTALL}; {otherwise}")
+    return None

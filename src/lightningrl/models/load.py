@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 from lightningrl.errors import UserError
 from lightningrl.models.base import Decoder
 from lightningrl.models.dense import DenseModel, check_family
+from lightningrl.models.devices import CPU
 from lightningrl.models.folder import check_files, whole_folder
 from lightningrl.models.tensors import read, stored_in, weight_files
 
@@ -46,18 +47,20 @@ def local_folder(path: str, *, root: Path) -> str:
         ) from error
 
 
-def load_model(path: str, *, dtype: DTypeName = "float32") -> Decoder:
-    """The causal LM in a local folder or of a hub id. Raises `UserError` if it cannot be loaded."""
+def load_model(path: str, *, dtype: DTypeName = "float32", device: torch.device = CPU) -> Decoder:
+    """The causal LM in a local folder or of a hub id. Tensors go from the file to `device` one by one, without a model
+    on the host in between. Raises `UserError` if it cannot be loaded.
+    """
     if looks_local(path) and not Path(path).is_dir():
         raise no_folder(Path(path))
     if is_adapter(path):
         from lightningrl.models.lora import load_adapter  # peft takes 1.5 s to import
 
-        return load_adapter(load_model(base_of(Path(path)), dtype=dtype), Path(path))
+        return load_adapter(load_model(base_of(Path(path)), dtype=dtype, device=device), Path(path))
     if Path(path).is_dir():
         check_files(Path(path))
     try:
-        return DenseModel(_checked(path, dtype).eval())
+        return DenseModel(_checked(path, dtype, device).eval())
     except UserError:
         raise
     except Exception as error:
@@ -68,11 +71,15 @@ def load_model(path: str, *, dtype: DTypeName = "float32") -> Decoder:
         raise UserError(f"cannot load a model from `{path}`: {first_line(error)}", hint=hint) from error
 
 
-def _checked(path: str, dtype: DTypeName) -> Any:
+def _checked(path: str, dtype: DTypeName, device: torch.device) -> Any:
     """The transformers module. Raises `UserError` where transformers would use random weights: missing or misshapen."""
     check_family(AutoConfig.from_pretrained(path))
     loaded: Any = AutoModelForCausalLM.from_pretrained(
-        path, dtype=getattr(torch, dtype), output_loading_info=True, ignore_mismatched_sizes=True
+        path,
+        dtype=getattr(torch, dtype),
+        device_map={"": device},
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
     )
     (hf, info), hint = loaded, "export the folder again, or check what config.json says"
     if info["mismatched_keys"]:

@@ -67,14 +67,17 @@ def split_tasks(config: Config, *, teach: int) -> tuple[list[Task], list[Task]]:
 
 
 def one_policy(config: Config, *, engine: EngineConfig, policy: str = "policy", path: str = "") -> Config:
-    """The recipe with one policy, without adapters, in place of all learners and of `frozen`."""
+    """The recipe with one policy, without adapters, in place of all learners and of `frozen`. Of the settings of the
+    trainer, the device is kept.
+    """
     own = {*config.learners(), FROZEN}
     routes = [
         route.model_copy(update={"policy": policy}) if route.policy in own and not route.weights else route
         for route in config.routes
     ]
     model = ModelConfig(path=path or config.model.path)
-    update = {"policies": {}, "routes": routes, "model": model, "engine": engine, "trainer": TrainerConfig()}
+    trainer = TrainerConfig(device=config.trainer.device)
+    update = {"policies": {}, "routes": routes, "model": model, "engine": engine, "trainer": trainer}
     return config.model_copy(update=update)
 
 
