@@ -1,13 +1,13 @@
 """Update the policy in this process. Engine and trainer share one model, which is changed in place.
 
 forest → hidden states of unique tokens → logprobs of sampled tokens → loss → gradient; clip → AdamW in float32 → the
-model's own dtype. Training is deterministic: the same forests in the same order, on the same number of threads, give
-the same weights bit for bit.
+model's own dtype. Training is deterministic: the same forests in the same order, on the same device and number of
+threads, give the same weights bit for bit.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TypeAlias
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from lightningrl.config import LossConfig, TrainerConfig
 from lightningrl.data.forest import Forest, build_forest, unweighted
 from lightningrl.models.base import Decoder
+from lightningrl.models.determinism import repeatable
 from lightningrl.trainer import checkpoint
 from lightningrl.trainer.base import Evaluation
 from lightningrl.trainer.critic import value_head
@@ -65,7 +66,7 @@ class LocalTrainer:
 
     def forward_backward(self, forest: Forest) -> Evaluation:
         """Add the gradient of the forest's loss. A value that is not finite adds nothing and skips the next update."""
-        with _threads(self._config.threads):
+        with _computing(self.model.device, threads=self._config.threads):
             reference = self._ask_reference(forest)
             outputs = forward(self.model, forest, critic=self.critic, entropy_gradient=self._loss.entropy_coef > 0)
             loss, metrics = objective(forest, outputs, self._loss, reference=reference)
@@ -77,12 +78,12 @@ class LocalTrainer:
 
     @torch.no_grad()
     def evaluate(self, forest: Forest) -> Evaluation:
-        with _threads(self._config.threads):
+        with _computing(self.model.device, threads=self._config.threads):
             return _evaluation(forest, forward(self.model, forest, critic=self.critic), {})
 
     def optim_step(self, *, learning_rate: float) -> dict[str, float]:
         """Clip, update, clear. A gradient that is not finite is discarded: weights and moments stay as they are."""
-        with _threads(self._config.threads):
+        with _computing(self.model.device, threads=self._config.threads):
             parts = {"optim": self._policy} | ({"critic": self._head} if self._head else {})
             norms = {name: _norm(part) for name, part in parts.items()}
             untaught = all(p.grad is None for p in self._policy.values())
@@ -131,12 +132,13 @@ class LocalTrainer:
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Compute with `count` threads within the block."""
+def _computing(device: torch.device, *, threads: int) -> Iterator[None]:
+    """Compute with `threads` threads within the block, and on a GPU so that equal inputs give equal bits."""
     before = torch.get_num_threads()
-    torch.set_num_threads(count)
+    torch.set_num_threads(threads)
     try:
-        yield
+        with repeatable("warn") if device.type == "cuda" else nullcontext():
+            yield
     finally:
         torch.set_num_threads(before)
 
