@@ -12,7 +12,7 @@ from lightningrl.data.forest import Forest
 from lightningrl.models.base import Decoder
 from lightningrl.models.varlen_attention import forest_attention
 from lightningrl.trainer.critic import values_of
-from lightningrl.trainer.logprobs import term_logprobs, unique_rows
+from lightningrl.trainer.logprobs import head_logprobs, rows_at_once, unique_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,8 @@ def forward(
     token_ids, positions = (torch.from_numpy(x).to(model.device) for x in (forest.token_ids, forest.positions))
     hidden = model.hidden(token_ids, positions, attend)
     rows = unique_rows(forest, dtype=torch.promote_types(model.dtype, torch.float32), device=model.device)
-    logits = model.logits(hidden.index_select(0, rows.sources))
-    logprobs, entropies = term_logprobs(logits, rows, entropy_gradient=entropy_gradient)
+    states = hidden.index_select(0, rows.sources)
+    size = rows_at_once(model.vocab_size, device=model.device)
+    logprobs, entropies = head_logprobs(model.logits, states, rows, size=size, entropy_gradient=entropy_gradient)
     values = values_of(critic, hidden, forest) if critic is not None else None
     return Outputs(logprobs=logprobs, entropies=entropies.index_select(0, rows.of_term), values=values)
