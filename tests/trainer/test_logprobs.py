@@ -87,14 +87,14 @@ def test_chunks_have_the_values_and_gradients_of_all_rows_at_once(
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)])
-def test_chunks_keep_the_precision_of_the_model(dtype: torch.dtype, error: float) -> None:
-    """The weight's gradient is summed in float32: in bfloat16, a sum over 37 chunks would be off by 2 %."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_chunks_are_as_precise_as_all_rows_at_once(dtype: torch.dtype) -> None:
+    """The weight's gradient is summed in float32: a sum of 37 chunks in bfloat16 would be 8 % further off."""
     exact = gradients(linear, size=R)
     found, whole = gradients(linear, size=1, dtype=dtype), gradients(linear, size=R, dtype=dtype)
     assert [x.dtype for x in found] == [x.dtype for x in whole]
-    for a, b in zip(found, exact, strict=True):
-        assert float((a - b).norm() / b.norm()) < error
+    for a, b, c in zip(found, whole, exact, strict=True):
+        assert float((a - c).norm()) < 1.05 * float((b - c).norm())
 
 
 def test_all_logits_are_never_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
