@@ -75,7 +75,7 @@ class TasksConfig(Section):
 class ModelConfig(Section):
     path: str
     """A Hugging Face folder (relative to the recipe) or hub id."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the weights in computations and files. The optimizer's float32 copy preserves small updates."""
     lora_rank: int = Field(default=0, ge=0)
     """Rank of LoRA adapters on all projections of a frozen model (arXiv 2106.09685, scale 2); 0: train all weights."""

@@ -48,9 +48,10 @@ ENTROPY_LEFT, ENTROPY_LOW = 0.1, 0.05
 """Share of the first entropy, and nats a token. Both must be undercut: low entropy or a drop alone may be normal."""
 KL_ENGINE = 0.1
 """Nats a token; TRPO limits an update to 0.01 (arXiv 1502.05477, section 8)."""
-LOGPROB_GAP = {"float32": 1e-3, "bfloat16": 1.0}
+LOGPROB_GAP = {"float32": 1e-3, "bfloat16": 1.0, "float16": 0.15}
 """Largest |Δ logprob| in nats between engine and trainer with the same weights. For float32 it is ten times the limit
-in tests (1e-4). In bfloat16 the mean is 0.02, and one token in thousands is off by much more.
+in tests (1e-4). In bfloat16 the mean is 0.02, and one token in thousands is off by much more. Gaps in float16 are an
+eighth of those in bfloat16 (benchmarks/precision.py).
 """
 CRITIC_STEPS, CRITIC_EXPLAINS = 20, 0.05
 """Number of steps for a critic to learn, and the share of the returns' variance that it must then explain."""

@@ -24,7 +24,7 @@ Make = Callable[[], LocalTrainer]
 EVERYTHING = LossConfig(
     ratio="rollout", clip_dual=3.0, proximal=True, importance="call", kl_coef=0.1, entropy_coef=0.01
 )
-NARROW: tuple[DTypeName, ...] = ("bfloat16",)
+NARROW: tuple[DTypeName, ...] = ("bfloat16", "float16")
 RATES = {"full": 1e-6, "lora": 2e-5}
 """Usual learning rates of large models, and those of most `gpu.toml` recipes."""
 

@@ -22,7 +22,7 @@ def save(
     optimizer: torch.optim.AdamW,
     *,
     reference: Mapping[str, Tensor],
-    steps: int,
+    counters: Mapping[str, float],
 ) -> None:
     """Write a folder, complete or absent, in place of one of that name. `reference`: frozen weights."""
     moments = {
@@ -36,13 +36,13 @@ def save(
         save_file({name: m.contiguous() for name, m in moments.items()}, draft / "moments.safetensors")
         if reference:
             save_file({name: p.contiguous() for name, p in reference.items()}, draft / "reference.safetensors")
-        (draft / "trainer.json").write_text(json.dumps({"steps": steps}), encoding="utf-8")
+        (draft / "trainer.json").write_text(json.dumps(dict(counters)), encoding="utf-8")
 
 
 def load(
     path: Path, parameters: Mapping[str, Tensor], optimizer: torch.optim.AdamW, *, reference: Mapping[str, Tensor]
-) -> int:
-    """Read a folder into `parameters`, `optimizer` and `reference`, in place. Returns the number of updates so far."""
+) -> dict[str, float]:
+    """Read a folder into `parameters`, `optimizer` and `reference`, in place. Returns the counters."""
     if not (path / "trainer.json").is_file():
         raise UserError(f"no checkpoint at `{path}`", hint="give a folder that training has saved")
     weights = _fitting(path, "weights.safetensors", parameters)
@@ -57,7 +57,7 @@ def load(
         key, _, of = name.partition("/")
         p = parameters[of]
         optimizer.state[p] = {**optimizer.state[p], key: tensor.to(p.device, copy=True)}
-    return int(json.loads((path / "trainer.json").read_text(encoding="utf-8"))["steps"])
+    return json.loads((path / "trainer.json").read_text(encoding="utf-8"))
 
 
 def _fitting(path: Path, name: str, parameters: Mapping[str, Tensor]) -> dict[str, Stored]:

@@ -26,6 +26,7 @@ from lightningrl.trainer.forward import Outputs, forward
 from lightningrl.trainer.masters import Masters
 from lightningrl.trainer.objective import look_metrics, objective
 from lightningrl.trainer.reference import Reference
+from lightningrl.trainer.scaling import LossScale
 from lightningrl.types import Doubles, Ints, Transition
 
 BETAS = (0.9, 0.95)
@@ -62,18 +63,22 @@ class LocalTrainer:
             weight_decay=0.0,
             fused=True,
         )
+        self._scale = LossScale(model.dtype)
         self._poisoned = False  # something since the last update was not finite
 
     def forward_backward(self, forest: Forest) -> Evaluation:
         """Add the gradient of the forest's loss. A value that is not finite adds nothing and skips the next update."""
         with _computing(self.model.device, threads=self._config.threads):
             reference = self._ask_reference(forest)
-            outputs = forward(self.model, forest, critic=self.critic, entropy_gradient=self._loss.entropy_coef > 0)
-            loss, metrics = objective(forest, outputs, self._loss, reference=reference)
-            if _is_finite(forest) and bool(torch.isfinite(loss)):
-                self._masters.add_gradient(loss)
-            else:
-                self._poisoned = True
+            for factor in self._scale.candidates():
+                outputs = forward(self.model, forest, critic=self.critic, entropy_gradient=self._loss.entropy_coef > 0)
+                loss, metrics = objective(forest, outputs, self._loss, reference=reference)
+                if not _is_finite(forest) or not bool(torch.isfinite(loss)):
+                    break
+                if self._masters.add_gradient(loss, factor=factor):
+                    self._scale.fits(factor)
+                    return _evaluation(forest, outputs, metrics)
+            self._poisoned = True
             return _evaluation(forest, outputs, metrics)
 
     @torch.no_grad()
@@ -110,11 +115,14 @@ class LocalTrainer:
         return self.evaluate(_line(prompt_ids, completion_ids)).logprobs
 
     def save(self, path: Path) -> None:
-        checkpoint.save(path, self._masters.tensors, self._optimizer, reference=self._started_from(), steps=self.steps)
+        counters = {"steps": self.steps, **self._scale.counters()}
+        checkpoint.save(path, self._masters.tensors, self._optimizer, reference=self._started_from(), counters=counters)
 
     def load(self, path: Path) -> None:
         """Read a checkpoint in place: an engine that shares the weights serves the loaded ones."""
-        self.steps = checkpoint.load(path, self._masters.tensors, self._optimizer, reference=self._started_from())
+        counters = checkpoint.load(path, self._masters.tensors, self._optimizer, reference=self._started_from())
+        self.steps = int(counters["steps"])
+        self._scale.resume(counters)
         self._masters.round()
         self._optimizer.zero_grad(set_to_none=True)
         self._poisoned = False

@@ -19,26 +19,34 @@ class Masters:
         self._pairs = [(p, self.tensors[name]) for name, p in parameters.items()]
         self._narrow = [(p, master) for p, master in self._pairs if p is not master]
 
-    def add_gradient(self, loss: Tensor) -> None:
+    def add_gradient(self, loss: Tensor, *, factor: float | None = None) -> bool:
         """Add the gradient of a loss to the masters' gradients, which sum several passes in float32.
 
         The gradient is computed apart and added when it is complete. A pass that raises, for example because memory ran
-        out, leaves the sum as it was.
+        out, leaves the sum as it was. With a `factor` the backward pass runs on that multiple of the loss (see
+        `scaling`); False, and nothing is added, if a gradient is then not finite.
         """
         sums = [master.grad for _, master in self._pairs]
         self._set([None] * len(sums))
         try:
-            torch.autograd.backward(loss)
+            torch.autograd.backward(loss if factor is None else factor * loss)
+            if factor is not None and not _finite([p.grad for p, _ in self._pairs if p.grad is not None]):
+                self._set(sums)
+                return False
             for (p, master), sum_ in zip(self._pairs, sums, strict=True):
                 if sum_ is None and p is not master and p.grad is not None:
                     master.grad, p.grad = p.grad.to(master.dtype), None
         except BaseException:
             self._set(sums)
             raise
+        share = 1.0 if factor is None else 1.0 / factor
         for (p, master), sum_ in zip(self._pairs, sums, strict=True):  # in place: nothing here allocates
             if sum_ is not None:
                 gradient, p.grad = p.grad, None
-                master.grad = sum_ if gradient is None else sum_.add_(gradient)
+                master.grad = sum_ if gradient is None else sum_.add_(gradient, alpha=share)
+            elif factor is not None and master.grad is not None:
+                master.grad.mul_(share)
+        return True
 
     def _set(self, sums: Sequence[Tensor | None]) -> None:
         """Set the masters' gradients and clear those of the parameters."""
@@ -51,6 +59,12 @@ class Masters:
         """Copy the masters into the parameters, in place: an engine that shares them serves the new weights."""
         for p, master in self._narrow:
             p.copy_(master)
+
+
+def _finite(gradients: Sequence[Tensor]) -> bool:
+    """Whether no gradient has a NaN or an infinity; the device is asked once."""
+    extremes = [extreme.to(torch.float32) for gradient in gradients for extreme in torch.aminmax(gradient)]
+    return not extremes or bool(torch.isfinite(torch.stack(extremes)).all())
 
 
 def _master(p: Tensor) -> Tensor:
