@@ -76,7 +76,9 @@ class ModelConfig(Section):
     path: str
     """A Hugging Face folder (relative to the recipe) or hub id."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Type of the weights in computations and files. The optimizer's float32 copy preserves small updates."""
+    """Type of the weights in computations and files. What learns is kept and updated in float32 in any case. GPUs
+    without bfloat16 (T4) need `float16`; its loss is scaled.
+    """
     lora_rank: int = Field(default=0, ge=0)
     """Rank of LoRA adapters on all projections of a frozen model (arXiv 2106.09685, scale 2); 0: train all weights."""
 

@@ -15,7 +15,7 @@ from lightningrl.models.load import DTypeName, load_model
 from lightningrl.models.lora import with_adapter
 from lightningrl.trainer import conformance
 from lightningrl.trainer.local import LocalTrainer
-from lightningrl.trainer.scaling import GROWTH_FORESTS, INITIAL, SMALLEST, LossScale
+from lightningrl.trainer.scaling import GROWTH_FORESTS, INITIAL, SMALLEST, LossScale, smaller
 
 
 def trainer_of(folder: Path, dtype: DTypeName, *, rank: int = 0, critic: bool = False) -> LocalTrainer:
@@ -108,13 +108,13 @@ def test_the_factor_doubles_after_many_forests_without_an_overflow() -> None:
     assert scale.value == INITIAL / 2
 
 
-def test_candidates_halve_down_to_a_bound() -> None:
-    factors = list(LossScale(torch.float16).candidates())
-    assert factors[0] == INITIAL and factors[-1] == SMALLEST
-    assert all(a is not None and b == a / 2 for a, b in zip(factors, factors[1:], strict=False))
+def test_factors_halve_down_to_a_bound() -> None:
+    assert smaller(INITIAL) == INITIAL / 2
+    assert smaller(2 * SMALLEST) == SMALLEST
+    assert smaller(SMALLEST) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_only_float16_is_scaled(dtype: torch.dtype) -> None:
     scale = LossScale(dtype)
-    assert list(scale.candidates()) == [None] and scale.counters() == {}
+    assert scale.value is None and scale.counters() == {}

@@ -26,7 +26,7 @@ from lightningrl.trainer.forward import Outputs, forward
 from lightningrl.trainer.masters import Masters
 from lightningrl.trainer.objective import look_metrics, objective
 from lightningrl.trainer.reference import Reference
-from lightningrl.trainer.scaling import LossScale
+from lightningrl.trainer.scaling import LossScale, smaller
 from lightningrl.types import Doubles, Ints, Transition
 
 BETAS = (0.9, 0.95)
@@ -70,16 +70,19 @@ class LocalTrainer:
         """Add the gradient of the forest's loss. A value that is not finite adds nothing and skips the next update."""
         with _computing(self.model.device, threads=self._config.threads):
             reference = self._ask_reference(forest)
-            for factor in self._scale.candidates():
+            factor = self._scale.value
+            while True:
                 outputs = forward(self.model, forest, critic=self.critic, entropy_gradient=self._loss.entropy_coef > 0)
                 loss, metrics = objective(forest, outputs, self._loss, reference=reference)
                 if not _is_finite(forest) or not bool(torch.isfinite(loss)):
-                    break
-                if self._masters.add_gradient(loss, factor=factor):
+                    self._poisoned = True
+                elif self._masters.add_gradient(loss, factor=factor):
                     self._scale.fits(factor)
-                    return _evaluation(forest, outputs, metrics)
-            self._poisoned = True
-            return _evaluation(forest, outputs, metrics)
+                elif factor := smaller(factor):
+                    continue
+                else:
+                    self._poisoned = True
+                return _evaluation(forest, outputs, metrics)
 
     @torch.no_grad()
     def evaluate(self, forest: Forest) -> Evaluation:

@@ -6,7 +6,7 @@ gradient overflows is done again with half the factor, so no token is lost. Afte
 factor is doubled.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 
@@ -14,6 +14,11 @@ INITIAL, GROWTH_FORESTS = 2.0**16, 2000
 """As in `torch.amp.GradScaler`, which counts updates."""
 SMALLEST = 2.0**-14
 """If a gradient overflows even with this factor, another one does not help."""
+
+
+def smaller(factor: float | None) -> float | None:
+    """The factor to try next for a forest whose gradient has overflowed; None: no factor would help."""
+    return factor / 2 if factor is not None and factor > SMALLEST else None
 
 
 class LossScale:
@@ -25,16 +30,8 @@ class LossScale:
         self._forests = 0
         """Forests since the factor has changed."""
 
-    def candidates(self) -> Iterator[float | None]:
-        """The factors to try for one forest, in this order."""
-        factor = self.value
-        yield factor
-        while factor is not None and factor > SMALLEST:
-            factor /= 2
-            yield factor
-
     def fits(self, factor: float | None) -> None:
-        """A forest's gradient was finite with this factor, one of `candidates`."""
+        """A forest's gradient was finite with this factor: `value`, or what `smaller` gave."""
         if self.value is None or factor is None:
             return
         self._forests = self._forests + 1 if factor == self.value else 0
