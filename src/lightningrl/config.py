@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -241,8 +241,14 @@ class TrainerConfig(Section):
     """`linear` decays to zero over the run."""
     minibatches: int = Field(default=4, ge=1)
     """Number of optimizer steps per batch."""
-    max_tokens: int = Field(default=65536, ge=1)
-    """Most unique tokens in one forward and backward pass. It limits memory and does not change the result."""
+    max_tokens: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
+    """Most unique tokens in one forward and backward pass. It limits memory and does not change the result. `auto`: as
+    many as fit in the device's free memory (on a CPU: in half of the machine's), at most 65536.
+    """
+    checkpointing: Literal["auto", "on", "off"] = "auto"
+    """Whether the backward pass computes each layer again, which takes less memory and a third more time; `auto`: in
+    passes that would not fit otherwise.
+    """
     threads: int = Field(default=2, ge=1)
     """Number of CPU threads for training."""
 

@@ -184,7 +184,7 @@ async def _trained(
     trained: list[Trained] = []
     left_out: dict[str, dict[str, int]] = {}
     for learner in loop.learners:
-        for piece in pack(lessons[learner.name], max_tokens=learner.config.trainer.max_tokens, teaching=with_weight):
+        for piece in pack(lessons[learner.name], max_tokens=learner.trainer.max_tokens, teaching=with_weight):
             forest = build_forest(piece)
             trained.append(
                 Trained(policy=learner.name, forest=forest, logprobs=learner.trainer.forward_backward(forest).logprobs)

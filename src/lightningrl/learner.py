@@ -135,7 +135,7 @@ class Learner:
             lessons = self._with_proximal(lessons)
         rows: list[dict[str, float]] = []
         for minibatch in minibatches(lessons, config.minibatches, seed=seed, teaching=teaching):
-            packs = pack(minibatch, max_tokens=config.max_tokens, teaching=teaching)
+            packs = pack(minibatch, max_tokens=self.trainer.max_tokens, teaching=teaching)
             parts = [self.trainer.forward_backward(build_forest(part)).metrics for part in packs]
             rows.append(merged(parts) | self.trainer.optim_step(learning_rate=rate))
         if not rows:
@@ -151,8 +151,8 @@ class Learner:
         return [replace(lesson, proximal=logprobs.get(lesson.transition.call_id)) for lesson in lessons]
 
     def _evaluate(self, lessons: Sequence[Lesson]) -> Iterator[tuple[Forest, Evaluation]]:
-        """Evaluate the lessons without a gradient, in as many forests as `trainer.max_tokens` requires."""
-        for piece in pack(lessons, max_tokens=self.config.trainer.max_tokens, teaching=list):
+        """Evaluate the lessons without a gradient, in as many forests as the trainer's memory requires."""
+        for piece in pack(lessons, max_tokens=self.trainer.max_tokens, teaching=list):
             forest = build_forest(piece, whole=True)
             yield forest, self.trainer.evaluate(forest)
 

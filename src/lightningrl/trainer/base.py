@@ -26,6 +26,11 @@ class Evaluation:
 class Trainer(Protocol):
     """Updates one policy. Every implementation passes the checks in `lightningrl.trainer.conformance`."""
 
+    @property
+    def max_tokens(self) -> int:
+        """Most unique tokens of a forest. The caller packs accordingly; a single rollout may have more."""
+        ...
+
     def forward_backward(self, forest: Forest) -> Evaluation:
         """Add the gradient of this forest's loss. Calls before `optim_step` add up to one call on all forests.
 

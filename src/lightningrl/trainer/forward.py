@@ -28,12 +28,19 @@ class Outputs:
 
 
 def forward(
-    model: Decoder, forest: Forest, *, critic: nn.Linear | None = None, entropy_gradient: bool = False
+    model: Decoder,
+    forest: Forest,
+    *,
+    critic: nn.Linear | None = None,
+    entropy_gradient: bool = False,
+    checkpointing: bool = False,
 ) -> Outputs:
-    """Run the model once over the unique tokens. The entropy's gradient costs time, so it is computed on demand."""
+    """Run the model once over the unique tokens. The entropy's gradient costs time, so it is computed on demand.
+    `checkpointing` as in `Decoder.hidden`.
+    """
     attend = forest_attention(forest.starts, forest.parents, forest.positions, model=model)
     token_ids, positions = (torch.from_numpy(x).to(model.device) for x in (forest.token_ids, forest.positions))
-    hidden = model.hidden(token_ids, positions, attend)
+    hidden = model.hidden(token_ids, positions, attend, checkpointing=checkpointing)
     rows = unique_rows(forest, dtype=torch.promote_types(model.dtype, torch.float32), device=model.device)
     states = hidden.index_select(0, rows.sources)
     size = rows_at_once(model.vocab_size, device=model.device)

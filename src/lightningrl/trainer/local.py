@@ -8,6 +8,7 @@ threads, give the same weights bit for bit.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
@@ -21,6 +22,7 @@ from lightningrl.models.base import Decoder
 from lightningrl.models.determinism import repeatable
 from lightningrl.trainer import checkpoint
 from lightningrl.trainer.base import Evaluation
+from lightningrl.trainer.budget import Budget, free_bytes, make_budget
 from lightningrl.trainer.critic import value_head
 from lightningrl.trainer.forward import Outputs, forward
 from lightningrl.trainer.masters import Masters
@@ -66,13 +68,23 @@ class LocalTrainer:
         self._scale = LossScale(model.dtype)
         self._poisoned = False  # something since the last update was not finite
 
+    @property
+    def max_tokens(self) -> int:
+        """Most unique tokens of a forest. It is fixed when it is first read, which is when all models are loaded."""
+        return self._budget.max_tokens
+
+    @cached_property
+    def _budget(self) -> Budget:
+        free = free_bytes(self.model, self._masters, frozen=self._started_from().values())
+        return make_budget(self.model, self._config, free_bytes=free)
+
     def forward_backward(self, forest: Forest) -> Evaluation:
         """Add the gradient of the forest's loss. A value that is not finite adds nothing and skips the next update."""
         with _computing(self.model.device, threads=self._config.threads):
             reference = self._ask_reference(forest)
             factor = self._scale.value
             while True:
-                outputs = forward(self.model, forest, critic=self.critic, entropy_gradient=self._loss.entropy_coef > 0)
+                outputs = self._forward(forest)
                 loss, metrics = objective(forest, outputs, self._loss, reference=reference)
                 if not _is_finite(forest) or not bool(torch.isfinite(loss)):
                     self._poisoned = True
@@ -83,6 +95,16 @@ class LocalTrainer:
                 else:
                     self._poisoned = True
                 return _evaluation(forest, outputs, metrics)
+
+    def _forward(self, forest: Forest) -> Outputs:
+        """The forward pass of a forest that is learnt from."""
+        return forward(
+            self.model,
+            forest,
+            critic=self.critic,
+            entropy_gradient=self._loss.entropy_coef > 0,
+            checkpointing=len(forest.token_ids) > self._budget.kept,
+        )
 
     @torch.no_grad()
     def evaluate(self, forest: Forest) -> Evaluation:

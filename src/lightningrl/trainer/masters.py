@@ -48,6 +48,10 @@ class Masters:
                 master.grad.mul_(share)
         return True
 
+    def narrow(self) -> list[Tensor]:
+        """The parameters that have fewer bits than their masters."""
+        return [p for p, _ in self._narrow]
+
     def _set(self, sums: Sequence[Tensor | None]) -> None:
         """Set the masters' gradients and clear those of the parameters."""
         for (p, master), sum_ in zip(self._pairs, sums, strict=True):
