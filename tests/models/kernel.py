@@ -28,11 +28,11 @@ def forward(
     """query [N H E], key and value [T K E] → output [N H E], log of the softmax's denominators [H N], and no state."""
     assert scale is not None
     out = torch.full_like(query, torch.nan)
-    logs = query.new_full((query.shape[1], len(query)), torch.nan)
+    logs = query.new_full((query.shape[1], len(query)), torch.nan, dtype=_wide(query))
     for mine, read in _sequences(query, key, cu_seq_q, cu_seq_k, max_q, max_k):
         Q, K, V = _heads(query[mine]), _shared(key[read], query), _shared(value[read], query)
         scores = _scores(Q, K, scale, is_causal=is_causal, window_size=window_size)
-        out[mine] = (torch.softmax(scores, dim=-1) @ V).transpose(0, 1)
+        out[mine] = (torch.softmax(scores, dim=-1) @ V).transpose(0, 1).to(out.dtype)
         logs[:, mine] = torch.logsumexp(scores, dim=-1)
     return out, logs, torch.zeros(2, dtype=torch.uint64)
 
@@ -64,9 +64,9 @@ def backward(
         S = _scores(Q, K, scale, is_causal=is_causal, window_size=window_size)
         P = torch.exp(S - lse[:, mine, None])
         dS = scale * P * (dO @ V.transpose(1, 2) - (dO * O).sum(-1, keepdim=True))
-        dq[mine] = (dS @ K).transpose(0, 1)
-        dk[read] = (dS.transpose(1, 2) @ Q).unflatten(0, groups).sum(1).transpose(0, 1)
-        dv[read] = (P.transpose(1, 2) @ dO).unflatten(0, groups).sum(1).transpose(0, 1)
+        dq[mine] = (dS @ K).transpose(0, 1).to(dq.dtype)
+        dk[read] = (dS.transpose(1, 2) @ Q).unflatten(0, groups).sum(1).transpose(0, 1).to(dk.dtype)
+        dv[read] = (P.transpose(1, 2) @ dO).unflatten(0, groups).sum(1).transpose(0, 1).to(dv.dtype)
     return dq, dk, dv
 
 
@@ -101,9 +101,14 @@ def _scores(Q: Tensor, K: Tensor, scale: float, *, is_causal: bool, window_size:
     return (scale * Q @ K.transpose(1, 2)).masked_fill(hidden, -torch.inf)
 
 
+def _wide(x: Tensor) -> torch.dtype:
+    """What the kernel computes in: float32, or here float64."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
 def _heads(x: Tensor) -> Tensor:
     """[n heads E] → [heads n E]"""
-    return x.transpose(0, 1)
+    return x.transpose(0, 1).to(_wide(x))
 
 
 def _shared(x: Tensor, query: Tensor) -> Tensor:

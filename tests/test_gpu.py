@@ -1,0 +1,34 @@
+"""What `make gpu` runs on a GPU also runs on a CPU, with tiny sizes: so it cannot break unnoticed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run(*command: object) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [sys.executable, *map(str, command)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110
+    )
+
+
+@pytest.mark.parametrize("parts", [("matmul", "attention", "training", "memory"), ("large",)], ids=" ".join)
+def test_the_benchmark_runs_on_a_cpu(parts: tuple[str, ...], tmp_path: Path) -> None:
+    done = run("benchmarks/gpu.py", "--device", "cpu", "--quick", "--json", tmp_path / "gpu.json", "--only", *parts)
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "gpu.json").read_text())
+    assert set(results) == set(parts)
+    assert all(part["figures"] for part in results.values())
+
+
+def test_the_tests_for_gpus_run_on_a_cpu() -> None:
+    some = "(one and plain and bfloat16 and 4-2-64) or bfloat16_has or tokens_come or (logprobs and 1)"
+    done = run("-m", "pytest", "tests_gpu", "-p", "no:cacheprovider", "--device", "cpu", "-q", "-k", some)
+    assert done.returncode == 0, done.stdout
+    assert "skipped" not in done.stdout
