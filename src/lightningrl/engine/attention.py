@@ -1,4 +1,5 @@
-"""Attention of new tokens over the cache. A token's result is the same bit for bit, whatever else the pass computes.
+"""Attention of new tokens over the cache. On the CPU a token's result is the same bit for bit, whatever else the pass
+computes.
 
     O = softmax(q Kᵀ / √E) V        arXiv 1706.03762, eq. 1; grouped query heads: arXiv 2305.13245
 
@@ -14,6 +15,9 @@ float32, one thread):
 
 tests/engine/test_invariance.py asserts it on the machine at hand.
 
+On a GPU it does not hold: libraries choose among kernels by shape. There all tokens of a prompt are one large product,
+and a sum over T is not cut into blocks. A token's bits then depend on the other tokens of the pass.
+
 Legend: A decoded sequences · N new tokens of a prompt · H query heads · K key/value heads · G = H / K · E head size · T
 cached tokens.
 """
@@ -22,12 +26,14 @@ import torch
 from torch import Tensor
 
 SUM_BLOCK = 128
+SCORES = 1 << 25
+"""Most scores of a prompt that exist at once on a GPU: 128 MB in float32. Not tuned."""
 
 
 def causal_mask(positions: Tensor, length: int, *, dtype: torch.dtype) -> Tensor:
     """[N 1 T] 0 where a token at `positions` [N] may attend, -inf where it may not (the future)."""
-    future = torch.arange(length) > positions[:, None, None]
-    return torch.zeros(future.shape, dtype=dtype).masked_fill_(future, -torch.inf)
+    future = torch.arange(length, device=positions.device) > positions[:, None, None]
+    return torch.zeros(future.shape, dtype=dtype, device=positions.device).masked_fill_(future, -torch.inf)
 
 
 def attend_rows(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: Tensor) -> None:
@@ -46,6 +52,27 @@ def attend_prompt(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: Te
 
     q and out [N H E], keys and values [K T E], mask [N 1 T].
     """
+    if q.device.type == "cpu":
+        _token_by_token(q, keys, values, mask, out)
+    else:
+        together(q, keys, values, mask, out)
+
+
+def together(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: Tensor) -> None:
+    """`attend_prompt` with one product for all query heads of a key/value head, for as many tokens as fit `SCORES`."""
+    H, E = q.shape[1:]
+    K, T = keys.shape[:2]
+    count = max(SCORES // (H * T), 1)
+    for first in range(0, len(q), count):
+        rows = slice(first, first + count)
+        grouped = q[rows].view(-1, K, H // K, E).transpose(0, 1).reshape(K, -1, E)
+        masks = mask[rows].expand(-1, H // K, T).reshape(1, -1, T)
+        scores = torch.baddbmm(masks, grouped, keys.transpose(1, 2), alpha=E**-0.5)
+        attended = torch.bmm(torch.softmax(scores, dim=-1), values)
+        out[rows] = attended.view(K, -1, H // K, E).transpose(0, 1).reshape(-1, H, E)
+
+
+def _token_by_token(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: Tensor) -> None:
     N, H, E = q.shape
     K, T = keys.shape[:2]
     G = H // K
@@ -61,9 +88,10 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: Tensor) 
     """softmax(q Kᵀ / √E + mask) V into `out`. q and out [B G E], keys and values [B T E], mask [B 1 T]."""
     scores = torch.baddbmm(mask, q, keys.transpose(1, 2), alpha=q.shape[-1] ** -0.5)
     weights = torch.softmax(scores, dim=-1, out=scores)
-    torch.bmm(weights[:, :, :SUM_BLOCK], values[:, :SUM_BLOCK], out=out)
-    for start in range(SUM_BLOCK, values.shape[1], SUM_BLOCK):
-        out.baddbmm_(weights[:, :, start : start + SUM_BLOCK], values[:, start : start + SUM_BLOCK])
+    block = SUM_BLOCK if out.device.type == "cpu" else values.shape[1]
+    torch.bmm(weights[:, :, :block], values[:, :block], out=out)
+    for start in range(block, values.shape[1], block):
+        out.baddbmm_(weights[:, :, start : start + block], values[:, start : start + block])
 
 
 def _flat(rows: Tensor, count: int, length: int) -> Tensor:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightningrl.models.devices import CPU
 from lightningrl.types import Ints
 
 BLOCK = 32
@@ -27,10 +28,18 @@ class PrefixCache:
     """Rows of keys and values, and the tokens from which they were computed."""
 
     def __init__(
-        self, *, rows: int, length: int, layers: int, kv_heads: int, head_size: int, dtype: torch.dtype
+        self,
+        *,
+        rows: int,
+        length: int,
+        layers: int,
+        kv_heads: int,
+        head_size: int,
+        dtype: torch.dtype,
+        device: torch.device = CPU,
     ) -> None:
         shape = (layers, 2, rows, kv_heads, rounded(length), head_size)
-        self.keys_values = torch.zeros(shape, dtype=dtype)
+        self.keys_values = torch.zeros(shape, dtype=dtype, device=device)
         """[L 2 R K T E]. Never NaN: masked positions are multiplied by zero."""
         self.tokens: Ints = np.zeros((rows, rounded(length)), dtype=np.int32)
         """[R T]"""

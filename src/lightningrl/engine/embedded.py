@@ -87,7 +87,7 @@ class _Client:
 
 
 class EmbeddedEngine:
-    """Serves a dense Qwen3, Qwen2 or Llama model as `policy`, on the CPU."""
+    """Serves a dense Qwen3, Qwen2 or Llama model as `policy`, on the model's device."""
 
     def __init__(
         self,
@@ -124,6 +124,7 @@ class EmbeddedEngine:
             kv_heads=model.kv_heads,
             head_size=model.head_size,
             dtype=model.dtype,
+            device=model.device,
         )
         self._scheduler = Scheduler(cache, slots=slots)
         self._runner = ModelRunner(model, cache)
@@ -261,7 +262,8 @@ class EmbeddedEngine:
     @torch.inference_mode()
     def _run(self) -> None:
         torch.set_num_threads(self._threads)
-        if sys.platform == "linux":  # elsewhere it would be the whole process's
+        on_cpu = self._model.device.type == "cpu"  # a GPU that waits for this thread would stand still
+        if on_cpu and sys.platform == "linux":  # elsewhere it would be the whole process's
             os.nice(NICENESS)
         while not self._closed:
             self._read_inbox()
@@ -298,7 +300,7 @@ class EmbeddedEngine:
         logits = self._runner.forward(batch)
         scheduler.computed(batch)
         if self._settings is None:
-            self._settings = prepare([s.sampling for s in running])
+            self._settings = prepare([s.sampling for s in running], device=self._model.device)
         seeds = np.fromiter((s.seed for s in running), dtype=np.uint64, count=len(running))
         indices = np.fromiter((len(s.token_ids) for s in running), dtype=np.uint64, count=len(running))
         allowed = {

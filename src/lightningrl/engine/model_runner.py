@@ -4,6 +4,7 @@ Legend: A running sequences · N tokens of the batch · T tokens that fit in a r
 heads · G = H / K · E head size · V vocabulary.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,6 +12,7 @@ from lightningrl.engine.attention import attend_prompt, attend_rows, causal_mask
 from lightningrl.engine.cache import PrefixCache, rounded
 from lightningrl.engine.scheduler import Batch
 from lightningrl.models.base import PLAIN, Attend, Decoder, Style
+from lightningrl.types import Ints
 
 PAD = 16
 """A pass has a multiple of this many tokens. With fewer, a matrix product sums in another order (see `attention`)."""
@@ -24,27 +26,21 @@ class ModelRunner:
     def forward(self, batch: Batch) -> Tensor:
         """[A V] logits (float32) after the last token of each running sequence."""
         count = len(batch.token_ids)
-        hidden = self.model.hidden(
-            _padded(torch.from_numpy(batch.token_ids)),
-            _padded(torch.from_numpy(batch.positions)),
-            self._attention(batch),
-        )
+        positions = self._on_device(batch.positions)
+        hidden = self.model.hidden(self._on_device(batch.token_ids), positions, self._attention(batch, positions))
         if not batch.spans:  # `hidden` is padded already
             return self.model.logits(hidden)[:count].float()
-        lengths = torch.tensor([1] * batch.singles + [s.stop - s.start for s in batch.spans])
-        last = lengths.cumsum(0) - 1
-        return self.model.logits(hidden[_padded(last)])[: len(last)].float()
+        last = np.cumsum([1] * batch.singles + [s.stop - s.start for s in batch.spans]) - 1
+        return self.model.logits(hidden[self._on_device(last)])[: len(last)].float()
 
-    def _attention(self, batch: Batch) -> Attend:
-        """An `Attend` over the cache for the tokens of `batch`. Padding gets zeros."""
+    def _attention(self, batch: Batch, positions: Tensor) -> Attend:
+        """An `Attend` over the cache for the tokens of `batch`, at padded `positions`. Padding gets zeros."""
         cache, singles, dtype = self.cache, batch.singles, self.model.dtype
         K, G, E = self.model.kv_heads, self.model.heads // self.model.kv_heads, self.model.head_size
-        positions = torch.from_numpy(batch.positions).long()
-        N, T = len(positions), cache.tokens.shape[1]
-        rows = torch.arange(singles)
-        if batch.spans:
-            rows = torch.cat([rows, *(torch.full((s.stop - s.start,), s.row) for s in batch.spans)])
-        places = ((rows[:, None] * K + torch.arange(K)) * T + positions[:, None]).view(-1)  # in [R·K·T]
+        N, T = len(batch.positions), cache.tokens.shape[1]
+        rows = np.concatenate([np.arange(singles), *(np.full(s.stop - s.start, s.row) for s in batch.spans)])
+        numbers = ((rows[:, None] * K + np.arange(K)) * T + batch.positions[:, None]).reshape(-1)  # in [R·K·T]
+        places = torch.from_numpy(numbers).to(self.model.device)
         reach = rounded(int(batch.positions[:singles].max(initial=0)) + 1)
         mask = (
             causal_mask(positions[:singles], reach, dtype=dtype)
@@ -55,9 +51,13 @@ class ModelRunner:
         for span in batch.spans:
             starts.append(offset)
             offset += span.stop - span.start
-        masks = [causal_mask(torch.arange(s.start, s.stop), rounded(s.stop), dtype=dtype) for s in batch.spans]
+        masks = [
+            causal_mask(positions[start : start + s.stop - s.start], rounded(s.stop), dtype=dtype)
+            for s, start in zip(batch.spans, starts, strict=True)
+        ]
 
-        out = torch.zeros(N + -N % PAD, K * G, E, dtype=dtype)  # reused by every layer; padding stays zero
+        # reused by every layer; padding stays zero
+        out = torch.zeros(len(positions), K * G, E, dtype=dtype, device=self.model.device)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, style: Style = PLAIN) -> Tensor:
             keys, values = cache.keys(layer), cache.values(layer)
@@ -72,7 +72,6 @@ class ModelRunner:
 
         return attend
 
-
-def _padded(x: Tensor) -> Tensor:
-    """[N] followed by zeros, up to a multiple of `PAD`."""
-    return torch.nn.functional.pad(x.long(), (0, -len(x) % PAD))
+    def _on_device(self, array: Ints) -> Tensor:
+        """[N] followed by zeros, up to a multiple of `PAD`, on the model's device."""
+        return torch.from_numpy(np.pad(array.astype(np.int64), (0, -len(array) % PAD))).to(self.model.device)

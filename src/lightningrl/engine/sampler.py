@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lightningrl.engine.base import Top
+from lightningrl.models.devices import CPU
 from lightningrl.types import Sampling
 
 GOLDEN = 0x9E3779B97F4A7C15
@@ -52,13 +53,13 @@ class Sampled:
     """Row → its likeliest tokens under the distribution that was sampled from, without those of probability 0."""
 
 
-def prepare(samplings: Sequence[Sampling]) -> Settings:
-    """The settings of [A] requests as arrays."""
+def prepare(samplings: Sequence[Sampling], *, device: torch.device = CPU) -> Settings:
+    """The settings of [A] requests as arrays on `device`."""
     temperatures = [s.temperature or 1.0 for s in samplings]
     greedy = [s.temperature == 0 for s in samplings]
     return Settings(
-        temperatures=torch.tensor(temperatures)[:, None] if any(t != 1 for t in temperatures) else None,
-        greedy=torch.tensor(greedy) if any(greedy) else None,
+        temperatures=torch.tensor(temperatures, device=device)[:, None] if any(t != 1 for t in temperatures) else None,
+        greedy=torch.tensor(greedy, device=device) if any(greedy) else None,
         shaped=tuple(i for i, s in enumerate(samplings) if s.temperature and (s.top_p < 1 or s.top_k)),
         constrained=tuple(i for i, s in enumerate(samplings) if s.grammar is not None),
         with_top=tuple(i for i, s in enumerate(samplings) if s.top_logprobs),
@@ -71,10 +72,12 @@ def sample(
 ) -> Sampled:
     """Sample one token per row by inverting the cumulative distribution.
 
-    logits [A V] float32, overwritten; uniforms [A] in [0, 1); `allowed`: constrained row → [V] bool.
+    logits [A V] float32, overwritten; uniforms [A] in [0, 1); `allowed`: constrained row → [V] bool, on the host. The
+    host waits for the device once, for all results.
     """
+    device = logits.device
     for row in settings.constrained:
-        logits[row].masked_fill_(~allowed[row], -torch.inf)  # a temperature leaves -inf as it is
+        logits[row].masked_fill_(~allowed[row].to(device), -torch.inf)  # a temperature leaves -inf as it is
     if settings.temperatures is not None:
         logits = logits / settings.temperatures
     probabilities = torch.softmax(logits, dim=-1)
@@ -84,21 +87,29 @@ def sample(
     cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     # the first token whose cumulative probability exceeds the target: never one of probability 0, never past the end
-    target = torch.minimum(torch.from_numpy(uniforms)[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    drawn = torch.from_numpy(uniforms).to(device)[:, None]
+    target = torch.minimum(drawn * total, torch.nextafter(total, torch.zeros_like(total)))
     tokens = torch.searchsorted(cumulative, target, right=True)[:, 0].clamp_(max=logits.shape[-1] - 1)
     if settings.greedy is not None:
         tokens = torch.where(settings.greedy, logits.argmax(dim=-1), tokens)
-    chosen = probabilities.gather(1, tokens[:, None])[:, 0].tolist()
+    chosen = probabilities.gather(1, tokens[:, None])[:, 0]
+    likeliest = {row: probabilities[row].topk(_count(settings.samplings[row], logits)) for row in settings.with_top}
+    parts = [tokens, chosen, *(part for pair in likeliest.values() for part in pair)]
+    found = torch.cat([x.double() for x in parts]).cpu()  # float64 holds token ids and float32 exactly
+    ids, probable, *pairs = (x.tolist() for x in found.split([len(x) for x in parts]))
     # one logarithm at a time: vectorised kernels round the tail of a batch differently
-    logprobs = [math.log(p) if p > 0 else -math.inf for p in chosen]
-    top = {row: _likeliest(probabilities[row], settings.samplings[row].top_logprobs) for row in settings.with_top}
-    return Sampled(token_ids=tokens.tolist(), logprobs=logprobs, top=top)
+    logprobs = [math.log(p) if p > 0 else -math.inf for p in probable]
+    top = {row: _ranked(pairs[2 * i], pairs[2 * i + 1]) for i, row in enumerate(likeliest)}
+    return Sampled(token_ids=[int(token) for token in ids], logprobs=logprobs, top=top)
 
 
-def _likeliest(probabilities: Tensor, count: int) -> Top:
-    """The `count` likeliest tokens of probabilities [V], best first; of equal ones the lower id first."""
-    values, ids = probabilities.topk(min(count, len(probabilities)))
-    ranked = sorted((-p, token) for p, token in zip(values.tolist(), ids.tolist(), strict=True) if p > 0)
+def _count(sampling: Sampling, logits: Tensor) -> int:
+    return min(sampling.top_logprobs, logits.shape[-1])
+
+
+def _ranked(probabilities: Sequence[float], ids: Sequence[float]) -> Top:
+    """Tokens with a probability above 0, best first; of equal ones the lower id first."""
+    ranked = sorted((-p, int(token)) for p, token in zip(probabilities, ids, strict=True) if p > 0)
     return tuple((token, math.log(-p)) for p, token in ranked)
 
 
@@ -110,10 +121,9 @@ def _kept(probabilities: Tensor, sampling: Sampling) -> Tensor:
     order = order[: sampling.top_k] if sampling.top_k else order
     ranked = probabilities[order].double()
     before = ranked.cumsum(0) - ranked
-    kept = torch.zeros_like(probabilities, dtype=torch.bool)
-    kept[order[before < sampling.top_p * ranked.sum()]] = True
-    kept[order[0]] = True  # even if rounding excludes it
-    return kept
+    among = before < sampling.top_p * ranked.sum()
+    among[:1] = True  # even if rounding excludes it
+    return torch.zeros_like(probabilities, dtype=torch.bool).index_copy_(0, order, among)
 
 
 def uniform(seeds: npt.NDArray[np.uint64], indices: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:

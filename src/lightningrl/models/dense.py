@@ -112,7 +112,7 @@ class DenseModel:
     def _rotary(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [N 1 E] of the rotary angles, with the sign of the rotation in sin (see `rotate`)."""
         module = self.hf.model.rotary_emb
-        if module.rope_type not in STATIC_ROPE:
+        if module.rope_type not in STATIC_ROPE or x.device.type != "cpu":  # a table's size would wait for the device
             return _signed(*(t[0, :, None, :] for t in module(x[None], positions[None])))
         reach = int(positions.max()) + 1
         table = self._angles

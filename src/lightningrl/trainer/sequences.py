@@ -27,9 +27,9 @@ def sum_over(values: Tensor, sequences: Tensor) -> Tensor:
 
 def mean_over(values: Tensor, sequences: Tensor) -> Tensor:
     """Values [M] → [M] mean over each token's sequence."""
-    return (_sums(values, sequences) / torch.bincount(sequences).to(values.dtype))[sequences]
+    return (_sums(values, sequences) / _sums(torch.ones_like(values), sequences).clamp(min=1))[sequences]
 
 
 def _sums(values: Tensor, sequences: Tensor) -> Tensor:
-    count = int(sequences.max()) + 1 if len(sequences) else 0
-    return values.new_zeros(count).index_add(0, sequences, values)
+    """[M] sum of each sequence, and zeros: there are no more sequences than tokens."""
+    return torch.zeros_like(values).index_add(0, sequences, values)
