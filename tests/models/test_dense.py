@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from lightningrl.errors import UserError
 from lightningrl.models.base import PLAIN, Style
-from lightningrl.models.dense import DenseModel
+from lightningrl.models.dense import DenseModel, is_dense
+from lightningrl.models.families import decoder_of
 
 SMALL: dict[str, Any] = {
     "vocab_size": 64,
@@ -36,7 +36,22 @@ def test_layer_by_layer_equals_hugging_face(config: object) -> None:
         torch.testing.assert_close(mine, hf(ids[None]).logits[0], rtol=0, atol=1e-6)
 
 
-def test_sliding_window_layers_are_refused() -> None:
-    config = Qwen3Config(**SMALL, head_dim=8, use_sliding_window=True, sliding_window=4, max_window_layers=1)
-    with pytest.raises(UserError, match="sliding_attention"):
-        DenseModel(AutoModelForCausalLM.from_config(config))
+WINDOWS = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}}
+PARTIAL = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("config", "dense"),
+    [
+        (Qwen3Config(**SMALL, head_dim=8), True),
+        (Qwen3Config(**SMALL, head_dim=8, **WINDOWS), False),
+        (LlamaConfig(**SMALL), True),
+        (LlamaConfig(**SMALL, **DYNAMIC), False),
+        (LlamaConfig(**SMALL, **PARTIAL), False),
+        (MistralConfig(**SMALL), False),
+    ],
+)
+def test_only_what_it_computes_correctly_is_dense(config: object, dense: bool) -> None:
+    assert is_dense(config) == dense
+    assert isinstance(decoder_of(AutoModelForCausalLM.from_config(config)), DenseModel) == dense

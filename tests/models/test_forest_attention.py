@@ -78,8 +78,8 @@ def test_forest_attention_is_the_softmax_over_each_path(
         settings["sinks"] = torch.randn(H, generator=rng, dtype=torch.float64).requires_grad_()
         leaves.append(settings["sinks"])
     style = Style(**settings)
-    flat = [x.transpose(0, 1) for x in (q, k, v)]  # not contiguous, as Hugging Face has them
-    found, expected = attend(0, *flat, style), token_by_token(*flat, trie.positions, style)
+    Q, K_, V = (x.transpose(0, 1) for x in (q, k, v))  # not contiguous, as Hugging Face has them
+    found, expected = attend(0, Q, K_, V, style), token_by_token(Q, K_, V, trie.positions, style)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-13)
     for mine, true in zip(
         torch.autograd.grad(found, leaves, probe), torch.autograd.grad(expected, leaves, probe), strict=True

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertLMHeadModel
 
 from lightningrl.chat import ChatTemplate
 from lightningrl.errors import UserError
@@ -264,12 +264,17 @@ def test_model_files_have_the_permissions_of_the_umask(folder: Path, tmp_path: P
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()} == {mode}
 
 
-def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
-    GPT2LMHeadModel(
-        GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=20, bos_token_id=0, eos_token_id=0)
-    ).save_pretrained(tmp_path / "gpt2")
-    with pytest.raises(UserError, match=r"`gpt2` are not supported"):
-        load_model(str(tmp_path / "gpt2"))
+def test_a_model_that_is_not_causal_is_refused_by_name(tmp_path: Path) -> None:
+    sizes = {
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "intermediate_size": 8,
+        "initializer_range": 0.3,
+    }
+    BertLMHeadModel(BertConfig(**sizes, vocab_size=20, pad_token_id=0)).save_pretrained(tmp_path / "bert")
+    with pytest.raises(UserError, match=r"`bert` are not supported: a token depends on later ones"):
+        load_model(str(tmp_path / "bert"))
 
 
 def test_a_folder_without_a_tokenizer_is_refused(folder: Path) -> None:

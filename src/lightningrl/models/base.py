@@ -57,6 +57,13 @@ class Decoder(Protocol):
     """Longest sequence that the model was made for, in tokens."""
 
     @property
+    def no_cache(self) -> str | None:
+        """Why a token's keys and values are not all that later tokens need of it, or do not fit in the embedded
+        engine's cache: then only other engines can serve the model. None: they are and do.
+        """
+        ...
+
+    @property
     def dtype(self) -> torch.dtype: ...
 
     @property

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from lightningrl.errors import UserError
 from lightningrl.models.base import Attend, Decoder, eos_token_ids, trainable
 
 Project: TypeAlias = Callable[[Any, Tensor], Tensor]
@@ -34,12 +33,13 @@ def project(module: Any, x: Tensor) -> Tensor:
 class DenseModel:
     """A Hugging Face causal LM that is run layer by layer."""
 
+    no_cache = None
+
     def __init__(
         self, hf: Any, *, project: Project = project, adapter: Any = None, base: Decoder | None = None
     ) -> None:
-        """`project` computes the projections of attention and MLP. `adapter` and `base` as in `Decoder`."""
+        """A model that `is_dense`. `project` computes its projections. `adapter` and `base` as in `Decoder`."""
         config = hf.config
-        check_family(config)
         self.hf = hf
         self.adapter = adapter
         self.base = base
@@ -112,7 +112,7 @@ class DenseModel:
     def _rotary(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [N 1 E] of the rotary angles, with the sign of the rotation in sin (see `rotate`)."""
         module = self.hf.model.rotary_emb
-        if module.rope_type not in STATIC_ROPE or x.device.type != "cpu":  # a table's size would wait for the device
+        if x.device.type != "cpu":  # a table's size would wait for the device
             return _signed(*(t[0, :, None, :] for t in module(x[None], positions[None])))
         reach = int(positions.max()) + 1
         table = self._angles
@@ -125,20 +125,17 @@ class DenseModel:
         return cos[positions], sin[positions]
 
 
-def check_family(config: Any) -> None:
-    """Raises `UserError` for a model whose layers `DenseModel` would compute wrongly. `config`: of Hugging Face."""
+def is_dense(config: Any) -> bool:
+    """Whether `DenseModel` computes what Hugging Face does for a model of this configuration (of Hugging Face)."""
     if config.model_type not in FAMILIES:
-        known = ", ".join(f"`{f}`" for f in FAMILIES)
-        raise UserError(
-            f"models of type `{config.model_type}` are not supported",
-            hint=f"dense models of these families are: {known}",
-        )
-    sliding = [t for t in getattr(config, "layer_types", None) or [] if t != "full_attention"]
-    if sliding:
-        raise UserError(
-            f"layers of type `{sliding[0]}` are not supported",
-            hint="set `use_sliding_window` to false in the model's config.json",
-        )
+        return False
+    layer_types: list[str] = getattr(config, "layer_types", None) or []
+    rotary = config.rope_parameters
+    return (
+        all(kind == "full_attention" for kind in layer_types)
+        and rotary.get("rope_type", "default") in STATIC_ROPE
+        and rotary.get("partial_rotary_factor", 1.0) == 1.0
+    )
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

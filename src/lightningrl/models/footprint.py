@@ -80,11 +80,14 @@ class Held:
 
 
 def shape_of(config: Any) -> Shape:
-    """The shape in a configuration of Hugging Face. Of a mixture of experts, one token's share."""
+    """The shape in a configuration of Hugging Face. Of a mixture of experts, one token's share. A family that names no
+    heads or no width (GPT-2, Mamba) counts as one with a single head or with an MLP four times as wide as the model.
+    """
     config = config.get_text_config()
-    heads: int = config.num_attention_heads
+    heads: int = getattr(config, "num_attention_heads", None) or 1
     experts: int | None = getattr(config, "num_experts_per_tok", None)
-    width = (getattr(config, "moe_intermediate_size", None) if experts else None) or config.intermediate_size
+    width = getattr(config, "moe_intermediate_size", None) if experts else None
+    width = width or getattr(config, "intermediate_size", None) or 4 * config.hidden_size
     return Shape(
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,

@@ -13,13 +13,14 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from lightningrl.errors import UserError
 from lightningrl.models.base import Decoder
-from lightningrl.models.dense import DenseModel, check_family
+from lightningrl.models.dense import DenseModel
 from lightningrl.models.devices import CPU
+from lightningrl.models.families import decoder_of
 from lightningrl.models.folder import check_files, whole_folder
 from lightningrl.models.tensors import read, stored_in, weight_files
 
@@ -60,7 +61,7 @@ def load_model(path: str, *, dtype: DTypeName = "float32", device: torch.device 
     if Path(path).is_dir():
         check_files(Path(path))
     try:
-        return DenseModel(_checked(path, dtype, device).eval())
+        return decoder_of(_checked(path, dtype, device).eval())
     except UserError:
         raise
     except Exception as error:
@@ -73,7 +74,6 @@ def load_model(path: str, *, dtype: DTypeName = "float32", device: torch.device 
 
 def _checked(path: str, dtype: DTypeName, device: torch.device) -> Any:
     """The transformers module. Raises `UserError` where transformers would use random weights: missing or misshapen."""
-    check_family(AutoConfig.from_pretrained(path))
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         path,
         dtype=getattr(torch, dtype),

@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from lightningrl.errors import UserError
 from lightningrl.models.footprint import Shape, shape_of
 from lightningrl.models.load import ADAPTER, base_of, first_line, is_adapter, looks_local, no_folder
+from lightningrl.models.reach import longest
 
 KNOWN = Path(__file__).with_name("known.json")
 CONFIG = "config.json"
@@ -103,7 +104,7 @@ def _counted(config: Any) -> Sizes:
         parameters=sum(p.numel() for p in hf.parameters()),
         computed=sum(int(p.numel() * _share(text, name)) for name, p in hf.named_parameters() if id(p) not in apart),
         adapted=sum(m.in_features + m.out_features for m in linear),
-        max_length=text.max_position_embeddings,
+        max_length=longest(config),
     )
 
 
