@@ -150,7 +150,8 @@ class Loop:
             metrics |= self._named(learner, own)
             if own.get("optim/skipped"):
                 trained = [lesson for lesson in lessons[learner.name] if lesson.weights.any()]
-                dump_lessons(self.folder / "skipped" / f"step-{step:05d}-{learner.name}.npz", trained)
+                path = self.folder / "skipped" / f"step-{step:05d}-{learner.name}.npz"
+                await asyncio.to_thread(dump_lessons, path, trained)
         return metrics
 
     async def publish(self, version: int) -> None:

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -81,17 +82,17 @@ async def lightning(
         sock = stack.enter_context(bound(config.gateway))
         set_up_devices(config)
         starting(f"loading the model `{config.model.path}`")
-        paths = dict.fromkeys([config.model.path, *model_paths(config).values()])
-        folders = {path: Path(local_folder(path, root=config.root)) for path in paths}
-        template = ChatTemplate.load(folders[config.model.path])
-        models = load_models(config, folders)
+        folders = await asyncio.to_thread(_folders, config)
+        template = await asyncio.to_thread(ChatTemplate.load, folders[config.model.path])
+        models = await asyncio.to_thread(load_models, config, folders)
         store = await _open_store(stack, folder)
         starting(f"starting the engine `{config.engine.name}`")
         engines = make_engines(config, folders, template=template, models=models)
         for engine in engines.values():
             stack.push_async_callback(engine.close)
         compute = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="trainer"))
-        learners = make_learners(config, models, engines, folders, compute=compute, folder=folder)
+        making = partial(make_learners, config, models, engines, folders, compute=compute, folder=folder)
+        learners = await asyncio.get_running_loop().run_in_executor(compute, making)
         for learner in learners:
             # Rollouts of an earlier run may be queued; they wait until the loop has restored their weights.
             await learner.engine.pause()
@@ -122,6 +123,12 @@ async def relaying(
         yield LightningServer(
             config=config, folder=folder, store=store, template=template, learners=(), checkpoints=checkpoints
         )
+
+
+def _folders(config: Config) -> dict[str, Path]:
+    """Model path → folder on this machine, for every model of the run."""
+    paths = dict.fromkeys([config.model.path, *model_paths(config).values()])
+    return {path: Path(local_folder(path, root=config.root)) for path in paths}
 
 
 async def _open_store(stack: AsyncExitStack, folder: Path) -> Store:

@@ -92,7 +92,7 @@ async def _passed(
 ) -> tuple[int, list[float], Trial]:
     """At most one pass: (steps, losses, last trial). `before`: number of steps in earlier passes."""
     losses: list[float] = []
-    stretch, kept = _stretch(course), course.save(shelf)
+    stretch, kept = _stretch(course), await asyncio.to_thread(course.save, shelf)
     while True:
         losses.append(await asyncio.to_thread(course.advance, stretch))
         ended = course.left <= 0
@@ -100,13 +100,13 @@ async def _passed(
         trial = None if hopeless else await tryout()
         told(Look(step=before + course.step, loss=losses[-1], trial=trial))
         if trial and trial.mean > HIGH and stretch > SHORTEST:
-            course.back_to(kept, shelf)
+            await asyncio.to_thread(course.back_to, kept, shelf)
             stretch = max(SHORTEST, stretch // 2)
             losses.pop()
         elif trial and (ended or trial.mean >= AIM):
             return course.step, losses, trial
         else:
-            kept = course.save(shelf)
+            kept = await asyncio.to_thread(course.save, shelf)
 
 
 def _stretch(course: Imitation) -> int:
