@@ -1,12 +1,11 @@
-"""A CUDA device that does not exist: tensors that say they are on `cuda:0`, with real values in the host's memory.
+"""A GPU that does not exist: its tensors say that they are on `cuda:0`, and have real values in the host's memory.
 
-Inside `simulated_gpu()`, `.to("cuda")` and factories with `device="cuda"` make `OnDevice` tensors. Every operation
-computes real values, so results can be compared with the CPU's. As on a real GPU, an operation that mixes tensors of
-both devices raises; only numbers (tensors without dimensions) may come from the CPU, and copies may go across. Unlike
-on a real GPU, `strict()` also refuses every factory that makes a tensor on the CPU, and counts how often the host
-waited for a value.
+Inside `simulated_gpu()`, `.to(GPU)` and factories with `device=GPU` make `OnDevice` tensors. Every operation computes
+real values, which can be compared with the CPU's. An operation that mixes tensors of both devices raises, as on a real
+GPU: only numbers (tensors without dimensions) may come from the host, and copies may go across. The host's waits for
+values are counted. While `strict` is set, a factory that makes a tensor on the host raises, too.
 
-Modes hold for one thread: `threads` makes the threads that a module starts enter them, too.
+It says nothing about the kernels, the speed and the memory of a real GPU.
 """
 
 import contextlib
@@ -16,6 +15,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ _setup_privateuseone_for_python_backend(rename="simulated")
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 INSIDE = torch.device("simulated", 0)
 """The device's name within torch, whose CPU build knows no `cuda`."""
+FREE = 1 << 33
+"""Bytes of the device's memory, all of them free."""
 ACROSS = {aten._to_copy.default, aten.copy_.default, aten._local_scalar_dense.default}
 """Operations between host and device."""
 
@@ -165,18 +167,17 @@ def _on_the_host(name: str, value: Any) -> Any:
 def simulated_gpu() -> Iterator[Simulation]:
     """Compute on the simulated GPU within the block."""
     settings: Any = torch.__future__
-    initialise, overwrites = torch.cuda._lazy_init, settings.get_overwrite_module_params_on_conversion()
-    torch.cuda._lazy_init = lambda: None
-    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # transformers loads in threads that are in no mode
-    settings.set_overwrite_module_params_on_conversion(True)  # `.data = …` would leave `inner` as it was
+    overwrites = settings.get_overwrite_module_params_on_conversion()
     simulation = Simulation()
-    try:
-        with entered(simulation):
-            yield simulation
-    finally:
-        settings.set_overwrite_module_params_on_conversion(overwrites)
-        torch.cuda._lazy_init = initialise
-        del os.environ["HF_DEACTIVATE_ASYNC_LOAD"]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch.cuda, "_lazy_init", lambda: None))
+        stack.enter_context(mock.patch.object(torch.cuda, "mem_get_info", lambda device: (FREE, FREE)))
+        # transformers would load in threads that are in no mode
+        stack.enter_context(mock.patch.dict(os.environ, HF_DEACTIVATE_ASYNC_LOAD="1"))
+        stack.callback(settings.set_overwrite_module_params_on_conversion, overwrites)
+        settings.set_overwrite_module_params_on_conversion(True)  # `.data = …` would leave `inner` as it was
+        stack.enter_context(entered(simulation))
+        yield simulation
 
 
 @contextlib.contextmanager

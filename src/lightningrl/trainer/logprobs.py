@@ -45,7 +45,7 @@ class Rows:
         """Chunks of at most `size` rows: the rows, the indices of the terms that read them, and both as `Rows`."""
         firsts = range(0, len(self.sources), size)
         in_order, order = torch.sort(self.of_term, stable=True)
-        begins = torch.searchsorted(in_order, torch.tensor(firsts, device=order.device)).tolist()
+        begins = torch.searchsorted(in_order, torch.arange(0, len(self.sources), size, device=order.device)).tolist()
         for first, begin, end in zip(firsts, begins, [*begins[1:], len(order)], strict=True):
             terms, rows = order[begin:end], slice(first, first + size)
             yield (
