@@ -131,8 +131,8 @@ def test_rotary_angles_that_change_with_the_length_bound_it() -> None:
     rotary = {
         "rope_type": "longrope",
         "rope_theta": 10_000.0,
-        "short_factor": [1.0] * 3,
-        "long_factor": [3.0] * 3,
+        "short_factor": [1.0] * 4,
+        "long_factor": [3.0] * 4,
         "original_max_position_embeddings": 16,
     }
     config = Phi3Config(**SIZES, rope_parameters=rotary, original_max_position_embeddings=16)

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 SIZES: dict[str, Any] = {
     "vocab_size": 48,
-    "hidden_size": 24,
+    "hidden_size": 32,
     "intermediate_size": 40,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -65,7 +65,7 @@ FLAT: dict[str, Callable[[], Any]] = {
 
 ROWS: dict[str, Callable[[], Any]] = {
     "mamba2": lambda: t.Mamba2Config(
-        vocab_size=48, hidden_size=24, num_hidden_layers=2, state_size=8, num_heads=6, head_dim=8, n_groups=1, expand=2
+        vocab_size=48, hidden_size=32, num_hidden_layers=2, state_size=8, num_heads=8, head_dim=8, n_groups=1, expand=2
     ),
     "falcon_h1": lambda: t.FalconH1Config(
         **WIDE, mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8, mamba_n_groups=1

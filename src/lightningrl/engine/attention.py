@@ -25,18 +25,25 @@ cached tokens.
 import torch
 from torch import Tensor
 
+from lightningrl.models.base import PLAIN, Style
+
 SUM_BLOCK = 128
 SCORES = 1 << 25
 """Most scores of a prompt that exist at once on a GPU: 128 MB in float32. Not tuned."""
 
 
-def causal_mask(positions: Tensor, length: int, *, dtype: torch.dtype) -> Tensor:
-    """[N 1 T] 0 where a token at `positions` [N] may attend, -inf where it may not (the future)."""
-    future = torch.arange(length, device=positions.device) > positions[:, None, None]
-    return torch.zeros(future.shape, dtype=dtype, device=positions.device).masked_fill_(future, -torch.inf)
+def causal_mask(positions: Tensor, length: int, *, dtype: torch.dtype, window: int | None = None) -> Tensor:
+    """[N 1 T] 0 where a token at `positions` [N] may attend, -inf where it may not: the future, and what is before the
+    last `window` tokens.
+    """
+    places = torch.arange(length, device=positions.device)
+    hidden = places > positions[:, None, None]
+    if window is not None:
+        hidden |= places <= positions[:, None, None] - window
+    return torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, -torch.inf)
 
 
-def attend_rows(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: Tensor) -> None:
+def attend_rows(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: Tensor, style: Style = PLAIN) -> None:
     """Attention of one token of each of A sequences, each over its own row; the result goes into `out`.
 
     q and out [A H E], keys and values [A K T E], mask [A·K 1 T].
@@ -44,21 +51,22 @@ def attend_rows(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: Tens
     A, H, E = q.shape
     K, T = keys.shape[1:3]
     q, out = q.reshape(A * K, H // K, E), out.view(A * K, H // K, E)
-    _attend(q, _flat(keys, A * K, T), _flat(values, A * K, T), mask, out)
+    sinks = None if style.sinks is None else style.sinks.expand(A, H).reshape(A * K, H // K, 1)
+    _attend(q, _flat(keys, A * K, T), _flat(values, A * K, T), mask, out, style, sinks)
 
 
-def attend_prompt(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: Tensor) -> None:
+def attend_prompt(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: Tensor, style: Style = PLAIN) -> None:
     """Attention of N tokens of one sequence over one row; the result goes into `out`.
 
     q and out [N H E], keys and values [K T E], mask [N 1 T].
     """
     if q.device.type == "cpu":
-        _token_by_token(q, keys, values, mask, out)
+        _token_by_token(q, keys, values, mask, out, style)
     else:
-        together(q, keys, values, mask, out)
+        together(q, keys, values, mask, out, style)
 
 
-def together(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: Tensor) -> None:
+def together(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: Tensor, style: Style = PLAIN) -> None:
     """`attend_prompt` with one product for all query heads of a key/value head, for as many tokens as fit `SCORES`."""
     H, E = q.shape[1:]
     K, T = keys.shape[:2]
@@ -67,12 +75,14 @@ def together(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: Tensor)
         rows = slice(first, first + count)
         grouped = q[rows].view(-1, K, H // K, E).transpose(0, 1).reshape(K, -1, E)
         masks = mask[rows].expand(-1, H // K, T).reshape(1, -1, T)
-        scores = torch.baddbmm(masks, grouped, keys.transpose(1, 2), alpha=E**-0.5)
-        attended = torch.bmm(torch.softmax(scores, dim=-1), values)
+        sinks = style.sinks
+        if sinks is not None:
+            sinks = sinks.view(K, 1, H // K).expand(K, grouped.shape[1] * K // H, H // K).reshape(K, -1, 1)
+        attended = torch.bmm(_weights(grouped, keys, masks, style, sinks), values)
         out[rows] = attended.view(K, -1, H // K, E).transpose(0, 1).reshape(-1, H, E)
 
 
-def _token_by_token(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: Tensor) -> None:
+def _token_by_token(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: Tensor, style: Style) -> None:
     N, H, E = q.shape
     K, T = keys.shape[:2]
     G = H // K
@@ -80,18 +90,35 @@ def _token_by_token(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: 
     for head in range(K):  # an expanded view: the row is not copied for each token
         k, v = (x[head].unsqueeze(0).expand(N, T, E) for x in (keys, values))
         mine = slice(head * G, (head + 1) * G)
-        _attend(q[:, mine], k, v, mask, part)
+        _attend(q[:, mine], k, v, mask, part, style, None if style.sinks is None else style.sinks[mine, None])
         out[:, mine] = part
 
 
-def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: Tensor) -> None:
-    """softmax(q Kᵀ / √E + mask) V into `out`. q and out [B G E], keys and values [B T E], mask [B 1 T]."""
-    scores = torch.baddbmm(mask, q, keys.transpose(1, 2), alpha=q.shape[-1] ** -0.5)
-    weights = torch.softmax(scores, dim=-1, out=scores)
+def _attend(
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, out: Tensor, style: Style, sinks: Tensor | None
+) -> None:
+    """softmax(q Kᵀ / √E + mask) V into `out`. q and out [B G E], keys and values [B T E], mask [B 1 T]; `sinks`:
+    [G 1] or [B G 1].
+    """
+    weights = _weights(q, keys, mask, style, sinks)
     block = SUM_BLOCK if out.device.type == "cpu" else values.shape[1]
     torch.bmm(weights[:, :, :block], values[:, :block], out=out)
     for start in range(block, values.shape[1], block):
         out.baddbmm_(weights[:, :, start : start + block], values[:, start : start + block])
+
+
+def _weights(q: Tensor, keys: Tensor, mask: Tensor, style: Style, sinks: Tensor | None) -> Tensor:
+    """The softmax [B G T] of one product of queries and keys, in any `Style`; its window is in the mask."""
+    scale = q.shape[-1] ** -0.5 if style.scale is None else style.scale
+    if style.softcap is None:
+        scores = torch.baddbmm(mask, q, keys.transpose(1, 2), alpha=scale)
+    else:
+        scores = torch.bmm(q, keys.transpose(1, 2)).mul_(scale / style.softcap).tanh_().mul_(style.softcap).add_(mask)
+    if sinks is None:
+        return torch.softmax(scores, dim=-1, out=scores)
+    above = torch.exp(sinks - scores.amax(-1, keepdim=True))  # the sink's weight beside that of the largest score
+    weights = torch.softmax(scores, dim=-1, out=scores)
+    return weights.div_(1 + weights.amax(-1, keepdim=True) * above)
 
 
 def _flat(rows: Tensor, count: int, length: int) -> Tensor:

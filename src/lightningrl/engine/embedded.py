@@ -87,7 +87,7 @@ class _Client:
 
 
 class EmbeddedEngine:
-    """Serves a dense Qwen3, Qwen2 or Llama model as `policy`, on the model's device."""
+    """Serves a model as `policy`, on the model's device."""
 
     def __init__(
         self,
@@ -106,6 +106,11 @@ class EmbeddedEngine:
         the parameters of `model` in place, so `load` reads nothing. The cache holds up to
         4·slots·max_length·layers·kv_heads·head_size numbers.
         """
+        if model.no_cache is not None:
+            raise UserError(
+                f"the embedded engine cannot serve this model: {model.no_cache}",
+                hint="serve it with vLLM: `engine.name=vllm`, see docs/engines.md",
+            )
         if max_length > model.max_length:
             raise UserError(
                 f"`engine.max_length` is {max_length}, the model's limit is `{model.max_length}`",

@@ -4,6 +4,8 @@ Legend: A running sequences · N tokens of the batch · T tokens that fit in a r
 heads · G = H / K · E head size · V vocabulary.
 """
 
+import functools
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -42,19 +44,20 @@ class ModelRunner:
         numbers = ((rows[:, None] * K + np.arange(K)) * T + batch.positions[:, None]).reshape(-1)  # in [R·K·T]
         places = torch.from_numpy(numbers).to(self.model.device)
         reach = rounded(int(batch.positions[:singles].max(initial=0)) + 1)
-        mask = (
-            causal_mask(positions[:singles], reach, dtype=dtype)
-            .expand(singles, K, reach)
-            .reshape(singles * K, 1, reach)
-        )
         starts, offset = [], singles
         for span in batch.spans:
             starts.append(offset)
             offset += span.stop - span.start
-        masks = [
-            causal_mask(positions[start : start + s.stop - s.start], rounded(s.stop), dtype=dtype)
-            for s, start in zip(batch.spans, starts, strict=True)
-        ]
+
+        @functools.cache
+        def masks_within(window: int | None) -> tuple[Tensor, list[Tensor]]:
+            """Of the decoded sequences, and of each prompt."""
+            rows = causal_mask(positions[:singles], reach, dtype=dtype, window=window)
+            prompts = [
+                causal_mask(positions[start : start + s.stop - s.start], rounded(s.stop), dtype=dtype, window=window)
+                for s, start in zip(batch.spans, starts, strict=True)
+            ]
+            return rows.expand(singles, K, reach).reshape(singles * K, 1, reach), prompts
 
         # reused by every layer; padding stays zero
         out = torch.zeros(len(positions), K * G, E, dtype=dtype, device=self.model.device)
@@ -63,11 +66,14 @@ class ModelRunner:
             keys, values = cache.keys(layer), cache.values(layer)
             keys.view(-1, E).index_copy_(0, places, k[:N].reshape(N * K, E))
             values.view(-1, E).index_copy_(0, places, v[:N].reshape(N * K, E))
+            mask, masks = masks_within(style.window)
             if singles:
-                attend_rows(q[:singles], keys[:singles, :, :reach], values[:singles, :, :reach], mask, out[:singles])
+                rows = keys[:singles, :, :reach], values[:singles, :, :reach]
+                attend_rows(q[:singles], *rows, mask, out[:singles], style)
             for span, start, span_mask in zip(batch.spans, starts, masks, strict=True):
                 here, length = slice(start, start + span.stop - span.start), span_mask.shape[-1]
-                attend_prompt(q[here], keys[span.row, :, :length], values[span.row, :, :length], span_mask, out[here])
+                row = keys[span.row, :, :length], values[span.row, :, :length]
+                attend_prompt(q[here], *row, span_mask, out[here], style)
             return out
 
         return attend
