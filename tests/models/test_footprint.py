@@ -163,7 +163,7 @@ def test_tokens_fill_the_free_bytes() -> None:
 
 def test_keys_values_and_logits_are_counted() -> None:
     shape = shape_of(model_of("qwen3", WIDE, dtype=torch.float32, rank=0, layers=3).hf.config)
-    assert gathered_bytes(shape, itemsize=2, keys=10) == 4 * 2 * 64 * 10
+    assert gathered_bytes(shape, itemsize=2, keys=10) == 2 * 10 * (4 * shape.kv_width + 2 * shape.q_width)
     assert cache_bytes(shape, tokens=10, itemsize=2) == 2 * 3 * 64 * 2 * 10
     assert head_bytes(shape, itemsize=2, rank=16, rows=8) == 8 * 300 * 12
     assert head_bytes(shape, itemsize=2, rank=0, rows=8) == 8 * 300 * 12 + 300 * 96 * 2

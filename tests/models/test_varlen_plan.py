@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lightningrl.data.trie import Trie, build_trie
-from lightningrl.models.varlen_plan import Plan, gathers_nothing, plan_sequences, readers
+from lightningrl.models.varlen_plan import Plan, gathers_nothing, parts_of, plan_sequences, readers
 
 
 def random_trie(seed: int, *, sequences: int = 12, words: int = 3, longest: int = 12) -> Trie:
@@ -94,3 +94,19 @@ def test_readers_are_the_rows_of_each_token_in_their_order(seed: int) -> None:
         int(token): rows.tolist() for tokens, group in readers(keys) for token, rows in zip(tokens, group, strict=True)
     }
     assert found == {token: np.flatnonzero(keys == token).tolist() for token in range(keys.max() + 1)}
+
+
+@pytest.mark.parametrize("most_keys", [1, 20, 50, 10**6])
+@pytest.mark.parametrize("seed", range(4))
+def test_parts_have_the_sequences_in_order_and_few_keys(seed: int, most_keys: int) -> None:
+    plan = plan_of(random_trie(seed))
+    parts = parts_of(plan, most_keys=most_keys)
+    assert np.concatenate([part.keys for part in parts]).tolist() == plan.keys.tolist()
+    ends = [part.first + part.query_ends for part in parts]
+    assert [0, *(end for some in ends for end in some[1:])] == plan.query_ends.tolist()
+    for part in parts:
+        assert len(part.keys) <= most_keys or len(part.query_ends) == 2
+        assert part.longest_queries == np.diff(part.query_ends).max()
+        assert part.longest_keys == np.diff(part.key_ends).max()
+    if most_keys == 10**6:
+        assert len(parts) == 1

@@ -160,9 +160,10 @@ def head_bytes(shape: Shape, *, itemsize: int, rank: int, rows: int) -> int:
 
 def gathered_bytes(shape: Shape, *, itemsize: int, keys: int) -> int:
     """Bytes of the `keys` that attention on CUDA gathers along paths, while one layer's backward pass computes: keys,
-    values, and their gradients (see `varlen_attention`).
+    values, their gradients, and those of every query head if heads share keys (see `varlen_attention`).
     """
-    return 4 * itemsize * shape.kv_width * keys
+    heads = 2 * shape.q_width if shape.heads != shape.kv_heads else 0
+    return itemsize * keys * (4 * shape.kv_width + heads)
 
 
 def tokens_in(free_bytes: float, *, per_token: int) -> int:

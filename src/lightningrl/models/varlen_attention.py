@@ -2,9 +2,9 @@
 
 Each sequence of the plan has its queries once, and the keys and values of its whole path, gathered (see `varlen_plan`).
 
-    copies     a layer gathers T = Σ (path length of a leaf) keys, as many as rows of whole conversations have tokens:
-               2·T·K·E numbers, written and read once. They exist while one layer computes. The backward pass gathers
-               them again, so only q, k, v and the output are kept.
+    copies     a layer gathers Σ (path length of a leaf) keys, as many as rows of whole conversations have tokens, and
+               writes and reads each once: 2·K·E numbers. At most `KEYS_AT_ONCE`·N of them exist at a time, and only
+               while one layer computes: the backward pass gathers them again, and q, k, v and the output are kept.
     repeats    gradients of gathered keys are summed in a fixed order, in float32. The kernel's own backward pass runs
                in torch's deterministic mode. So equal inputs give equal bits.
     refuses    float32 and float64, head sizes that are no multiple of 8 or above 256, soft caps and sinks: such a call
@@ -29,10 +29,14 @@ from torch.torch_version import TorchVersion
 from lightningrl.models.base import PLAIN, Attend, Decoder, Style
 from lightningrl.models.determinism import repeatable
 from lightningrl.models.forest_attention import ForestAttention
-from lightningrl.models.varlen_plan import gathers_nothing, plan_sequences, readers
+from lightningrl.models.varlen_plan import Plan, gathers_nothing, parts_of, plan_sequences, readers
 
 AMPERE = (8, 0)
 """The first compute capability that the kernel supports."""
+KEYS_AT_ONCE = 2
+"""Most keys that are gathered at once, per token of the forest: it bounds their memory for any forest. No path is
+longer than the forest, so a sequence always fits.
+"""
 LARGEST_HEAD = 256
 """Largest head size that the kernel supports."""
 DTYPES = frozenset({torch.float16, torch.bfloat16})
@@ -43,6 +47,8 @@ DTYPES = frozenset({torch.float16, torch.bfloat16})
 class Sequences:
     """A `Plan` on a device."""
 
+    queries: slice
+    """The tokens that are queries."""
     query_ends: Tensor
     """[B + 1] int32"""
     key_ends: Tensor
@@ -50,7 +56,7 @@ class Sequences:
     longest_queries: int
     longest_keys: int
     keys: Tensor | None
-    """[T] token of each key; None: the keys are the tokens themselves."""
+    """[T] token of each key; None: the keys are the queries' own tokens."""
     readers: tuple[tuple[Tensor, Tensor], ...]
     """Tokens [n] and their rows [n m] among the gathered keys, for each m."""
 
@@ -71,7 +77,7 @@ class VarlenAttention:
         self._forest = starts, parents, positions
         self._longest = int(positions.max(initial=0)) + 1
         self._model = model
-        self._sequences: dict[int | None, Sequences] = {}
+        self._parts: dict[int | None, list[Sequences]] = {}
         self._exact: ForestAttention | None = None
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, style: Style = PLAIN) -> Tensor:
@@ -79,11 +85,15 @@ class VarlenAttention:
         if not _computes(q, k, v, style):
             return self._by_forest_attention(layer, q, k, v, style)
         window = None if style.window is None or style.window >= self._longest else style.window
-        if window not in self._sequences:
-            self._sequences[window] = _on_device(*self._forest, window=window, device=q.device)
+        if window not in self._parts:
+            self._parts[window] = self._planned(window, q.device)
         scale = q.shape[2] ** -0.5 if style.scale is None else style.scale
-        out: Any = _Attention.apply(q, k, v, self._sequences[window], scale, window)
+        out: Any = _Attention.apply(q, k, v, self._parts[window], scale, window)
         return out
+
+    def _planned(self, window: int | None, device: torch.device) -> list[Sequences]:
+        plan = plan_sequences(*self._forest, window=window)
+        return [_on_device(part, device) for part in parts_of(plan, most_keys=KEYS_AT_ONCE * len(self._forest[2]))]
 
     def _by_forest_attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor, style: Style) -> Tensor:
         if self._exact is None:
@@ -99,37 +109,66 @@ def _computes(q: Tensor, k: Tensor, v: Tensor, style: Style) -> bool:
 
 
 class _Attention(torch.autograd.Function):
-    """The kernel over gathered keys and values. Keeps what has N rows for the backward pass, not what has T."""
+    """The kernel over gathered keys and values, part by part. What has N rows is kept for the backward pass."""
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sequences: Sequences, scale: float, window: int | None
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, parts: list[Sequences], scale: float, window: int | None
     ) -> Tensor:
-        K, V = _gathered(k, sequences), _gathered(v, sequences)
-        out, logs, _ = torch.ops.torch_attn._varlen_attn(q, K, V, *_arguments(sequences, window), scale, _reach(window))
-        ctx.save_for_backward(q, k, v, out, logs)
-        ctx.sequences, ctx.scale, ctx.window = sequences, scale, window
+        outs: list[Tensor] = []
+        logs: list[Tensor] = []
+        for part in parts:
+            gathered = q[part.queries], _gathered(k, part), _gathered(v, part)
+            out, log, _ = torch.ops.torch_attn._varlen_attn(*gathered, *_arguments(part, window), scale, _reach(window))
+            outs.append(out)
+            logs.append(log)
+        out = outs[0] if len(parts) == 1 else torch.cat(outs)
+        ctx.save_for_backward(q, k, v, out, *logs)
+        ctx.parts, ctx.scale, ctx.window = parts, scale, window
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        q, k, v, out, logs = ctx.saved_tensors
-        sequences, scale, window = ctx.sequences, ctx.scale, ctx.window
-        K, V = _gathered(k, sequences), _gathered(v, sequences)
+        q, k, v, out, *logs = ctx.saved_tensors
+        dq, (dk, dv) = torch.empty_like(q), (_Sum(k), _Sum(v))
         without_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device)  # the state of its random numbers
-        with repeatable("error"):
-            dq, dk, dv = torch.ops.torch_attn._varlen_attn_backward(
-                *(grads[0], q, K, V, out, logs),
-                *_arguments(sequences, window),
-                *(without_dropout, scale, _reach(window)),
-            )
-        return dq, _summed(dk, sequences, k), _summed(dv, sequences, v), None, None, None
+        for part, log in zip(ctx.parts, logs, strict=True):
+            own = part.queries
+            with repeatable("error"):
+                dq[own], dK, dV = torch.ops.torch_attn._varlen_attn_backward(
+                    *(grads[0][own], q[own], _gathered(k, part), _gathered(v, part), out[own], log),
+                    *_arguments(part, ctx.window),
+                    *(without_dropout, ctx.scale, _reach(ctx.window)),
+                )
+            dk.add(dK, part)
+            dv.add(dV, part)
+        return dq, dk.total(), dv.total(), None, None, None
 
 
-def _arguments(sequences: Sequences, window: int | None) -> tuple[Tensor, Tensor, int, int, bool]:
+class _Sum:
+    """The gradient of rows `x` [N K E], from those of their copies. It adds in a fixed order, in float32 or wider."""
+
+    def __init__(self, x: Tensor) -> None:
+        self._dtype = x.dtype
+        self._total = torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+
+    def add(self, d: Tensor, part: Sequences) -> None:
+        """Add the gradients [T K E] of the keys that `part` gathers. Each token is in one group of readers."""
+        total = self._total
+        if part.keys is None:
+            total[part.queries] += d
+            return
+        for tokens, rows in part.readers:
+            copies = d.index_select(0, rows.view(-1)).view(*rows.shape, *d.shape[1:])
+            total.index_copy_(0, tokens, total.index_select(0, tokens) + copies.sum(1, dtype=total.dtype))
+
+    def total(self) -> Tensor:
+        return self._total.to(self._dtype)
+
+
+def _arguments(part: Sequences, window: int | None) -> tuple[Tensor, Tensor, int, int, bool]:
     """The sequences, and whether they are causal without a window."""
-    ends = sequences.query_ends, sequences.key_ends
-    return *ends, sequences.longest_queries, sequences.longest_keys, window is None
+    return part.query_ends, part.key_ends, part.longest_queries, part.longest_keys, window is None
 
 
 def _reach(window: int | None) -> list[int]:
@@ -137,33 +176,19 @@ def _reach(window: int | None) -> list[int]:
     return [-1 if window is None else window - 1, 0]
 
 
-def _gathered(x: Tensor, sequences: Sequences) -> Tensor:
+def _gathered(x: Tensor, part: Sequences) -> Tensor:
     """[N K E] → [T K E]"""
-    return x if sequences.keys is None else x.index_select(0, sequences.keys)
+    return x[part.queries] if part.keys is None else x.index_select(0, part.keys)
 
 
-def _summed(d: Tensor, sequences: Sequences, x: Tensor) -> Tensor:
-    """Gradients of gathered rows [T K E] → of the rows `x` [N K E]. Each token is in one group of readers."""
-    if sequences.keys is None:
-        return d
-    total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    wide = torch.promote_types(d.dtype, torch.float32)
-    for tokens, rows in sequences.readers:
-        parts = d.index_select(0, rows.view(-1)).view(*rows.shape, *d.shape[1:])
-        total.index_copy_(0, tokens, parts.sum(1, dtype=wide).to(x.dtype))
-    return total
-
-
-def _on_device(
-    starts: np.ndarray, parents: np.ndarray, positions: np.ndarray, *, window: int | None, device: torch.device
-) -> Sequences:
-    plan = plan_sequences(starts, parents, positions, window=window)
+def _on_device(plan: Plan, device: torch.device) -> Sequences:
     alone = gathers_nothing(plan)
 
     def moved(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(device)
 
     return Sequences(
+        queries=slice(plan.first, plan.first + int(plan.query_ends[-1])),
         query_ends=moved(plan.query_ends),
         key_ends=moved(plan.key_ends),
         longest_queries=plan.longest_queries,

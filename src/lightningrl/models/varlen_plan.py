@@ -28,8 +28,10 @@ class Plan:
     query, token 7, and the keys of its path.
     """
 
+    first: int
+    """The first query's token; 0 unless the plan is a part of a forest's."""
     query_ends: npt.NDArray[np.int32]
-    """[B + 1] sequence b has the queries `query_ends[b]:query_ends[b + 1]` of the forest's tokens."""
+    """[B + 1] sequence b has the queries `query_ends[b]:query_ends[b + 1]` of the tokens from `first` on."""
     key_ends: npt.NDArray[np.int32]
     """[B + 1] and the keys `keys[key_ends[b]:key_ends[b + 1]]`."""
     keys: Indices
@@ -66,12 +68,34 @@ def plan_sequences(
         keys.append(paths[-1] if window is None else paths[-1][max(0, depth - window + 1) :])
     lengths = [len(own) for own in keys]
     return Plan(
+        first=0,
         query_ends=query_ends.astype(np.int32),
         key_ends=np.cumsum([0, *lengths], dtype=np.int32),
         keys=np.concatenate([np.zeros(0, np.int64), *keys]),
         longest_queries=int(np.diff(query_ends).max(initial=0)),
         longest_keys=max(lengths, default=0),
     )
+
+
+def parts_of(plan: Plan, *, most_keys: int) -> list[Plan]:
+    """The sequences in order, in plans of at most `most_keys` keys each, or of one sequence with more."""
+    parts: list[Plan] = []
+    b, B = 0, len(plan.query_ends) - 1
+    while b < B:
+        end = int(np.searchsorted(plan.key_ends, plan.key_ends[b] + most_keys, side="right")) - 1
+        end = max(end, b + 1)
+        query_ends, key_ends = plan.query_ends[b : end + 1], plan.key_ends[b : end + 1]
+        part = Plan(
+            first=plan.first + int(query_ends[0]),
+            query_ends=query_ends - query_ends[0],
+            key_ends=key_ends - key_ends[0],
+            keys=plan.keys[key_ends[0] : key_ends[-1]],
+            longest_queries=int(np.diff(query_ends).max()),
+            longest_keys=int(np.diff(key_ends).max()),
+        )
+        parts.append(part)
+        b = end
+    return parts
 
 
 def readers(keys: Indices) -> list[tuple[Indices, Indices]]:
@@ -92,5 +116,5 @@ def readers(keys: Indices) -> list[tuple[Indices, Indices]]:
 
 
 def gathers_nothing(plan: Plan) -> bool:
-    """Whether the keys are the tokens themselves, because no sequence shares a prefix with another."""
+    """Whether the keys are the queries' own tokens, because no sequence shares a prefix with another."""
     return len(plan.keys) == int(plan.query_ends[-1])

@@ -11,6 +11,7 @@ from lightningrl.config import TrainerConfig
 from lightningrl.models.base import Decoder
 from lightningrl.models.footprint import gathered_bytes, head_bytes, shape_of, token_bytes, tokens_in
 from lightningrl.models.memory import machine_memory
+from lightningrl.models.varlen_attention import KEYS_AT_ONCE
 from lightningrl.trainer.logprobs import rows_at_once
 from lightningrl.trainer.masters import Masters
 
@@ -22,8 +23,8 @@ counts, not what is free: on the same machine, the same forests are made.
 """
 CUDA_SHARE = 0.9
 """Share of the GPU's free memory; the rest is for buffers of kernels and for fragmentation."""
-GATHERED_KEYS = 8
-"""Keys that attention on CUDA gathers for each token of a forest (see `footprint.gathered_bytes`); an assumption."""
+GATHERED_KEYS = KEYS_AT_ONCE
+"""Most keys that attention on CUDA gathers at once, for each token of a forest (see `footprint.gathered_bytes`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
