@@ -39,6 +39,7 @@ async def served(model_folder: Path, tmp_path: Path, device: torch.device) -> As
         decode=template.decode,
         turn_end_id=template.turn_end_id,
         weights=two_versions(model_folder, tmp_path),
+        tolerance=1e-4 if device.type == "cuda" else 0.0,
     )
     engine: Engine = embedded(setup)
     yield engine, about

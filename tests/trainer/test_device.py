@@ -1,9 +1,10 @@
 """Training on a simulated GPU: nothing is made on the host by accident, and the results are the CPU's."""
 
+import importlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -11,11 +12,14 @@ import torch
 
 from lightningrl.config import LossConfig, TrainerConfig
 from lightningrl.data.forest import build_forest
+from lightningrl.models import varlen_attention
+from lightningrl.models.base import Decoder
 from lightningrl.models.load import export_folder, load_model, load_tokenizer
 from lightningrl.models.lora import with_adapter
 from lightningrl.trainer import logprobs
 from lightningrl.trainer.conformance import RATE, lessons
 from lightningrl.trainer.local import LocalTrainer
+from tests.models.tiny_families import build
 from tests.simulated import CPU, GPU, Simulation, has_gpu, simulated_gpu
 
 pytestmark = pytest.mark.skipif(has_gpu(), reason="this machine has a real GPU")
@@ -93,6 +97,55 @@ def test_a_gpu_learns_with_chunks_of_logits_and_layers_computed_again(
     monkeypatch.setitem(logprobs.CHUNK, "cuda", 5 * trainer.model.vocab_size)
     simulation.strict = True
     np.testing.assert_allclose(learn(trainer), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_gpu_learns_with_the_flash_attention_kernel(
+    rank: int, model_folder: Path, simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = learn(trainer_on(CPU, model_folder, dtype="bfloat16", rank=rank))
+    kernel_calls = count_calls(monkeypatch)
+    trainer = trainer_on(GPU, model_folder, dtype="bfloat16", rank=rank)
+    found = learn(trainer)
+    assert kernel_calls() > 0
+    np.testing.assert_allclose(found, expected, atol=0.2)
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Let the simulated GPU have the kernel, emulated. Returns how many layers' attention it has computed."""
+    importlib.import_module("tests.models.kernel")
+    monkeypatch.setattr(varlen_attention, "has_flash", lambda device: device.type == "cuda")
+    calls: list[object] = []
+    original = varlen_attention._gathered
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return original(*arguments)
+
+    monkeypatch.setattr(varlen_attention, "_gathered", counted)
+    return lambda: len(calls)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "qwen3_moe", "gpt_oss", "deepseek_v3", "falcon_h1"])
+def test_a_gpu_learns_any_family(family: str, tmp_path: Path, simulation: Simulation) -> None:
+    build(family, dtype=torch.float32).save_pretrained(tmp_path)
+    (norm, expected), (same_norm, found) = (
+        learn_once(load_model(str(tmp_path), device=device), simulation) for device in (CPU, GPU)
+    )
+    assert norm == pytest.approx(same_norm, rel=1e-4)
+    np.testing.assert_allclose(found, expected, atol=1e-3)
+
+
+def learn_once(model: Decoder, simulation: Simulation) -> tuple[float, np.ndarray]:
+    """The norm of a gradient, and the log-probabilities after the update."""
+    trainer = LocalTrainer(
+        model, config=TrainerConfig(threads=1), loss=LossConfig(name="pg"), export=lambda model, path: None
+    )
+    forest = build_forest(lessons(5, group_size=2))
+    simulation.strict = model.device == GPU
+    trainer.forward_backward(forest)
+    norm = trainer.optim_step(learning_rate=1e-3)["optim/grad_norm"]
+    return norm, trainer.evaluate(forest).logprobs
 
 
 @pytest.mark.parametrize("rank", [0, 4])
