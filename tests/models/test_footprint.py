@@ -1,6 +1,7 @@
 """The arithmetic of memory, against what autograd really saves on the CPU."""
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -45,6 +46,15 @@ class Sizes:
 
 
 WIDE = Sizes(hidden=96, intermediate=512, heads=6, kv_heads=2, head_dim=32)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Two threads would wait for each other on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def model_of(family: str, sizes: Sizes, *, dtype: torch.dtype, rank: int, layers: int) -> Decoder:
@@ -166,4 +176,5 @@ def test_keys_values_and_logits_are_counted() -> None:
     assert gathered_bytes(shape, itemsize=2, keys=10) == 2 * 10 * (4 * shape.kv_width + 2 * shape.q_width)
     assert cache_bytes(shape, tokens=10, itemsize=2) == 2 * 3 * 64 * 2 * 10
     assert head_bytes(shape, itemsize=2, rank=16, rows=8) == 8 * 300 * 12
-    assert head_bytes(shape, itemsize=2, rank=0, rows=8) == 8 * 300 * 12 + 300 * 96 * 2
+    assert head_bytes(shape, itemsize=2, rank=16, rows=256) == 256 * 300 * 4 + 128 * 300 * 8
+    assert head_bytes(shape, itemsize=2, rank=0, rows=8) == 8 * 300 * 12 + 300 * 96 * 6

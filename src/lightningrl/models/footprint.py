@@ -6,7 +6,7 @@ budget asks:
 
     shape = shape_of(model.hf.config)
     per_token = token_bytes(shape, itemsize=2, rank=16, checkpointing=True, fused=True)
-    once = head_bytes(shape, itemsize=2, rank=16, rows=1024)
+    once = head_bytes(shape, itemsize=2, rank=16, rows=883)
     max_tokens = tokens_in(free_bytes - once, per_token=per_token)
 
 where `free_bytes` is what is free after weights, masters, moments and gradients have their place (`held`). The method
@@ -26,6 +26,8 @@ is.
 """
 PROJECTIONS = 7
 """Projections of a layer that get an adapter: q, k, v, o, gate, up and down."""
+SOFTMAX_ROWS = 128
+"""Rows of logits whose softmax is computed together (see `trainer/logprobs.py`)."""
 NORMALISES_HEADS = ("gemma3_text", "olmo2", "olmo3", "qwen3", "qwen3_moe")
 """Model types that normalise queries and keys."""
 FOUR_NORMS = ("gemma2", "gemma3_text", "glm4")
@@ -151,11 +153,11 @@ def token_bytes(shape: Shape, *, itemsize: int, rank: int, checkpointing: bool, 
 def head_bytes(shape: Shape, *, itemsize: int, rank: int, rows: int) -> int:
     """Bytes of the LM head and the log-probabilities at their peak, for chunks of `rows` tokens.
 
-    Logits and their gradient in the model's dtype, and two float32 copies: scaled logits and probabilities. If the
-    head learns (`rank` 0), its gradient is added to once for each chunk.
+    Logits and their gradient in the model's dtype, and a float32 softmax of `SOFTMAX_ROWS` of them. If the head learns
+    (`rank` 0), its gradient is summed in float32, beside that of one chunk.
     """
-    chunk = rows * shape.vocab * (2 * itemsize + 2 * FLOAT32)
-    return chunk + (shape.vocab * shape.hidden * itemsize if rank == 0 else 0)
+    chunk = shape.vocab * (2 * itemsize * rows + 2 * FLOAT32 * min(rows, SOFTMAX_ROWS))
+    return chunk + (shape.vocab * shape.hidden * (FLOAT32 + itemsize) if rank == 0 else 0)
 
 
 def gathered_bytes(shape: Shape, *, itemsize: int, keys: int) -> int:

@@ -6,6 +6,7 @@ that they can be estimated without a network.
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,11 @@ def sizes_of(path: str, *, root: Path) -> Sizes:
         rank = json.loads((beside / ADAPTER).read_text(encoding="utf-8"))["r"]
         return replace(sizes_of(base_of(beside), root=beside), rank=rank)
     return _counted(_config(path, root=root))
+
+
+def sizes_of_all(paths: Iterable[str], *, root: Path) -> dict[str, Sizes]:
+    """Path → sizes."""
+    return {path: sizes_of(path, root=root) for path in dict.fromkeys(paths)}
 
 
 def _config(path: str, *, root: Path) -> Any:

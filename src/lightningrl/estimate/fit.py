@@ -1,0 +1,105 @@
+"""Does a recipe fit in a device's memory, and which settings make it fit?"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from lightningrl.config import Config
+from lightningrl.errors import UserError
+from lightningrl.estimate.cards import GIB, Card
+from lightningrl.estimate.memory import RESERVED, chosen_forests, computing_parts, engine_parts, held_parts, total
+from lightningrl.estimate.workload import assumed
+from lightningrl.models.sizes import Sizes
+
+Changes: TypeAlias = Mapping[str, Any]
+"""Key of a setting → another value."""
+SHORTEST = 1024
+"""A shorter `engine.max_length` is not proposed."""
+
+
+def check_memory(config: Config, sizes: Mapping[str, Sizes], card: Card) -> None:
+    """Raises `UserError` for a recipe that cannot run on the device at all, with the settings that would fit.
+
+    What must fit is what trainer and embedded engine hold, and one call of `engine.max_length` tokens: larger batches
+    are split.
+    """
+    needed = least_bytes(config, sizes, card)
+    if needed <= card.memory_bytes:
+        return
+    found = changes_that_fit(config, lambda other: least_bytes(other, sizes, card) <= card.memory_bytes)
+    hint = f"this would fit: {overrides(found)}" if found else "choose a smaller model, or a larger device"
+    where = f"`{card.name}` has {card.memory_bytes / GIB:.1f} GiB"
+    raise UserError(
+        f"`{config.name}` needs at least {needed / GIB:.1f} GiB, and {where}",
+        hint=f"{hint}; `lightningrl train RECIPE --estimate` shows every part",
+    )
+
+
+def least_bytes(config: Config, sizes: Mapping[str, Sizes], card: Card) -> int:
+    """Bytes without which no step can be taken."""
+    held, engine = held_parts(config, sizes), engine_parts(config, sizes)
+    others = total(engine) + RESERVED[card.kind]
+    call = config.engine.max_length
+    forests = chosen_forests(config, sizes, card, held=held, others=others, wanted=call)
+    whole = replace(forests, tokens=call)  # no forest is smaller than a call
+    work = assumed(calls=1, prompt_tokens=0, completion_tokens=call, source="")
+    return total(held) + others + total(computing_parts(config, sizes, whole, device=card.kind, work=work))
+
+
+def changes_that_fit(config: Config, fits: Callable[[Config], bool]) -> Changes | None:
+    """The fewest changes of settings with which the recipe fits; None if there are none. Among equally many, those that
+    cost the least come first.
+    """
+    options = [[None, *((key, value) for value in values)] for key, values in _options(config).items()]
+
+    def cost(choice: tuple[int, ...]) -> tuple[Any, ...]:
+        """Number of changes; then the settings that change, the first of them first; then how much they change."""
+        places = [place for place, value in enumerate(choice) if value]
+        return len(places), places, choice
+
+    for choice in sorted(itertools.product(*map(range, map(len, options))), key=cost)[1:]:
+        chosen = [option[value] for option, value in zip(options, choice, strict=True)]
+        changes = dict(change for change in chosen if change is not None)
+        if fits(changed(config, changes)):
+            return changes
+    return None
+
+
+def changed(config: Config, changes: Changes) -> Config:
+    """The recipe with other settings."""
+    tree = config.model_dump()
+    for key, value in changes.items():
+        section, _, name = key.partition(".")
+        tree[section][name] = value
+    return Config.model_validate(tree)
+
+
+def overrides(changes: Changes) -> str:
+    """The changes, as the command line takes them."""
+    return "`" + " ".join(f"{key}={value}" for key, value in changes.items()) + "`"
+
+
+def _options(config: Config) -> Mapping[str, list[Any]]:
+    """Settings that take less memory, from the one that costs least to the one that costs most, each with its values
+    from large to small.
+    """
+    first, engine = next(iter(config.learners().values())), config.engine
+    tokens = first.trainer.max_tokens
+    embedded = engine.name == "embedded"
+    options: dict[str, list[Any]] = {
+        "trainer.checkpointing": ["on"] if first.trainer.checkpointing == "off" else [],
+        "trainer.max_tokens": ["auto"] if tokens != "auto" else [],
+        "engine.slots": list(_halves(engine.slots, least=4)) if embedded else [],
+        "model.dtype": ["bfloat16"] if first.model.dtype == "float32" else [],
+        "model.lora_rank": [16] if first.model.lora_rank == 0 else [],
+        "engine.max_length": list(_halves(engine.max_length, least=SHORTEST)),
+    }
+    return options
+
+
+def _halves(value: int, *, least: int) -> Iterator[int]:
+    """Half of a value, half of that, and so on."""
+    while value // 2 >= least:
+        value //= 2
+        yield value

@@ -1,0 +1,158 @@
+"""Estimates of recipes: every gpu.toml on every card, and what follows from the settings."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightningrl.config import Config
+from lightningrl.engines import model_paths
+from lightningrl.errors import UserError
+from lightningrl.estimate import Estimate, check_memory, estimate
+from lightningrl.estimate.cards import CARDS, GIB, Card, card_like
+from lightningrl.estimate.fit import changed, least_bytes
+from lightningrl.estimate.memory import engine_parts, held_parts, total
+from lightningrl.estimate.time import train_flops
+from lightningrl.estimate.workload import assumed
+from lightningrl.models.sizes import Sizes, sizes_of, sizes_of_all
+from lightningrl.recipe import load_config, make_config
+
+ROOT = Path(__file__).parents[2]
+GPU_RECIPES = sorted(ROOT.glob("recipes/*/gpu.toml"))
+WORK = assumed(source="a test")
+
+
+def recipe(path: str = "Qwen/Qwen3-1.7B", **sections: Any) -> Config:
+    tree = {
+        "name": "r",
+        "agent": {"entry": "a:b", "reward": "a:c"},
+        "tasks": {"source": "a:d"},
+        "model": {"path": path, "dtype": "bfloat16", "lora_rank": 16, **sections.pop("model", {})},
+        **sections,
+    }
+    return make_config(tree, [], folder=ROOT, where="test")
+
+
+def sizes_for(config: Config) -> dict[str, Sizes]:
+    return sizes_of_all(model_paths(config).values(), root=config.root)
+
+
+def made(config: Config, card: Card, **options: Any) -> Estimate:
+    return estimate(config, sizes_for(config), card, work=options.pop("work", WORK), **options)
+
+
+def test_there_are_six_recipes_for_gpus() -> None:
+    assert len(GPU_RECIPES) == 6
+
+
+@pytest.mark.parametrize("gpu", CARDS)
+@pytest.mark.parametrize("path", GPU_RECIPES, ids=lambda path: path.parent.name)
+def test_every_gpu_recipe_can_be_estimated_without_a_network(path: Path, gpu: str) -> None:
+    found = made(load_config(path), CARDS[gpu], per_hour=2.0)
+    assert found.hours is not None and 0.1 < found.hours < 1000
+    assert found.price == 2.0 * found.hours
+    assert found.unique_tokens < found.step_tokens
+    if gpu == "t4":  # too small for a vLLM beside the trainer's forests of 32,768 tokens
+        assert found.fits or "this would fit: `trainer.max_tokens=auto`" in found.advice
+    else:
+        assert found.fits, found.advice
+
+
+def test_the_trainer_of_a_lora_recipe_holds_one_base_and_many_adapters() -> None:
+    one, three = recipe(), recipe(policies={"a": {}, "b": {}, "c": {}}, routes=[{"policy": "a"}])
+    size = sizes_of("Qwen/Qwen3-1.7B", root=ROOT)
+    parts = {part.name: part.bytes for part in held_parts(three, sizes_for(three))}
+    assert parts["weights"] == 2 * size.parameters
+    assert parts["adapters"] == 3 * 4 * 16 * size.adapted
+    assert parts["AdamW's moments"] == 2 * parts["adapters"]
+    assert parts["gradients"] == parts["adapters"] // 3  # policies learn one after the other
+    assert total(held_parts(one, sizes_for(one))) < total(held_parts(three, sizes_for(three)))
+
+
+def test_the_embedded_engine_shares_weights_and_adds_its_cache() -> None:
+    config = recipe(engine={"slots": 8, "max_length": 1024})
+    (cache,) = engine_parts(config, sizes_for(config))
+    assert cache.bytes == 2 * 8 * 1024 * 28 * 2 * 8 * 128 * 2
+
+
+def test_a_long_batch_turns_checkpointing_on_and_a_short_one_leaves_it_off() -> None:
+    config = recipe(engine={"slots": 4, "max_length": 1024})
+    short = assumed(calls=1, prompt_tokens=50, completion_tokens=20, source="a test")
+    assert not made(config, CARDS["4090"], work=short).forests.checkpointing
+    assert made(config, CARDS["4090"]).forests.checkpointing
+    assert not made(config, CARDS["h100"], work=short).forests.checkpointing
+
+
+def test_auto_fills_a_small_card_with_smaller_forests() -> None:
+    config = recipe("Qwen/Qwen3-4B", engine={"slots": 4, "max_length": 1024})
+    small, large = made(config, CARDS["t4"]), made(config, CARDS["h100"])
+    assert small.forests.tokens < large.forests.tokens
+    assert small.fits
+
+
+def test_what_cannot_fit_is_refused_with_settings_that_fit() -> None:
+    config = recipe(model={"dtype": "float32", "lora_rank": 0}, engine={"slots": 64, "max_length": 8192})
+    sizes = sizes_for(config)
+    with pytest.raises(UserError) as refused:
+        check_memory(config, sizes, CARDS["l4"])
+    message, hint = refused.value.message, refused.value.hint or ""
+    assert "needs at least" in message and "`L4 24 GB` has 22.0 GiB" in message
+    overrides = hint.partition("this would fit: `")[2].partition("`")[0].split()
+    other = changed(config, dict(override.split("=") for override in overrides))
+    check_memory(other, sizes, CARDS["l4"])
+    for override in overrides:  # none of them is needless
+        fewer = [one for one in overrides if one != override]
+        assert least_bytes(changed(config, dict(one.split("=") for one in fewer)), sizes, CARDS["l4"]) > 22 * GIB
+
+
+def test_a_model_that_no_setting_helps_is_refused_too() -> None:
+    config = recipe("Qwen/Qwen3-14B", engine={"slots": 4, "max_length": 1024})
+    with pytest.raises(UserError, match=r"(?s)needs at least.*hint: choose a smaller model"):
+        check_memory(config, sizes_for(config), CARDS["l4"])
+
+
+@pytest.mark.parametrize("path", [*ROOT.glob("recipes/*/recipe.toml")], ids=lambda path: path.parent.name)
+def test_no_recipe_for_the_cpu_is_refused_on_a_small_machine(path: Path) -> None:
+    config = load_config(path)
+    laptop = Card(name="a laptop", memory_bytes=4 * GIB, bandwidth=1e10, peaks={"float32": 1e11}, is_gpu=False)
+    check_memory(config, sizes_for(config), laptop)
+
+
+def test_training_takes_six_flops_a_weight_and_token_and_four_with_an_adapter() -> None:
+    size = replace(sizes_of("Qwen/Qwen3-0.6B", root=ROOT), computed=10**9)
+
+    def flops(*, rank: int, checkpointing: bool) -> float:
+        return train_flops(size, tokens=1, sampled=0, path=0, rank=rank, checkpointing=checkpointing, evaluations=0)
+
+    assert flops(rank=0, checkpointing=False) == 6e9
+    assert flops(rank=16, checkpointing=False) == 4e9
+    assert flops(rank=16, checkpointing=True) == 6e9
+
+
+def test_a_faster_card_takes_less_time_and_a_longer_answer_more() -> None:
+    config = recipe(engine={"name": "vllm", "urls": ["http://10.0.0.1:8000"]})
+    slow, fast = made(config, CARDS["l4"]), made(config, CARDS["h100"])
+    assert slow.seconds.total and fast.seconds.total and slow.seconds.total > 3 * fast.seconds.total
+    longer = made(config, CARDS["l4"], work=assumed(completion_tokens=900, source="a test"))
+    assert longer.seconds.total and longer.seconds.total > 2 * slow.seconds.total
+
+
+def test_vllm_on_the_same_card_is_told_how_much_it_may_take() -> None:
+    here = made(recipe(engine={"name": "vllm", "urls": ["http://127.0.0.1:8000"]}), CARDS["4090"])
+    assert here.server_is_here and here.needed_bytes <= CARDS["4090"].memory_bytes
+    assert any("--gpu-memory-utilization 0." in hint for hint in here.advice)
+    apart = made(recipe(engine={"name": "vllm", "urls": ["http://10.0.0.1:8000"]}), CARDS["4090"])
+    assert not apart.server_is_here and apart.advice == ()
+
+
+def test_a_card_without_bfloat16_is_given_float16() -> None:
+    found = made(recipe(engine={"slots": 4, "max_length": 1024}), CARDS["t4"])
+    assert any("`model.dtype=float16`" in hint for hint in found.advice)
+
+
+def test_known_cards_are_found_by_the_names_that_torch_gives_them() -> None:
+    for name, key in (("NVIDIA A100-SXM4-80GB", "a100"), ("Tesla T4", "t4"), ("NVIDIA GeForce RTX 4090", "4090")):
+        found = card_like(name, memory_bytes=7)
+        assert found is not None and (found.peaks, found.memory_bytes) == (CARDS[key].peaks, 7)
+    assert card_like("NVIDIA L40S", memory_bytes=7) is None
