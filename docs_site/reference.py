@@ -3,6 +3,7 @@
     docs/settings.md   from the settings and the docstrings below them
     docs/cli.md        from the commands and their help
     docs/http.md       from the dialects, the routes and the errors of the gateway
+    docs/gpu.md        its table of models and GPUs, from the estimator
 
 docs/python.md needs no step: the site renders it from the docstrings.
 """
@@ -19,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from docs_site import cards
 from lightningrl import plugins
 from lightningrl.cli.settings import settings_page
 
@@ -67,7 +69,7 @@ def cli_page() -> str:
     commands = said[said.index("\n## ") + 1 :]
     for pattern, text in (
         (r"(`--[a-z-]+) <path>`", r"\1 PATH`"),
-        (r"(`--[a-z-]+) <(?:int|int range|float)>`", r"\1 NUMBER`"),
+        (r"(`--[a-z-]+) <(?:int|int range|float|float range)>`", r"\1 NUMBER`"),
         (r"(`--[a-z-]+) <(?:str|list\[str\])>`", r"\1 TEXT`"),
         (r" <(?:str|list\[str\]|path)>`", "`"),
         (r" <((?:\w+\|)+\w+)>`", r" \1`"),
@@ -184,7 +186,16 @@ def _constants(nodes: Iterable[ast.AST]) -> list[Any]:
     return [one.value for node in nodes for one in ast.walk(node) if isinstance(one, ast.Constant)]
 
 
-PAGES: Mapping[str, Callable[[], str]] = {"settings.md": settings_page, "cli.md": cli_page, "http.md": http_page}
+def gpu_page() -> str:
+    return cards.page(ROOT)
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "settings.md": settings_page,
+    "cli.md": cli_page,
+    "http.md": http_page,
+    "gpu.md": gpu_page,
+}
 """File below docs/ → the function that returns its text."""
 
 

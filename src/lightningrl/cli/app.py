@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -41,6 +41,30 @@ Checkpoint = Annotated[
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", metavar="", help="Print the resolved settings and stop.")]
+Estimate = Annotated[
+    bool,
+    typer.Option("--estimate", metavar="", help="Print memory, time and price of the run, and stop. Trains nothing."),
+]
+Gpu = Annotated[
+    str | None,
+    typer.Option("--gpu", help="With `--estimate`: for a `h100`, `a100`, `l4`, `4090` or `t4`. Default: this machine."),
+]
+PerHour = Annotated[
+    float | None,
+    typer.Option("--per-hour", min=0, help="With `--estimate`: the price of an hour, for that of the run."),
+]
+Calls = Annotated[
+    float | None,
+    typer.Option(
+        "--calls", min=1, help="With `--estimate`: calls of a rollout. Default: as recorded, or from a trial."
+    ),
+]
+PromptTokens = Annotated[
+    float | None, typer.Option("--prompt-tokens", min=0, help="With `--estimate`: tokens that the first call reads.")
+]
+CompletionTokens = Annotated[
+    float | None, typer.Option("--completion-tokens", min=1, help="With `--estimate`: tokens that a call samples.")
+]
 Resume = Annotated[
     bool,
     typer.Option(
@@ -145,11 +169,21 @@ def train(
     resume: Resume = False,
     as_json: Json = False,
     dry_run: DryRun = False,
+    estimate: Estimate = False,
+    gpu: Gpu = None,
+    per_hour: PerHour = None,
+    calls: Calls = None,
+    prompt_tokens: PromptTokens = None,
+    completion_tokens: CompletionTokens = None,
 ) -> None:
     """Train the model inside a recipe's agent."""
     from lightningrl.cli.folder import new_folder, resumed_folder
 
     config = _known(load_config(recipe, overrides or []))
+    if estimate:
+        tokens = {"calls": calls, "prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+        _estimate(config, gpu=gpu, per_hour=per_hour, run_dir=run_dir, tokens=tokens, as_json=as_json)
+        return
     if dry_run:
         resolved = _resolved(config)
         typer.echo(resolved.model_dump_json() if as_json else dump_config(resolved), nl=as_json)
@@ -337,6 +371,29 @@ def settings() -> None:
     from lightningrl.cli.settings import settings_page
 
     typer.echo(settings_page(), nl=False)
+
+
+def _estimate(
+    config: Config,
+    *,
+    gpu: str | None,
+    per_hour: float | None,
+    run_dir: Path | None,
+    tokens: Mapping[str, float | None],
+    as_json: bool,
+) -> None:
+    require("train")
+    from lightningrl.cli import bill
+    from lightningrl.cli.estimate import Wishes, estimate_recipe
+    from lightningrl.cli.estimate import as_json as written
+
+    console = make_console(stderr=as_json)
+    given = {name: count for name, count in tokens.items() if count is not None}
+    wishes = Wishes(gpu=gpu, per_hour=per_hour, run_dir=run_dir, tokens=given)
+    found = estimate_recipe(config, wishes, console=console)
+    bill.show(found, console)
+    if as_json:
+        typer.echo(json.dumps(written(found)))
 
 
 def _known(config: Config) -> Config:

@@ -1,4 +1,4 @@
-"""Checks before a run starts: that names in the recipe exist, that servers answer, and that there are tasks.
+"""Checks before a run starts: that names in the recipe exist, servers answer, memory suffices, and there are tasks.
 
 Code that makes tasks may warn with `warnings.warn("text\nhint: what to do")`, for example about a line that it skips.
 Each warning is shown once.
@@ -18,6 +18,7 @@ from lightningrl.algorithms.options import discount_of
 from lightningrl.cli.console import say
 from lightningrl.config import Config
 from lightningrl.data.tasks import asked, derived_seed, in_both_splits, load_tasks
+from lightningrl.engines import model_paths
 from lightningrl.errors import UserError, meant
 from lightningrl.health import DISJOINT
 
@@ -83,6 +84,25 @@ def check_servers(config: Config) -> None:
             hint = NEEDS.get(config.engine.name, "start it, or name another in `engine.urls`")
             missing = f"no server for engine `{config.engine.name}` at `{url}`"
             raise UserError(f"{missing}: {error.strerror or error}", hint=hint) from error
+
+
+def check_device(config: Config) -> None:
+    """Raises `UserError` if a policy asks for a GPU that this machine lacks."""
+    if any(learner.trainer.device == "cuda" for learner in config.learners().values()):
+        from lightningrl.models.devices import device_of  # loads torch
+
+        device_of("cuda")
+
+
+def check_memory_of(config: Config) -> None:
+    """Raises `UserError` for a recipe that this machine's memory cannot hold. Loads torch, but no weights."""
+    from lightningrl.estimate import check_memory
+    from lightningrl.estimate.machine import this_machine
+    from lightningrl.models.sizes import sizes_of_all
+
+    check_memory(
+        config, sizes_of_all(model_paths(config).values(), root=config.root), this_machine(config, timed=False)
+    )
 
 
 def check_tasks(config: Config, splits: Sequence[str], *, console: Console) -> None:

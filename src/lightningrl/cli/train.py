@@ -13,7 +13,7 @@ from lightningrl.cli.curve import CurveWatcher, draw_curve
 from lightningrl.cli.folder import Journal, RunFolder
 from lightningrl.cli.health import HealthWatcher, checkup, steps_of
 from lightningrl.cli.live import Progress
-from lightningrl.cli.ready import check_servers, check_tasks
+from lightningrl.cli.ready import check_device, check_memory_of, check_servers, check_tasks
 from lightningrl.cli.report import Result, before_after, cpu_spent, next_steps, result_of, then_and_now
 from lightningrl.cli.stop import Interrupted, run
 from lightningrl.config import Config
@@ -43,6 +43,7 @@ class Watchers:
 def train(config: Config, folder: RunFolder, *, console: Console) -> Result:
     """Train, show the progress, and write all results to the run's folder."""
     try:
+        check_device(config)
         check_servers(config)
         check_tasks(config, ("heldout", "train"), console=console)
         return run(_train(config, folder, console=console))
@@ -61,6 +62,7 @@ async def _train(config: Config, folder: RunFolder, *, console: Console) -> Resu
         progress.starting("loading torch")
         from lightningrl.serve import lightning  # slow to import, so the progress is shown first
 
+        check_memory_of(config)
         async with lightning(config, folder.path, starting=progress.starting) as server:
             version = await server.version()
             journal = Journal(folder, version=version)

@@ -1,0 +1,142 @@
+"""The screen of an estimate: what takes memory, how long a step takes, and what the run costs."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lightningrl.cli.console import say
+from lightningrl.estimate import Estimate
+from lightningrl.estimate.cards import GIB
+from lightningrl.estimate.memory import Part, total
+
+COLOURS = ("blue", "cyan", "green", "yellow", "magenta", "red", "bright_blue", "bright_cyan", "bright_green", "white")
+WIDTH = 60
+"""Columns of the bar."""
+
+
+def show(found: Estimate, console: Console) -> None:
+    """Print the estimate."""
+    console.print()
+    _headline(found, console)
+    _memory("trainer" if found.server else "trainer and engine", found.trainer, found, console)
+    if found.server_is_here:
+        beside = Part(name="the trainer", bytes=total(found.trainer))
+        _memory("vLLM, on the same card", [beside, *found.server], found, console)
+    elif found.server:
+        _memory("vLLM, on a card of its own", found.server, found, console)
+    _advice(found, console)
+    _step(found, console)
+    _run(found, console)
+    measured = "speed measured on this machine just now" if found.card.is_measured else "not measured on this card"
+    say(console, (f"\nAn estimate, {measured}. Tokens: {found.work.source}. Assumed:", "dim"))
+    for assumption in found.assumptions:
+        say(console, (f"  · {assumption}", "dim"))
+
+
+def amount(number: float) -> str:
+    """`596 M`"""
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """`4.2 s`, `2.5 min`, `3.4 hours`"""
+    count, unit = seconds, "s"
+    if seconds >= 5400:
+        count, unit = seconds / 3600, "hours"
+    elif seconds >= 90:
+        count, unit = seconds / 60, "min"
+    return f"{count:.0f} {unit}" if count >= 20 else f"{count:.2g} {unit}"
+
+
+def _headline(found: Estimate, console: Console) -> None:
+    verdict = ("✓ fits", "bold green") if found.fits else ("✗ does not fit", "bold red")
+    say(console, (found.name, "bold"), f" on {found.card.name}   ", verdict)
+    learning = "all learn" if found.learning == found.parameters else f"{amount(found.learning)} learn"
+    say(console, (f"{found.model} · {amount(found.parameters)} parameters, {learning}", "dim"))
+
+
+def _memory(title: str, parts: Sequence[Part], found: Estimate, console: Console) -> None:
+    console.print()
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    capacity = found.card.memory_bytes
+    used = total(parts)
+    say(console, (f"Memory: {title}", "bold"))
+    console.print(_bar(parts, capacity))
+    for part, colour in zip(parts, COLOURS, strict=False):
+        table.add_row(Text.assemble(("  ■ ", colour), part.name), size(part.bytes), part.note)
+    table.add_row(Text("    total", style="bold"), Text(size(used), style="bold"), f"of {size(capacity)}")
+    console.print(table)
+
+
+def size(count: int) -> str:
+    """`1.20 GiB`"""
+    return f"{count / GIB:.2f} GiB" if count >= GIB / 100 else f"{count / 2**20:.1f} MiB"
+
+
+def _bar(parts: Sequence[Part], capacity: int) -> Text:
+    """A bar of the device's memory. What does not fit is left out."""
+    bar, filled, sum_bytes = Text("  "), 0, 0
+    for part, colour in zip(parts, COLOURS, strict=False):
+        sum_bytes += part.bytes
+        end = min(round(sum_bytes / capacity * WIDTH), WIDTH)
+        bar.append("█" * (end - filled), colour)
+        filled = end
+    bar.append("░" * (WIDTH - filled), "dim")
+    return bar
+
+
+def _advice(found: Estimate, console: Console) -> None:
+    """What to do if it does not fit, and what vLLM must be told if both share a card."""
+    for hint in found.advice:
+        say(console, ("hint: ", "yellow"), hint)
+
+
+def _step(found: Estimate, console: Console) -> None:
+    console.print()
+    say(console, (f"A step of {found.rollouts:,} rollouts", "bold"))
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    seconds, work = found.seconds, found.work
+    calls = f"{work.calls:.3g} calls × {work.prompt_tokens:,.0f} tokens read + {work.completion_tokens:,.0f} sampled"
+    table.add_row("  tokens", amount(found.step_tokens), f"a rollout: {calls}")
+    ratio = found.step_tokens / max(found.unique_tokens, 1)
+    table.add_row(
+        "  after merging", amount(found.unique_tokens), f"shared prefixes are computed once: {ratio:.1f} × fewer"
+    )
+    twice = ", each layer computed twice" if found.forests.checkpointing else ""
+    for name, value, note in (
+        ("generation", seconds.generation, f"{amount(found.sampled_tokens)} tokens sampled"),
+        ("agents", seconds.agent, "their own time, as in these rollouts"),
+        ("training", seconds.training, f"forests of {found.forests.tokens:,} tokens{twice}"),
+        ("saving", seconds.saving, "checkpoint, and weights into the engine"),
+    ):
+        if value is not None:
+            table.add_row(f"  {name}", duration(value), note)
+    if seconds.total is not None:
+        table.add_row(Text("  total", style="bold"), Text(duration(seconds.total), style="bold"))
+    console.print(table)
+
+
+def _run(found: Estimate, console: Console) -> None:
+    if found.hours is None:
+        return
+    console.print()
+    price = "" if found.price is None else f" · costs {found.price:,.2f} at {found.per_hour:,.2f} an hour"
+    exams = f", {duration(found.exams_s)} of them evaluations" if found.exams_s else ""
+    say(
+        console,
+        ("The run ", "bold"),
+        f"{found.steps:,} steps: ",
+        (duration(found.hours * 3600), "bold"),
+        f"{exams}{price}",
+    )

@@ -1,0 +1,77 @@
+"""`lightningrl train --estimate`, and the refusal of a recipe that cannot fit."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.command import run_command
+from tests.conftest import SmallRecipe
+
+ROOT = Path(__file__).parents[2]
+GPU_RECIPES = sorted(ROOT.glob("recipes/*/gpu.toml"))
+
+
+def estimated(recipe: SmallRecipe, *arguments: str) -> dict[str, Any]:
+    done = recipe.cli("train", str(recipe.path), "--estimate", "--json", *arguments)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_tokens_are_counted_in_trial_rollouts_and_then_in_an_earlier_run(small_recipe: SmallRecipe) -> None:
+    tried = estimated(small_recipe, "--per-hour", "2")
+    assert tried["work"]["source"] == "8 trial rollouts" and tried["work"]["is_measured"]
+    assert tried["work"]["calls"] == 2 and tried["card"]["is_measured"]
+    assert tried["fits"] and tried["price"] == 2 * tried["hours"]
+    assert not (small_recipe.folder / "runs").exists()
+    small_recipe.train("--run-dir", "runs/small-1")
+    again = estimated(small_recipe)
+    assert again["work"]["source"] == "16 rollouts of runs/small-1"
+    assert again["work"]["prompt_tokens"] == pytest.approx(tried["work"]["prompt_tokens"], rel=0.3)
+    assert again["work"]["agent_s"] > 0
+
+
+def test_the_screen_says_what_fits_and_what_is_assumed(small_recipe: SmallRecipe) -> None:
+    options = ("--gpu", "l4", "--per-hour", "0.7", "--calls", "3", "--prompt-tokens", "800")
+    done = small_recipe.cli("train", str(small_recipe.path), "--estimate", *options, "model.path=Qwen/Qwen3-0.6B")
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    for expected in (
+        "small on L4 24 GB ✓ fits",
+        "Qwen/Qwen3-0.6B · 596 M parameters, all learn",
+        "Memory: trainer and engine",
+        "of 22.00 GiB",
+        "A step of 8 rollouts",
+        "3 calls × 1,200 tokens read + 300 sampled",
+        "The run 2 steps:",
+        "at 0.70 an hour",
+        "An estimate, not measured on this card. Tokens: your options.",
+    ):
+        assert expected in said, done.stdout
+
+
+def test_an_unknown_gpu_is_refused(small_recipe: SmallRecipe) -> None:
+    done = small_recipe.cli("train", str(small_recipe.path), "--estimate", "--gpu", "a200")
+    assert done.returncode == 2
+    assert "no data of a GPU `a200`" in done.stderr and "did you mean `a100`?" in done.stderr
+
+
+def test_a_model_that_cannot_fit_is_refused_before_it_is_downloaded(small_recipe: SmallRecipe) -> None:
+    done = small_recipe.cli("train", str(small_recipe.path), "model.path=Qwen/Qwen3-14B", "--run-dir", "run")
+    assert done.returncode == 2
+    complaint = " ".join(done.stderr.partition("error: ")[2].split())
+    assert complaint.startswith("`small` needs at least") and "hint:" in complaint
+    assert "loading the model" not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("path", GPU_RECIPES, ids=lambda path: path.parent.name)
+def test_a_gpu_recipe_says_at_once_that_it_needs_a_gpu(path: Path, tmp_path: Path) -> None:
+    from lightningrl.models.devices import devices
+
+    if devices():
+        pytest.skip("this machine has a GPU")
+    done = run_command("train", str(path), "--run-dir", "run", cwd=tmp_path, timeout_s=60)
+    assert done.returncode == 2 and done.stdout == ""
+    first, *hints = done.stderr.strip().splitlines()
+    assert first.startswith("error: `trainer.device` is `cuda`, but") and hints[0].startswith("hint:")
