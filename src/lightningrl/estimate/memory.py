@@ -124,7 +124,7 @@ def _computing(learner: LearnerConfig, sizes: Sizes, forests: Forests, *, device
         Part(name="LM head", bytes=_head(learner, sizes, tokens=N, device=device), note="logits in chunks"),
     ]
     if device == "cuda":
-        merged = work.unique_tokens / max(work.unique_in(8) / 8, 1.0)  # keys of a path for each token of a forest
+        merged = min(work.unique_tokens / max(work.unique_in(8) / 8, 1.0), GATHERED_KEYS)  # keys for each token
         keys = gathered_bytes(shape, itemsize=b, keys=int(N * merged))
         parts.append(Part(name="attention", bytes=keys, note="keys and values along paths, one layer"))
     return parts
