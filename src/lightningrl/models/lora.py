@@ -3,8 +3,11 @@
     y = W x + s B A x        W frozen; A random and B zero at first, so an adapter begins as the model itself;
                              s = alpha / rank
 
-The layers are peft's, so its folders can be read and written. Their arithmetic is done here: one product is added into
-the other's result, without the checks of a general layer (measured by benchmarks/adapter.py).
+Every linear layer of the decoder's blocks has one, except for routers. The experts of a mixture whose matrices are one
+tensor stay as they are.
+
+The layers are peft's, so its folders can be read and written. A `DenseModel` does their arithmetic itself: one product
+is added into the other's result, without the checks of a general layer (measured by benchmarks/adapter.py).
 
 A and B are float32, whatever the dtype of W: updates at usual learning rates are far below the resolution of bfloat16
 and would be rounded away. Products and files have the dtype of W.
@@ -20,27 +23,30 @@ from peft import LoraConfig, PeftConfig, inject_adapter_in_model
 from peft.tuners.lora import Linear
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightningrl.errors import UserError
+from lightningrl.models.any_hf import AnyHF
 from lightningrl.models.base import Decoder
 from lightningrl.models.dense import DenseModel, Project, project
 from lightningrl.models.folder import check_files
 from lightningrl.models.load import check_finite, misfit
 
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+ROUTERS = ("gate", "router", "shared_expert_gate")
+"""Names of linear layers that choose or weigh experts. vLLM adapts none of them."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 NAME = "default"
 """Name of the adapter within peft's layers."""
 
 
 def with_adapter(model: Decoder, *, rank: int, seed: int = 0) -> Decoder:
-    """A new model: the tensors of `model`, frozen from now on, and a trainable adapter on every projection (alpha =
-    2·rank). The same seed gives the same adapter; torch's global generator is left as it was.
+    """A new model: the tensors of `model`, frozen from now on, and a trainable adapter on every layer of
+    `adaptable_layers` (alpha = 2·rank). The same seed gives the same adapter; torch's global generator is left as it
+    was.
     """
     config = LoraConfig(
-        r=rank, lora_alpha=2 * rank, target_modules=list(PROJECTIONS), task_type="CAUSAL_LM", inference_mode=False
+        r=rank, lora_alpha=2 * rank, target_modules=_targets(model.hf), task_type="CAUSAL_LM", inference_mode=False
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -120,15 +126,41 @@ def _adapted(model: Decoder, config: LoraConfig) -> Decoder:
         raise UserError(
             f"the adapter does not fit the model: {error}", hint="give the adapter's own base model"
         ) from error
-    _check(hf)
+    _check(hf, adaptable_layers(model.hf))
     for layer in _layers(hf).values():
         for matrices in (layer.lora_A, layer.lora_B):
             matrices[NAME].to(torch.promote_types(model.dtype, torch.float32))
+    if isinstance(model, AnyHF):
+        return AnyHF(hf, shape=model.shape, adapter=config, base=model)
     return DenseModel(hf, project=_projection(hf), adapter=config, base=model)
 
 
-def _check(hf: Any) -> None:
-    """Raises `UserError` for an adapter that `_projection` would compute wrongly."""
+def adaptable_layers(hf: Any) -> list[str]:
+    """The names of the linear layers in the decoder's blocks, but for routers and the output of a Mamba's mixer, whose
+    kernels take its matrix as it is (peft refuses it, too).
+    """
+    inside = set(hf.get_decoder().modules()) - {hf.get_output_embeddings()}
+    linear = [name for name, module in hf.named_modules() if type(module) is nn.Linear and module in inside]
+    mixers = {name.rpartition(".")[0] for name, _ in hf.named_modules() if name.endswith(".conv1d")}
+    left_out = {f"{mixer}.out_proj" for mixer in mixers}
+    return [name for name in linear if name.rpartition(".")[2] not in ROUTERS and name not in left_out]
+
+
+def _targets(hf: Any) -> list[str]:
+    """The adaptable layers as peft's and vLLM's configurations name them: the last part, if that says which."""
+    names = adaptable_layers(hf)
+    if not names:
+        raise UserError(
+            f"models of type `{hf.config.model_type}` have no linear layers for an adapter",
+            hint="set `model.lora_rank` to 0",
+        )
+    last = {name.rpartition(".")[2] for name in names}
+    same = [name for name, _ in hf.named_modules() if name.rpartition(".")[2] in last]
+    return sorted(last) if sorted(same) == sorted(names) else names
+
+
+def _check(hf: Any, adaptable: list[str]) -> None:
+    """Raises `UserError` for an adapter of other layers, or one that `_projection` would compute wrongly."""
     layers = _layers(hf)
     for name, parameter in hf.named_parameters():
         if not parameter.requires_grad:
@@ -136,7 +168,7 @@ def _check(hf: Any) -> None:
         layer = layers.get(name.rsplit(".lora_", 1)[0])
         if (
             layer is None
-            or name.split(".")[-4] not in PROJECTIONS
+            or name.rsplit(".lora_", 1)[0] not in adaptable
             or layer.lora_variant
             or layer.lora_bias[NAME]
             or layer.fan_in_fan_out
