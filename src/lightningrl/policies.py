@@ -15,9 +15,13 @@ from lightningrl.models.devices import device_of, set_up
 from lightningrl.models.load import export_folder, load_model, load_tokenizer
 
 
-def set_up_devices(config: Config) -> None:
-    """Set this process up for the devices of all policies. Raises `UserError` for one that this machine lacks."""
-    set_up(device_of(learner.trainer.device) for learner in config.learners().values())
+def set_up_devices(config: Config) -> str:
+    """Set this process up for the devices of all policies. Returns their names, e.g. `cuda:0`. Raises `UserError` for
+    one that this machine lacks.
+    """
+    devices = {device_of(learner.trainer.device) for learner in config.learners().values()}
+    set_up(devices)
+    return ", ".join(sorted(f"`{device}`" for device in devices))
 
 
 def load_models(config: Config, folders: Mapping[str, Path]) -> dict[str, Decoder]:

@@ -80,8 +80,8 @@ async def lightning(
     """
     async with AsyncExitStack() as stack:
         sock = stack.enter_context(bound(config.gateway))
-        set_up_devices(config)
-        starting(f"loading the model `{config.model.path}`")
+        devices = set_up_devices(config)
+        starting(f"loading the model `{config.model.path}` onto {devices}")
         folders = await asyncio.to_thread(_folders, config)
         template = await asyncio.to_thread(ChatTemplate.load, folders[config.model.path])
         models = await asyncio.to_thread(load_models, config, folders)

@@ -164,6 +164,21 @@ async def test_a_failing_step_is_an_engine_error_for_all_and_the_next_request_is
     await engine.close()
 
 
+async def test_a_lost_device_closes_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    model = build_model(300, layers=1)
+    engine = EmbeddedEngine(model, slots=2, max_length=64)
+    model.hf.model.norm = None
+    monkeypatch.setattr(engine._scheduler.cache, "reset", lost)
+    async with asyncio.timeout(10):
+        for expected in ("generation aborted", "closed"):
+            with pytest.raises(EngineError, match=expected):
+                await ask(engine, PROMPT, sampling=Sampling(max_tokens=4))
+        await engine.close()
+
+
 async def test_nan_logits_end_the_completion_as_an_error() -> None:
     model = build_model(300, layers=1)
     with torch.no_grad():

@@ -407,7 +407,7 @@ class EmbeddedEngine:
         self._paused = False
 
     def _close(self) -> None:
-        self._closed = True
+        self._closing = self._closed = True
 
     def _resolve_drained(self) -> None:
         if not self._scheduler.running:
@@ -417,8 +417,14 @@ class EmbeddedEngine:
             self._drained.clear()
 
     def _fail(self, error: Exception) -> None:
-        """A step has failed: all generations fail with an `EngineError`, and the cache is reset."""
+        """A step has failed: all generations fail with an `EngineError`, and the cache is reset. If that fails too, the
+        device is lost, and the engine closes.
+        """
         self._abort(f"{type(error).__name__}: {error}", cause=error)
+        try:
+            self._scheduler.cache.reset()
+        except RuntimeError:  # after some errors, CUDA computes nothing more in this process
+            self._close()
 
     def _abort(self, reason: str, cause: Exception | None = None) -> None:
         scheduler = self._scheduler
@@ -429,7 +435,6 @@ class EmbeddedEngine:
         self._clients.clear()
         scheduler.running.clear()
         scheduler.waiting.clear()
-        scheduler.cache.reset()
         self._settings = None
 
 
