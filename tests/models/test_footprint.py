@@ -11,10 +11,20 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from lightningrl.models.base import Decoder
 from lightningrl.models.dense import DenseModel
+from lightningrl.models.families import decoder_of
 from lightningrl.models.footprint import (
     cache_bytes,
     gathered_bytes,
@@ -73,6 +83,23 @@ def model_of(family: str, sizes: Sizes, *, dtype: torch.dtype, rank: int, layers
     return with_adapter(model, rank=rank) if rank else model
 
 
+def other_model(family: str, *, rank: int, layers: int) -> Decoder:
+    """A model that `AnyHF` runs, in bfloat16."""
+    config = AutoConfig.for_model(
+        family,
+        vocab_size=300,
+        hidden_size=128,
+        intermediate_size=384,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        num_hidden_layers=layers,
+        head_dim=16,
+        pad_token_id=0,
+    )
+    model = decoder_of(AutoModelForCausalLM.from_config(config).to(torch.bfloat16))
+    return with_adapter(model, rank=rank) if rank else model
+
+
 def line(model: Decoder, tokens: int) -> tuple[Tensor, Tensor, ForestAttention]:
     """Ids, positions and attention of one sequence."""
     positions = torch.arange(tokens)
@@ -95,7 +122,7 @@ def saved_bytes(model: Decoder) -> int:
 
     def keep(tensor: Tensor) -> Tensor:
         pointer = tensor.untyped_storage().data_ptr()
-        if pointer not in own and tensor.shape[0] == TOKENS:  # not the adapter's matrices in another dtype
+        if pointer not in own and TOKENS in tensor.shape:  # not the adapter's matrices in another dtype
             saved[pointer] = tensor
         return tensor
 
@@ -127,6 +154,15 @@ def peak_bytes(model: Decoder, tokens: int, *, checkpointing: bool) -> int:
         step()
     events = [e for e in cast(Any, recorded).profiler.kineto_results.events() if e.name() == "[memory]"]
     return max(itertools.accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
+
+
+@pytest.mark.parametrize("rank", [0, 16])
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "phi3", "olmo3", "cohere2"])
+def test_a_layer_of_another_family_saves_about_as_much(family: str, rank: int) -> None:
+    few, many = (other_model(family, rank=rank, layers=layers) for layers in (2, 4))
+    measured = (saved_bytes(many) - saved_bytes(few)) / 2 / TOKENS
+    expected = layer_bytes(shape_of(few.hf.config), itemsize=2, rank=rank, fused=False)
+    assert expected == pytest.approx(measured, rel=0.2)
 
 
 @pytest.mark.parametrize(

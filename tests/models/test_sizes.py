@@ -4,12 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import MixtralConfig, Qwen3Config
 
 from lightningrl.errors import UserError
+from lightningrl.models.families import decoder_of
 from lightningrl.models.load import export_folder, load_model, load_tokenizer
 from lightningrl.models.lora import with_adapter
 from lightningrl.models.sizes import sizes_of
+from tests.models.tiny_families import FLAT, ROWS, build
 
 PUBLISHED = {
     "Qwen/Qwen3-0.6B": 596_049_920,
@@ -36,7 +39,7 @@ def test_public_models_are_counted_without_a_network(name: str) -> None:
 def test_the_counts_are_those_of_the_loaded_model(model_folder: Path, tmp_path: Path) -> None:
     sizes, model = sizes_of(str(model_folder), root=Path()), load_model(str(model_folder))
     own = sum(p.numel() for p in model.hf.parameters())
-    assert (sizes.parameters, sizes.max_length, sizes.rank) == (own, model.max_length, 0)
+    assert (sizes.parameters, sizes.rank) == (own, 0)
     assert sizes.computed == own - model.vocab_size * model.hidden_size
     adapted = with_adapter(model, rank=3)
     assert 3 * sizes.adapted == sum(p.numel() for p in adapted.trainable().values())
@@ -62,6 +65,22 @@ def test_a_token_computes_its_share_of_the_experts(tmp_path: Path) -> None:
     experts = 2 * 8 * 3 * 32 * 64
     assert sizes.computed == sizes.parameters - 2 * 100 * 32 - experts * 6 // 8
     assert sizes.shape.intermediate == 2 * 64
+
+
+@pytest.mark.parametrize("family", FLAT | ROWS)
+def test_every_family_is_counted(family: str, tmp_path: Path) -> None:
+    hf = build(family, dtype=torch.float32)
+    hf.config.save_pretrained(tmp_path)
+    sizes = sizes_of(str(tmp_path), root=Path())
+    assert sizes.parameters == sum(p.numel() for p in hf.parameters()) > sizes.computed > 0
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "phi3", "olmo3", "cohere2"])
+def test_the_adapter_of_other_families_is_counted(family: str, tmp_path: Path) -> None:
+    hf = build(family, dtype=torch.float32)
+    hf.config.save_pretrained(tmp_path)
+    adapter = with_adapter(decoder_of(hf), rank=3).trainable().values()
+    assert 3 * sizes_of(str(tmp_path), root=Path()).adapted == sum(p.numel() for p in adapter)
 
 
 def test_a_folder_without_a_model_and_an_unknown_kind_of_model_are_refused(tmp_path: Path) -> None:

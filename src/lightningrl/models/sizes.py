@@ -20,7 +20,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from lightningrl.errors import UserError
 from lightningrl.models.footprint import Shape, shape_of
 from lightningrl.models.load import ADAPTER, base_of, first_line, is_adapter, looks_local, no_folder
-from lightningrl.models.reach import longest
 
 KNOWN = Path(__file__).with_name("known.json")
 CONFIG = "config.json"
@@ -38,9 +37,7 @@ class Sizes:
     share that a token is routed to.
     """
     adapted: int
-    """Sum of inputs and outputs of all linear layers below the LM head: numbers of an adapter per rank."""
-    max_length: int
-    """Longest sequence that the model was made for, in tokens."""
+    """Sum of inputs and outputs of all linear layers that an adapter adapts: its numbers per rank."""
     rank: int = 0
     """Rank of the adapter in the folder; 0: it holds none."""
 
@@ -104,17 +101,23 @@ def _counted(config: Any) -> Sizes:
     head = hf.get_output_embeddings()
     apart = {id(p) for module in (hf.get_input_embeddings(), head) for p in module.parameters()}
     text = config.get_text_config()
-    linear = [m for m in hf.modules() if isinstance(m, nn.Linear) and m is not head]
+    inside = set(hf.get_decoder().modules()) - {head}
+    linear = [m for name, m in hf.named_modules() if type(m) is nn.Linear and m in inside and not _is_router(name)]
     return Sizes(
         shape=shape_of(config),
         parameters=sum(p.numel() for p in hf.parameters()),
         computed=sum(int(p.numel() * _share(text, name)) for name, p in hf.named_parameters() if id(p) not in apart),
         adapted=sum(m.in_features + m.out_features for m in linear),
-        max_length=longest(config),
     )
+
+
+def _is_router(name: str) -> bool:
+    """Whether a linear layer chooses experts: it gets no adapter (see `lora`)."""
+    return name.rpartition(".")[2] in ("gate", "router", "shared_expert_gate")
 
 
 def _share(config: Any, name: str) -> float:
     """The share of a parameter that one token computes: below 1 for experts."""
-    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    experts = next((count for name in names if (count := getattr(config, name, None))), None)
     return config.num_experts_per_tok / experts if experts and ".experts." in name else 1.0
