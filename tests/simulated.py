@@ -24,9 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_a
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 aten: Any = torch.ops.aten
-_setup_privateuseone_for_python_backend(rename="simulated")
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-INSIDE = torch.device("simulated", 0)
+INSIDE = torch.device("privateuseone", 0)
 """The device's name within torch, whose CPU build knows no `cuda`."""
 FREE = 1 << 33
 """Bytes of the device's memory, all of them free."""
@@ -169,6 +168,7 @@ def simulated_gpu() -> Iterator[Simulation]:
     settings: Any = torch.__future__
     overwrites = settings.get_overwrite_module_params_on_conversion()
     simulation = Simulation()
+    _register()
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch.cuda, "_lazy_init", lambda: None))
         stack.enter_context(mock.patch.object(torch.cuda, "mem_get_info", lambda device: (FREE, FREE)))
@@ -178,6 +178,12 @@ def simulated_gpu() -> Iterator[Simulation]:
         settings.set_overwrite_module_params_on_conversion(True)  # `.data = …` would leave `inner` as it was
         stack.enter_context(entered(simulation))
         yield simulation
+
+
+@functools.cache
+def _register() -> None:
+    """Make torch take `INSIDE` for a device, from now on in this process."""
+    _setup_privateuseone_for_python_backend(rename="simulated")
 
 
 @contextlib.contextmanager
