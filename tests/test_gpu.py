@@ -7,6 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from benchmarks.card.groups import WAYS, group, passes
+from lightningrl.config import LossConfig, TrainerConfig
+from lightningrl.models.tiny import build_model
+from lightningrl.trainer.local import LocalTrainer
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -32,3 +38,20 @@ def test_the_tests_for_gpus_run_on_a_cpu() -> None:
     done = run("-m", "pytest", "tests_gpu", "-p", "no:cacheprovider", "--device", "cpu", "-q", "-k", some)
     assert done.returncode == 0, done.stdout
     assert "skipped" not in done.stdout
+
+
+def test_the_ways_that_are_compared_have_equal_gradients() -> None:
+    rollouts, gradients = group(96, vocabulary=300, members=4), dict[str, torch.Tensor]()
+    tokens: dict[str, int] = {}
+    for name, way in WAYS.items():
+        trainer = LocalTrainer(
+            build_model(300), config=TrainerConfig(threads=1), loss=LossConfig(), export=lambda model, path: None
+        )
+        forests = passes(way(rollouts), most_tokens=200)
+        for forest in forests:
+            trainer.forward_backward(forest)
+        tokens[name] = sum(len(forest.token_ids) for forest in forests)
+        gradients[name] = torch.cat([p.grad.view(-1) for p in trainer.model.hf.parameters() if p.grad is not None])
+    expected = gradients["calls"]
+    assert all(float((found - expected).norm() / expected.norm()) < 1e-5 for found in gradients.values())
+    assert tokens["calls"] > 2 * tokens["conversations"] > 2 * tokens["forest"]

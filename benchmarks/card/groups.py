@@ -55,21 +55,35 @@ def merged(rollouts: Sequence[Sequence[Lesson]]) -> Forest:
     return build_forest([lesson for calls in rollouts for lesson in calls])
 
 
-def conversations(rollouts: Sequence[Sequence[Lesson]]) -> Forest:
+def conversations(rollouts: Sequence[Sequence[Lesson]]) -> list[Forest]:
     """The calls of a rollout in one row: perfectly merged rows."""
-    return beside([build_forest(calls) for calls in rollouts])
+    return [build_forest(calls) for calls in rollouts]
 
 
-def calls(rollouts: Sequence[Sequence[Lesson]]) -> Forest:
+def calls(rollouts: Sequence[Sequence[Lesson]]) -> list[Forest]:
     """Each call in a row of its own."""
-    return beside([build_forest([lesson]) for calls in rollouts for lesson in calls])
+    return [build_forest([lesson]) for calls in rollouts for lesson in calls]
 
 
-WAYS: dict[str, Callable[[Sequence[Sequence[Lesson]]], Forest]] = {
+WAYS: dict[str, Callable[[Sequence[Sequence[Lesson]]], list[Forest]]] = {
     "calls": calls,
     "conversations": conversations,
-    "forest": merged,
+    "forest": lambda rollouts: [merged(rollouts)],
 }
+
+
+def passes(forests: Sequence[Forest], *, most_tokens: int) -> list[Forest]:
+    """Forests side by side, in passes of at most so many tokens, or of one forest with more."""
+    made: list[list[Forest]] = []
+    room = 0
+    for forest in forests:
+        tokens = len(forest.token_ids)
+        if not made or tokens > room:
+            made.append([])
+            room = most_tokens
+        made[-1].append(forest)
+        room -= tokens
+    return [beside(part) for part in made]
 
 
 def beside(forests: Sequence[Forest]) -> Forest:

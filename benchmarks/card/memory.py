@@ -14,7 +14,7 @@ from lightningrl.config import LossConfig, TrainerConfig
 from lightningrl.data.forest import Forest
 from lightningrl.models.base import Decoder
 from lightningrl.models.footprint import Shape, gathered_bytes, head_bytes, held, shape_of, token_bytes
-from lightningrl.models.varlen_attention import has_flash
+from lightningrl.models.varlen_attention import KEYS_AT_ONCE, has_flash
 from lightningrl.models.varlen_plan import plan_sequences
 from lightningrl.trainer.local import LocalTrainer
 from lightningrl.trainer.logprobs import rows_at_once
@@ -86,6 +86,7 @@ def _expected(
 def _once(bench: Bench, shape: Shape, forest: Forest, *, rank: int) -> int:
     """The LM head, and the keys that attention gathers."""
     b, needed = bench.dtype.itemsize, len(set(forest.sources.tolist()))
-    keys = len(plan_sequences(forest.starts, forest.parents, forest.positions).keys) if has_flash(bench.device) else 0
+    gathered = len(plan_sequences(forest.starts, forest.parents, forest.positions).keys)
+    keys = min(gathered, KEYS_AT_ONCE * len(forest.token_ids)) if has_flash(bench.device) else 0
     rows = min(rows_at_once(shape.vocab, device=bench.device), needed)
     return head_bytes(shape, itemsize=b, rank=rank, rows=rows) + gathered_bytes(shape, itemsize=b, keys=keys)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from card.bench import Bench
-from card.groups import GROUP, WAYS, conversations, group, merged
+from card.groups import GROUP, WAYS, beside, conversations, group, merged, passes
 from lightningrl.config import LossConfig, TrainerConfig
 from lightningrl.data.forest import Forest, read_ids
 from lightningrl.models import varlen_attention
@@ -23,8 +23,8 @@ from lightningrl.trainer.local import LocalTrainer
 
 REFERENCE = 2048
 """Longest context at which `ForestAttention` is measured: above, its index arrays take gigabytes."""
-LARGEST = 16384
-"""Longest context of a whole group; of longer ones, half the rollouts are measured."""
+LONG, FEW = 8192, 3
+"""Of contexts that are longer, so many rollouts are measured: a forest of more would exceed `budget.MOST` tokens."""
 
 
 def matmul(bench: Bench) -> dict[str, float]:
@@ -47,7 +47,7 @@ def attention(bench: Bench) -> list[dict[str, Any]]:
 
 def _attention(bench: Bench, model: Decoder, context: int, peak: float) -> dict[str, Any]:
     rollouts = group(context, vocabulary=bench.vocabulary)
-    forest, rows = merged(rollouts), conversations(rollouts)
+    forest, rows = merged(rollouts), beside(conversations(rollouts))
     given, given_rows = _inputs(bench, model, forest), _inputs(bench, model, rows)
     attend = _attend(forest, model)
     found = {"forest": bench.seconds(lambda: _passed(attend, given))}
@@ -125,23 +125,25 @@ def training(bench: Bench) -> list[dict[str, Any]]:
 
 
 def _training(bench: Bench, trainer: LocalTrainer, context: int, peak: float) -> dict[str, Any]:
-    members = GROUP if context <= LARGEST else GROUP // 2
+    members = FEW if context > LONG else GROUP
     rollouts = group(context, vocabulary=bench.vocabulary, members=members)
     called = sum(len(read_ids(lesson.transition)) for calls in rollouts for lesson in calls)
     ways: dict[str, Any] = {}
     for name, way in WAYS.items():
-        forest = way(rollouts)
+        forests = passes(way(rollouts), most_tokens=trainer.max_tokens)
         seconds = bench.seconds(
-            lambda forest=forest: trainer.forward_backward(forest),
+            lambda forests=forests: [trainer.forward_backward(forest) for forest in forests],
             repeats=2,
             after=lambda: trainer.optim_step(learning_rate=0.0),
         )
+        tokens = sum(len(forest.token_ids) for forest in forests)
         ways[name] = {
-            "tokens": len(forest.token_ids),
+            "passes": len(forests),
+            "tokens": tokens,
             "seconds": seconds,
-            "tokens_per_s": len(forest.token_ids) / seconds,
+            "tokens_per_s": tokens / seconds,
             "tokens_of_calls_per_s": called / seconds,
-            "share_of_peak": _flops(trainer.model, forest) / seconds / peak,
+            "share_of_peak": sum(_flops(trainer.model, forest) for forest in forests) / seconds / peak,
         }
     return {"context": context, "rollouts": members, "tokens_of_calls": called, "ways": ways}
 
