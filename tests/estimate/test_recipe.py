@@ -144,6 +144,7 @@ def test_vllm_on_the_same_card_is_told_how_much_it_may_take() -> None:
     assert any("--gpu-memory-utilization 0." in hint for hint in here.advice)
     apart = made(recipe(engine={"name": "vllm", "urls": ["http://10.0.0.1:8000"]}), CARDS["4090"])
     assert not apart.server_is_here and apart.advice == ()
+    assert "vLLM has a card of the same kind" in set(apart.assumptions) - set(here.assumptions)
 
 
 def test_a_card_without_bfloat16_is_given_float16() -> None:

@@ -136,7 +136,7 @@ def _estimate(
         steps=loop.steps,
         exams_s=_exams_s(config, seconds, rollouts=rollouts),
         per_hour=per_hour,
-        assumptions=tuple(_assumptions(config, card, work, seconds)),
+        assumptions=tuple(_assumptions(config, card, work, seconds, shared=here)),
         advice=(),
     )
 
@@ -207,7 +207,7 @@ def _exams_s(config: Config, seconds: Seconds, *, rollouts: int) -> float | None
     return tasks * (seconds.generation + (seconds.agent or 0.0)) / rollouts
 
 
-def _assumptions(config: Config, card: Card, work: Workload, seconds: Seconds) -> Iterator[str]:
+def _assumptions(config: Config, card: Card, work: Workload, seconds: Seconds, *, shared: bool) -> Iterator[str]:
     """What the estimate takes for granted."""
     if not work.is_measured:
         told = f"{work.calls:g} calls of a rollout, {work.completion_tokens:,.0f} tokens sampled by each"
@@ -219,6 +219,6 @@ def _assumptions(config: Config, card: Card, work: Workload, seconds: Seconds) -
         yield "agents take no time of their own"
     if seconds.generation is None:
         yield f"the time of engine `{config.engine.name}` depends on its server, which is not known here"
-    elif config.engine.name == "vllm":
+    elif config.engine.name == "vllm" and not shared:
         count = len(config.engine.urls)
         yield f"vLLM has {'a card' if count == 1 else f'{count} cards'} of the same kind"
