@@ -1,7 +1,7 @@
 """One training step of a Qwen3-0.6B-shaped model on a CPU, next to TRL's `GRPOTrainer` on the same rows.
 
     python -m venv /tmp/trl && /tmp/trl/bin/pip install "torch>=2.9,<2.14" trl peft
-    python benchmarks/trl.py --trl /tmp/trl/bin/python [--layers 28] [--batches 8] [--sides calls rollouts] [--kinds lora full]
+    python benchmarks/trl.py --trl /tmp/trl/bin/python [--batches 8] [--sides calls rollouts] [--kinds lora full]
 
 Random weights, a vocabulary of 151,936 words, float32, two threads. A group of eight rollouts with three turns each: a
 prompt of 200 tokens, then answers of 40 tokens and tool results of 40 tokens. The calls have 240, 320 and 400 tokens.
@@ -195,12 +195,10 @@ def tell(row: dict[str, Any], mine: dict[str, Any]) -> None:
     row["over_bytes"] = row["peak"] - row["rss_before"] - mine["gradients"]
     row["times_cpu"], row["times_wall"] = row["cpu_s"] / mine["cpu_s"], row["wall_s"] / mine["wall_s"]
     row["times_memory"] = row["over_bytes"] / mine["over_bytes"]
-    print(
-        f"{row['kind']:5} {row['side']:9} {row.get('batch', ''):>5} | {row['wall_s']:6.0f} s, "
-        f"CPU {row['cpu_s']:6.0f} s ({row['times_cpu']:.1f}×) | {row['over_bytes'] / MIB:6.0f} MiB ({row['times_memory']:.1f}×), "
-        f"whole step {row['peak_of_step'] / MIB:6.0f} MiB | gradient {row.get('gradient_error', 0.0):.1e}",
-        flush=True,
-    )
+    time = f"{row['wall_s']:6.0f} s, CPU {row['cpu_s']:6.0f} s ({row['times_cpu']:.1f}×)"
+    memory = f"{row['over_bytes'] / MIB:6.0f} MiB ({row['times_memory']:.1f}×)"
+    gradient = f"gradient {row.get('gradient_error', 0.0):.1e}"
+    print(f"{row['kind']:5} {row['side']:9} {row.get('batch', ''):>5} | {time} | {memory} | {gradient}", flush=True)
 
 
 def main() -> None:
@@ -220,8 +218,10 @@ def main() -> None:
         out = arguments.side / f"ours-{kind}"
         (out / "found.json").write_text(json.dumps(ours(model, out)))
         return
-    told = "import trl, torch, transformers as t; print(trl.__version__, torch.__version__, t.__version__)"
-    versions = subprocess.run([arguments.trl, "-c", told], check=True, capture_output=True, text=True).stdout.split()
+    told = "from importlib.metadata import version as v; print(v('trl'), v('torch'), v('transformers'))"
+    versions = subprocess.run(
+        [arguments.trl, "-I", "-c", told], check=True, capture_output=True, text=True
+    ).stdout.split()
     result: dict[str, Any] = {
         "machine": platform.processor() or platform.machine(),
         "torch": torch.__version__,

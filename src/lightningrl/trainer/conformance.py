@@ -164,7 +164,8 @@ def check_evaluating_tells_what_training_sees_and_changes_nothing(make: Make, fo
     forest = build_forest(lessons(0))
     found, expected = trainer.evaluate(forest), other.forward_backward(forest)
     np.testing.assert_allclose(found.logprobs, expected.logprobs, atol=1e-5)
-    assert {name for name in found.metrics if not name.startswith("policy/")} == {"tokens/computed", "tokens/terms"}
+    named = {name for name in found.metrics if not name.startswith("policy/")}
+    assert named - {"tokens/out_of_memory"} == {"tokens/computed", "tokens/terms"}
     assert found.metrics == {name: expected.metrics[name] for name in found.metrics}
     if found.values is not None and expected.values is not None:
         assert found.values.shape == (len(forest.call_ids),)

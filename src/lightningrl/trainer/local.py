@@ -8,6 +8,7 @@ threads, give the same weights bit for bit.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
@@ -24,6 +25,7 @@ from lightningrl.trainer import checkpoint
 from lightningrl.trainer.base import Evaluation
 from lightningrl.trainer.budget import Budget, free_bytes, make_budget
 from lightningrl.trainer.critic import value_head
+from lightningrl.trainer.exhaustion import in_parts, unit_of
 from lightningrl.trainer.forward import Outputs, forward
 from lightningrl.trainer.masters import Masters
 from lightningrl.trainer.objective import look_metrics, objective
@@ -81,20 +83,33 @@ class LocalTrainer:
     def forward_backward(self, forest: Forest) -> Evaluation:
         """Add the gradient of the forest's loss. A value that is not finite adds nothing and skips the next update."""
         with _computing(self.model.device, threads=self._config.threads):
-            reference = self._ask_reference(forest)
-            factor = self._scale.value
-            while True:
-                outputs = self._forward(forest)
-                loss, metrics = objective(forest, outputs, self._loss, reference=reference)
-                if not _is_finite(forest) or not bool(torch.isfinite(loss)):
-                    self._poisoned = True
-                elif self._masters.add_gradient(loss, factor=factor):
-                    self._scale.fits(factor)
-                elif factor := smaller(factor):
-                    continue
-                else:
-                    self._poisoned = True
-                return _evaluation(forest, outputs, metrics)
+            return in_parts(self._learn, forest, unit=unit_of(self._loss), lower=self._lower_budget)
+
+    def _learn(self, forest: Forest) -> Evaluation:
+        """One forward and backward pass. If it raises, it has changed nothing."""
+        reference = self._ask_reference(forest)
+        factor = self._scale.value
+        while True:
+            outputs = self._forward(forest)
+            loss, metrics = objective(forest, outputs, self._loss, reference=reference)
+            evaluation = _evaluation(forest, outputs, metrics)  # once the gradient is added, nothing may fail
+            if not _is_finite(forest) or not bool(torch.isfinite(loss)):
+                self._poisoned = True
+            elif self._masters.add_gradient(loss, factor=factor):
+                self._scale.fits(factor)
+            elif factor := smaller(factor):
+                continue
+            else:
+                self._poisoned = True
+            return evaluation
+
+    def _lower_budget(self, tokens: int) -> bool:
+        """Learn that a pass over so many tokens does not fit. Returns whether it may fit with checkpointing."""
+        if self._config.checkpointing == "auto" and tokens <= self._budget.kept:
+            self._budget = replace(self._budget, kept=tokens - 1)
+            return True
+        self._budget = replace(self._budget, max_tokens=max(min(tokens // 2, self._budget.max_tokens), 1))
+        return False
 
     def _forward(self, forest: Forest) -> Outputs:
         """The forward pass of a forest that is learnt from."""
@@ -109,7 +124,10 @@ class LocalTrainer:
     @torch.no_grad()
     def evaluate(self, forest: Forest) -> Evaluation:
         with _computing(self.model.device, threads=self._config.threads):
-            return _evaluation(forest, forward(self.model, forest, critic=self.critic), {})
+            return in_parts(self._look, forest, unit="call", lower=lambda tokens: False)
+
+    def _look(self, forest: Forest) -> Evaluation:
+        return _evaluation(forest, forward(self.model, forest, critic=self.critic), {})
 
     def optim_step(self, *, learning_rate: float) -> dict[str, float]:
         """Clip, update, clear. A gradient that is not finite is discarded: weights and moments stay as they are."""
