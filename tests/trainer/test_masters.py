@@ -227,8 +227,8 @@ def test_float32_weights_are_their_own_masters(model_folder: Path) -> None:
     assert all(p is trainer._masters.tensors[name] for name, p in trainer.model.hf.named_parameters())
 
 
-def out_of_memory(gradient: torch.Tensor) -> torch.Tensor:
-    raise torch.OutOfMemoryError("CUDA out of memory")
+def fail(gradient: torch.Tensor) -> torch.Tensor:
+    raise ValueError("it fails")
 
 
 @pytest.mark.parametrize("earlier", [0, 1, 2])
@@ -238,8 +238,8 @@ def test_pass_that_fails_leaves_the_gradient_as_it_was(make: Make, earlier: int,
     for seed in range(earlier):
         for each in (trainer, undisturbed):
             each.forward_backward(build_forest(conformance.lessons(seed)))
-    hook = next(iter(trainer.model.trainable().values())).register_hook(out_of_memory)
-    with pytest.raises(torch.OutOfMemoryError):
+    hook = next(iter(trainer.model.trainable().values())).register_hook(fail)
+    with pytest.raises(ValueError, match="it fails"):
         trainer.forward_backward(build_forest(conformance.lessons(5)))
     hook.remove()
     for each in (trainer, undisturbed):
