@@ -138,6 +138,15 @@ def test_a_faster_card_takes_less_time_and_a_longer_answer_more() -> None:
     assert longer.seconds.total and longer.seconds.total > 2 * slow.seconds.total
 
 
+def test_tokens_that_a_group_shares_are_trained_once() -> None:
+    config = recipe(engine={"name": "vllm", "urls": ["http://10.0.0.1:8000"]})
+    apart = made(config, CARDS["h100"], work=replace(WORK, shared_tokens=0.0))
+    found = made(config, CARDS["h100"])
+    tasks, group = config.loop.tasks_per_step, config.loop.group_size
+    assert apart.unique_tokens - found.unique_tokens == tasks * (group - 1) * WORK.shared_tokens
+    assert apart.seconds.training > 1.2 * found.seconds.training
+
+
 def test_vllm_on_the_same_card_is_told_how_much_it_may_take() -> None:
     here = made(recipe(engine={"name": "vllm", "urls": ["http://127.0.0.1:8000"]}), CARDS["4090"])
     assert here.server_is_here and here.needed_bytes <= CARDS["4090"].memory_bytes
