@@ -55,7 +55,7 @@ async def test_logprobs_are_those_of_the_trainer_and_depend_on_their_own_request
 
 
 def test_a_model_whose_layers_carry_state_is_refused() -> None:
-    with pytest.raises(UserError, match=r"(?s)its layers carry state along a row.*hint:.*vLLM"):
+    with pytest.raises(UserError, match=r"(?s)layers of type `linear_attention`.*hint:.*vLLM"):
         EmbeddedEngine(decoder_of(build("mamba2", dtype=torch.float32)), max_length=64)
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Llama4ForCausalLM, Llama4TextConfig, Phi3Config
+from transformers.masking_utils import chunked_causal_mask_function, sliding_window_causal_mask_function
 
 from lightningrl.data.trie import build_trie
 from lightningrl.errors import UserError
@@ -17,6 +18,7 @@ from lightningrl.models.any_hf import AnyHF
 from lightningrl.models.base import PLAIN, Decoder, Style
 from lightningrl.models.families import decoder_of
 from lightningrl.models.forest_attention import ForestAttention
+from lightningrl.models.hf_attention import Unlike, mask_of
 from lightningrl.models.hf_rows import rows_of
 from lightningrl.models.load import export_folder, load_into, load_model, load_tokenizer
 from lightningrl.models.tiny import write_model_folder
@@ -115,16 +117,19 @@ def test_a_model_that_runs_by_rows_says_so_once(caplog: pytest.LogCaptureFixture
         line(model, IDS)
         line(model, IDS)
     assert [record.message for record in caplog.records] == [
-        "`mamba2`: each call is trained as a row, shared prefixes included: its layers carry state along a row"
+        "`mamba2`: each call is trained as a row, shared prefixes included: it has layers of type `linear_attention`"
     ]
-    assert model.no_cache == "its layers carry state along a row"
+    assert model.no_cache == "it has layers of type `linear_attention`"
 
 
 def test_attention_in_chunks_is_no_window() -> None:
     config = Llama4TextConfig(**WIDE, attention_chunk_size=64, num_local_experts=2, intermediate_size_mlp=40)
     model = decoder_of(Llama4ForCausalLM(config))
     assert isinstance(model, AnyHF)
-    assert model.shape.by_rows == "its attention is neither causal nor within a window"
+    assert model.shape.by_rows == "it has layers of type `chunked_attention`"
+    with pytest.raises(Unlike, match="neither causal nor within a window"):
+        mask_of(mask_function=chunked_causal_mask_function(64, torch.zeros(1, dtype=torch.long)), local_size=64)
+    assert mask_of(mask_function=sliding_window_causal_mask_function(64), local_size=64).window == 64
 
 
 def test_rotary_angles_that_change_with_the_length_bound_it() -> None:

@@ -29,6 +29,8 @@ TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
 """Largest relative error of a hidden state that rounding makes. Attention that is not understood makes about 1."""
 COARSE = 0.1
 """The same for 16-bit numbers."""
+KINDS = {"full_attention", "sliding_attention"}
+"""Types of layers that attend as `Style` says. Sparse attention differs only from a length on that a survey lacks."""
 STATE = "its layers carry state along a row"
 
 log = logging.getLogger(__name__)
@@ -90,6 +92,9 @@ def _flat_shape(hf: Any, token_ids: Tensor, expected: Tensor, sizes: dict[str, i
     """The shape of a model that runs flat. Raises `Unlike` for any other."""
     if not hf._can_set_attn_implementation():
         raise Unlike("its attention does not go through transformers' interface")
+    other = set(getattr(hf.config.get_text_config(), "layer_types", None) or []) - KINDS
+    if other:
+        raise Unlike(f"it has layers of type `{min(other)}`")
     seen: dict[int, tuple[tuple[int, int, int, int], int | None]] = {}
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, style: Style = PLAIN, /) -> Tensor:
@@ -108,7 +113,10 @@ def _flat_shape(hf: Any, token_ids: Tensor, expected: Tensor, sizes: dict[str, i
 
     hf.set_attn_implementation(SURVEYED)
     positions = torch.tensor(POSITIONS, device=hf.device)
-    found = run_flat(getattr(hf, base_name(hf)), token_ids, positions, Pass(attend=attend, windows=None))
+    try:
+        found = run_flat(getattr(hf, base_name(hf)), token_ids, positions, Pass(attend=attend, windows=None))
+    except (AttributeError, TypeError) as error:  # it takes no further keyword arguments, or computes with masks
+        raise Unlike(f"its forward cannot be run flat: {error}") from error
     if sorted(seen) != list(range(hf.config.get_text_config().num_hidden_layers)):
         raise Unlike(STATE)
     if len({shape for shape, _ in seen.values()}) > 1:

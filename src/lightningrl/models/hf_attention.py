@@ -43,7 +43,7 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Mask:
+class Mask:
     """Stands for a causal mask."""
 
     window: int | None
@@ -67,7 +67,7 @@ def _attention(
         raise Unlike("its layers do not hand on keyword arguments")
     if current.windows is not None:
         window = current.windows[module.layer_idx]
-    elif isinstance(attention_mask, _Mask):
+    elif isinstance(attention_mask, Mask):
         window = attention_mask.window
     else:
         raise Unlike("it makes its attention masks itself")
@@ -76,10 +76,10 @@ def _attention(
     return current.attend(module.layer_idx, q, k, v, style)[None], None
 
 
-def _mask(*, mask_function: Callable[..., Any], local_size: int | None = None, **_: Any) -> _Mask:
+def mask_of(*, mask_function: Callable[..., Any], local_size: int | None = None, **_: Any) -> Mask:
     """The window of a mask [.. q k]. Raises `Unlike` for a mask that is neither causal nor a causal window."""
     if mask_function is causal_mask_function:
-        return _Mask(window=None)
+        return Mask(window=None)
     zero = torch.tensor(0)
 
     def sees(query: int, key: int) -> bool:
@@ -89,12 +89,12 @@ def _mask(*, mask_function: Callable[..., Any], local_size: int | None = None, *
     # in chunks of w tokens, the other kind of local attention, token w does not see token 1
     if w is None or sees(w, 0) or not sees(w, 1) or not sees(w, w) or sees(w, w + 1):
         raise Unlike("its attention is neither causal nor within a window")
-    return _Mask(window=w)
+    return Mask(window=w)
 
 
 AttentionInterface.register(FLAT, _attention)
 AttentionInterface.register(SURVEYED, _attention)
-AttentionMaskInterface.register(SURVEYED, _mask)
+AttentionMaskInterface.register(SURVEYED, mask_of)
 
 
 def run_flat(base: Any, token_ids: Tensor, positions: Tensor, current: Pass) -> Tensor:
