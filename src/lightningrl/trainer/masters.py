@@ -1,8 +1,8 @@
 """Master weights: the optimizer updates float32 copies of parameters with fewer bits (arXiv 1710.03740, section 3.1).
 
 AdamW changes a weight by about the learning rate. In bfloat16, neighbours of 0.02 are 6e-5 to 1.2e-4 apart, so an
-update of 1e-6 would be rounded away every time (in float16: 8e-6 to 1.5e-5). In float32 updates add up, and the model gets
-their rounded sum.
+update of 1e-6 would be rounded away every time (in float16: 8e-6 to 1.5e-5). In float32 updates add up, and the model
+gets their rounded sum.
 """
 
 from collections.abc import Mapping, Sequence
