@@ -20,6 +20,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
@@ -180,10 +181,17 @@ def simulated_gpu() -> Iterator[Simulation]:
         yield simulation
 
 
+class _Module(backend_registration._DummyBackendModule):
+    """What torch asks for a device, even where a later test computes on the CPU."""
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.float16, torch.bfloat16]
+
+
 @functools.cache
 def _register() -> None:
     """Make torch take `INSIDE` for a device, from now on in this process."""
-    _setup_privateuseone_for_python_backend(rename="simulated")
+    _setup_privateuseone_for_python_backend(rename="simulated", backend_module=_Module())
 
 
 @contextlib.contextmanager
