@@ -144,7 +144,7 @@ class _HeadLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         hidden, lse, entropy = ctx.saved_tensors
         d_hidden = torch.empty_like(hidden)
-        d_leaves = [torch.zeros_like(leaf, dtype=lse.dtype) for leaf in ctx.leaves]
+        d_leaves: list[Tensor] = []
         for chunk, terms, part in ctx.rows.parts(ctx.size):
             d_entropy = grads[1][chunk] if ctx.entropy_gradient else None
             with torch.enable_grad():
@@ -152,10 +152,17 @@ class _HeadLogprobs(torch.autograd.Function):
                 logits = ctx.logits(states)
             d_logits = _gradient(logits.detach(), part, lse[chunk], entropy[chunk], grads[0][terms], d_entropy)
             d_hidden[chunk], *d_parts = torch.autograd.grad(logits, (states, *ctx.leaves), d_logits)
-            for total, d_part in zip(d_leaves, d_parts, strict=True):
-                total.add_(d_part)
+            d_leaves = _added(d_leaves, d_parts, dtype=lse.dtype)
+            del logits, d_logits, d_parts  # not one large tensor lives on beside those of the next chunk
         sums = [total.to(leaf.dtype) for total, leaf in zip(d_leaves, ctx.leaves, strict=True)]
         return d_hidden, None, None, None, None, *sums
+
+
+def _added(totals: list[Tensor], parts: list[Tensor], *, dtype: torch.dtype) -> list[Tensor]:
+    """The totals after adding the parts in place; the parts themselves if there are no totals yet."""
+    if not totals:
+        return [part.to(dtype) for part in parts]
+    return [total.add_(part) for total, part in zip(totals, parts, strict=True)]
 
 
 def _values(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
