@@ -51,6 +51,28 @@ def test_the_screen_says_what_fits_and_what_is_assumed(small_recipe: SmallRecipe
         assert expected in said, done.stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--gpu", "4090"), "`--gpu` needs `--estimate`"),
+        (("--per-hour", "2"), "`--per-hour` needs `--estimate`"),
+        (("--calls", "3"), "`--calls` needs `--estimate`"),
+        (("--prompt-tokens", "0"), "`--prompt-tokens` needs `--estimate`"),
+        (("--completion-tokens", "9", "--dry-run"), "`--completion-tokens` needs `--estimate`"),
+        (("--estimate", "--dry-run"), "`--dry-run` does not go with `--estimate`"),
+        (("--estimate", "--resume"), "`--resume` does not go with `--estimate`"),
+        (("--estimate", "--run-dir", "nowhere", "--calls", "3"), "`nowhere` holds no records of a run"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(
+    small_recipe: SmallRecipe, arguments: tuple[str, ...], message: str
+) -> None:
+    done = small_recipe.cli("train", str(small_recipe.path), *arguments)
+    assert done.returncode == 2 and done.stdout == ""
+    assert message in done.stderr and "hint:" in done.stderr
+    assert not (small_recipe.folder / "runs").exists()
+
+
 def test_an_unknown_gpu_is_refused(small_recipe: SmallRecipe) -> None:
     done = small_recipe.cli("train", str(small_recipe.path), "--estimate", "--gpu", "a200")
     assert done.returncode == 2

@@ -180,8 +180,17 @@ def train(
     from lightningrl.cli.folder import new_folder, resumed_folder
 
     config = _known(load_config(recipe, overrides or []))
+    tokens = {"calls": calls, "prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+    _check_options(
+        estimate,
+        needing={
+            "--gpu": gpu,
+            "--per-hour": per_hour,
+            **{f"--{name.replace('_', '-')}": n for name, n in tokens.items()},
+        },
+        excluded={"--resume": resume, "--dry-run": dry_run},
+    )
     if estimate:
-        tokens = {"calls": calls, "prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
         _estimate(config, gpu=gpu, per_hour=per_hour, run_dir=run_dir, tokens=tokens, as_json=as_json)
         return
     if dry_run:
@@ -394,6 +403,16 @@ def _estimate(
     bill.show(found, console)
     if as_json:
         typer.echo(json.dumps(written(found)))
+
+
+def _check_options(estimate: bool, *, needing: Mapping[str, Any], excluded: Mapping[str, bool]) -> None:
+    """Raises `UserError` for an option that needs `--estimate` and lacks it, or that does not go with it."""
+    lone = next((name for name, value in needing.items() if value is not None), None)
+    if lone and not estimate:
+        raise UserError(f"`{lone}` needs `--estimate`", hint=f"add `--estimate`, or leave out `{lone}` to train")
+    other = next((name for name, wanted in excluded.items() if wanted), None)
+    if other and estimate:
+        raise UserError(f"`{other}` does not go with `--estimate`", hint="leave out one of them")
 
 
 def _known(config: Config) -> Config:

@@ -78,9 +78,9 @@ def _card(config: Config, gpu: str | None) -> Card:
 
 
 def _workload(config: Config, sizes: dict[str, Sizes], wishes: Wishes, *, console: Console) -> Workload:
+    folder = _earlier_run(config, wishes.run_dir)
     if wishes.tokens:
         return assumed(**wishes.tokens, source="your options")
-    folder = _earlier_run(config, wishes.run_dir)
     if folder is not None and (found := asyncio.run(_of_run(config, folder))) is not None:
         return found
     missing = _no_engine(config, sizes)
@@ -94,9 +94,14 @@ def _workload(config: Config, sizes: dict[str, Sizes], wishes: Wishes, *, consol
 
 
 def _earlier_run(config: Config, run_dir: Path | None) -> Path | None:
-    """The folder of a run of this recipe: `run_dir`, or the latest one."""
+    """The folder of a run of this recipe: `run_dir`, or the latest one; None: there is none. Raises `UserError` if
+    `run_dir` holds no records.
+    """
     folders = [run_dir] if run_dir else sorted(RUNS.glob(f"{config.name}-*"))
     begun = [folder for folder in folders if (folder / "store.sqlite").is_file()]
+    if run_dir and not begun:
+        hint = "give the folder of a run, or leave out `--run-dir` to take the latest run of the recipe"
+        raise UserError(f"`{run_dir}` holds no records of a run", hint=hint)
     return begun[-1] if begun else None
 
 
