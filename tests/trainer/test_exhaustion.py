@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightningrl.config import TrainerConfig
 from lightningrl.data.forest import build_forest
+from lightningrl.data.splitting import split
 from lightningrl.errors import UserError
 from lightningrl.trainer.base import Evaluation
 from lightningrl.trainer.logprobs import CHUNK
@@ -101,3 +102,25 @@ def test_a_single_unit_that_does_not_fit_is_an_error_with_a_way_out(name: str, u
         learn(s, set(range(1, 10**6)))
     assert "trainer.checkpointing" in str(raised.value)
     assert not s.gradients()
+
+
+def test_a_first_part_is_not_learnt_alone_if_a_later_one_does_not_fit() -> None:
+    s = scene()
+    s.trainer._config = TrainerConfig(threads=1, checkpointing="on")
+    forest = build_forest(s.given)
+    halves = split(forest, unit="call")
+    assert halves is not None
+    s.trainer.forward_backward(halves[0].forest)  # the model makes its table of angles
+    s.clear()
+    with Exhausted(set()) as mode:
+        s.trainer.forward_backward(halves[0].forest)
+    s.clear()
+    before = {name: p.detach().clone() for name, p in s.trainer.model.hf.named_parameters()}
+    with pytest.raises(UserError, match="memory ran out"), Exhausted({1, *range(mode.count + 2, 10**5)}):
+        s.trainer.forward_backward(forest)
+    assert s.gradients()  # the first half's
+    assert s.trainer.optim_step(learning_rate=1e-2)["optim/skipped"] == 1.0
+    assert all(torch.equal(p, before[name]) for name, p in s.trainer.model.hf.named_parameters())
+    assert not s.gradients()
+    s.trainer.forward_backward(halves[0].forest)
+    assert s.trainer.optim_step(learning_rate=1e-2)["optim/skipped"] == 0.0

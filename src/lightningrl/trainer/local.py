@@ -68,7 +68,7 @@ class LocalTrainer:
             fused=True,
         )
         self._scale = LossScale(model.dtype)
-        self._poisoned = False  # something since the last update was not finite
+        self._poisoned = False  # something since the last update was not finite, or failed
 
     @property
     def max_tokens(self) -> int:
@@ -81,9 +81,15 @@ class LocalTrainer:
         return make_budget(self.model, self._config, free_bytes=free)
 
     def forward_backward(self, forest: Forest) -> Evaluation:
-        """Add the gradient of the forest's loss. A value that is not finite adds nothing and skips the next update."""
+        """Add the gradient of the forest's loss. A value that is not finite adds nothing and skips the next update. So
+        does an error: some parts of the forest may have added their gradients.
+        """
         with _computing(self.model.device, threads=self._config.threads):
-            return in_parts(self._learn, forest, unit=unit_of(self._loss), lower=self._lower_budget)
+            try:
+                return in_parts(self._learn, forest, unit=unit_of(self._loss), lower=self._lower_budget)
+            except BaseException:
+                self._poisoned = True
+                raise
 
     def _learn(self, forest: Forest) -> Evaluation:
         """One forward and backward pass. If it raises, it has changed nothing."""
