@@ -1,5 +1,6 @@
 """The budget of a pass: what fits, which passes compute their activations again, and that this changes nothing."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,3 +93,21 @@ def test_gradients_and_moments_have_their_place_before_activations(
     narrow = rank == 0 and dtype == torch.bfloat16
     expected = 0.5e9 - own - learning * (3 * 4 + (4 + 2 if narrow else 0))
     assert free_bytes(model, masters, frozen=()) == expected
+
+
+def test_a_resumed_run_packs_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = trainer_of()
+    assert first._lower_budget(300) and not first._lower_budget(400)
+    assert first._budget == budget.Budget(max_tokens=200, kept=299)
+    first.save(tmp_path / "trainer")
+    monkeypatch.setattr(budget, "machine_memory", lambda: 10**7)  # less is free than before
+    resumed = trainer_of()
+    resumed.load(tmp_path / "trainer")
+    assert resumed._budget == first._budget
+
+
+def test_settings_that_a_resumed_run_is_given_hold(tmp_path: Path) -> None:
+    trainer_of(max_tokens=500).save(tmp_path / "trainer")
+    resumed = trainer_of(max_tokens=70, checkpointing="on")
+    resumed.load(tmp_path / "trainer")
+    assert resumed._budget == budget.Budget(max_tokens=70, kept=0)

@@ -1,7 +1,7 @@
 """How many tokens fit in one pass, and which passes keep their activations? The memory that is free decides."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -53,6 +53,20 @@ def make_budget(model: Decoder, config: TrainerConfig, *, free_bytes: float) -> 
     if config.max_tokens != "auto":
         return Budget(max_tokens=config.max_tokens, kept=kept)
     return Budget(max_tokens=min(fitting(checkpointing=config.checkpointing != "off"), MOST), kept=kept)
+
+
+def budget_counters(budget: Budget) -> Mapping[str, float]:
+    """For a checkpoint: what is free, and where memory has run out, differ in a resumed run."""
+    return {"max_tokens": budget.max_tokens, "kept_tokens": budget.kept}
+
+
+def resumed_budget(budget: Budget, config: TrainerConfig, *, counters: Mapping[str, float]) -> Budget:
+    """The budget of a checkpoint's counters, within the settings. Old checkpoints have none: it is `budget` then."""
+    if "max_tokens" not in counters:
+        return budget
+    most = MOST if config.max_tokens == "auto" else config.max_tokens
+    kept = int(counters["kept_tokens"]) if config.checkpointing == "auto" else budget.kept
+    return Budget(max_tokens=min(int(counters["max_tokens"]), most), kept=kept)
 
 
 def tokens_that_fit(model: Decoder, *, free_bytes: float, checkpointing: bool) -> int:

@@ -23,7 +23,7 @@ from lightningrl.models.base import Decoder
 from lightningrl.models.determinism import repeatable
 from lightningrl.trainer import checkpoint
 from lightningrl.trainer.base import Evaluation
-from lightningrl.trainer.budget import Budget, free_bytes, make_budget
+from lightningrl.trainer.budget import Budget, budget_counters, free_bytes, make_budget, resumed_budget
 from lightningrl.trainer.critic import value_head
 from lightningrl.trainer.exhaustion import in_parts, unit_of
 from lightningrl.trainer.forward import Outputs, forward
@@ -72,7 +72,9 @@ class LocalTrainer:
 
     @property
     def max_tokens(self) -> int:
-        """Most unique tokens of a forest. It is fixed when it is first read, which is when all models are loaded."""
+        """Most unique tokens of a forest. It is fixed when it is first read, which is when all models are loaded, and
+        lowered when memory runs out. A resumed run goes on with it.
+        """
         return self._budget.max_tokens
 
     @cached_property
@@ -164,7 +166,7 @@ class LocalTrainer:
         return self.evaluate(_line(prompt_ids, completion_ids)).logprobs
 
     def save(self, path: Path) -> None:
-        counters = {"steps": self.steps, **self._scale.counters()}
+        counters = {"steps": self.steps, **self._scale.counters(), **budget_counters(self._budget)}
         checkpoint.save(path, self._masters.tensors, self._optimizer, reference=self._started_from(), counters=counters)
 
     def load(self, path: Path) -> None:
@@ -172,6 +174,7 @@ class LocalTrainer:
         counters = checkpoint.load(path, self._masters.tensors, self._optimizer, reference=self._started_from())
         self.steps = int(counters["steps"])
         self._scale.resume(counters)
+        self._budget = resumed_budget(self._budget, self._config, counters=counters)
         self._masters.round()
         self._optimizer.zero_grad(set_to_none=True)
         self._poisoned = False
