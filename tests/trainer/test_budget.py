@@ -13,7 +13,7 @@ from lightningrl.models.dense import DenseModel
 from lightningrl.models.lora import with_adapter
 from lightningrl.models.tiny import build_model
 from lightningrl.trainer import budget
-from lightningrl.trainer.budget import free_bytes, make_budget, tokens_that_fit
+from lightningrl.trainer.budget import LEAST, free_bytes, make_budget, tokens_that_fit
 from lightningrl.trainer.conformance import lessons
 from lightningrl.trainer.local import LocalTrainer
 from lightningrl.trainer.logprobs import CHUNK
@@ -56,11 +56,11 @@ def test_checkpointing_changes_no_bit_of_loss_and_gradient(monkeypatch: pytest.M
 def test_automatic_checkpointing_begins_where_a_pass_would_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CHUNK, "cpu", 1 << 10)
     model = model_of()
-    tokens = tokens_that_fit(model, free_bytes=5e6, checkpointing=False)
-    chosen = make_budget(model, settings(), free_bytes=5e6)
-    assert 1 < tokens == chosen.kept < chosen.max_tokens == tokens_that_fit(model, free_bytes=5e6, checkpointing=True)
-    assert make_budget(model, settings(checkpointing="on"), free_bytes=5e6).kept == 0
-    off = make_budget(model, settings(checkpointing="off"), free_bytes=5e6)
+    tokens = tokens_that_fit(model, free_bytes=2e7, checkpointing=False)
+    chosen = make_budget(model, settings(), free_bytes=2e7)
+    assert 1 < tokens == chosen.kept < chosen.max_tokens == tokens_that_fit(model, free_bytes=2e7, checkpointing=True)
+    assert make_budget(model, settings(checkpointing="on"), free_bytes=2e7).kept == 0
+    off = make_budget(model, settings(checkpointing="off"), free_bytes=2e7)
     assert off.max_tokens == tokens < off.kept
 
 
@@ -69,8 +69,22 @@ def test_a_given_number_of_tokens_is_kept() -> None:
         assert make_budget(model_of(), settings(max_tokens=77, checkpointing=how), free_bytes=1e6).max_tokens == 77
 
 
-def test_no_memory_left_means_one_rollout_at_a_time() -> None:
-    assert make_budget(model_of(), settings(), free_bytes=-1.0).max_tokens == 1
+def test_no_memory_left_means_small_forests_with_checkpointing_or_one_rollout_at_a_time() -> None:
+    for how in ("auto", "on"):
+        found = make_budget(model_of(), settings(checkpointing=how), free_bytes=-1.0)
+        assert found.max_tokens == LEAST and found.kept <= 1
+    assert make_budget(model_of(), settings(checkpointing="off"), free_bytes=-1.0).max_tokens == 1
+
+
+def test_weights_that_take_over_half_of_a_machine_leave_room_for_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CHUNK, "cpu", 1 << 10)
+    model = model_of()
+    masters = Masters(model.trainable())
+    state = 4 * sum(p.nbytes for p in model.hf.parameters())  # and gradients, and two moments
+    monkeypatch.setattr(budget, "machine_memory", lambda: int(1.8 * state))
+    free = free_bytes(model, masters, frozen=())
+    assert free == pytest.approx(0.4 * state, abs=1)
+    assert make_budget(model, settings(checkpointing="off"), free_bytes=free).max_tokens > 1
 
 
 def test_small_models_on_a_cpu_pack_as_many_tokens_as_are_allowed() -> None:
@@ -91,7 +105,7 @@ def test_gradients_and_moments_have_their_place_before_activations(
     own = sum(p.nbytes for p in model.hf.parameters())
     learning = sum(p.numel() for p in model.trainable().values())
     narrow = rank == 0 and dtype == torch.bfloat16
-    expected = 0.5e9 - own - learning * (3 * 4 + (4 + 2 if narrow else 0))
+    expected = 0.5 * (1e9 - own - learning * (3 * 4 + (4 + 2 if narrow else 0)))
     assert free_bytes(model, masters, frozen=()) == expected
 
 

@@ -21,7 +21,7 @@ from lightningrl.models.footprint import (
     tokens_in,
 )
 from lightningrl.models.sizes import Sizes
-from lightningrl.trainer.budget import CPU_SHARE, CUDA_SHARE, GATHERED_KEYS, MOST
+from lightningrl.trainer.budget import CPU_SHARE, CUDA_SHARE, GATHERED_KEYS, LEAST, MOST
 from lightningrl.trainer.logprobs import CHUNK
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -208,8 +208,9 @@ def chosen_forests(
     if card.is_gpu:
         free = CUDA_SHARE * (card.memory_bytes - others - there) - coming
     else:
-        free = CPU_SHARE * card.memory_bytes - there - coming
+        free = CPU_SHARE * (card.memory_bytes - there - coming)
     kept, most = (_most_tokens(config, sizes, free=free, checkpointing=c, device=card.kind) for c in (False, True))
+    most = max(most, LEAST)
     if trainer.checkpointing != "auto":
         kept, most = (0, most) if trainer.checkpointing == "on" else (wanted, kept)
     tokens = min(wanted, max(min(most, MOST), 1) if trainer.max_tokens == "auto" else trainer.max_tokens)

@@ -17,9 +17,12 @@ from lightningrl.trainer.masters import Masters
 
 MOST = 65536
 """Most unique tokens of a forest whose size is chosen here."""
+LEAST = 4096
+"""Fewest of them with checkpointing, even if they may not fit: a pass that runs out of memory is split."""
 CPU_SHARE = 0.5
-"""Share of a machine's memory for training; agents, engine and system have the rest. It is the machine's total that
-counts, not what is free: on the same machine, the same forests are made.
+"""Share for activations of the memory that a machine has besides weights, gradients and moments; agents, engine and
+system have the rest. It is the machine's total that counts, not what is free: on the same machine, the same forests are
+made.
 """
 CUDA_SHARE = 0.9
 """Share of the GPU's free memory; the rest is for buffers of kernels and for fragmentation."""
@@ -52,7 +55,9 @@ def make_budget(model: Decoder, config: TrainerConfig, *, free_bytes: float) -> 
             kept = sys.maxsize
     if config.max_tokens != "auto":
         return Budget(max_tokens=config.max_tokens, kept=kept)
-    return Budget(max_tokens=min(fitting(checkpointing=config.checkpointing != "off"), MOST), kept=kept)
+    if config.checkpointing == "off":
+        return Budget(max_tokens=min(fitting(checkpointing=False), MOST), kept=kept)
+    return Budget(max_tokens=min(max(fitting(checkpointing=True), LEAST), MOST), kept=kept)
 
 
 def budget_counters(budget: Budget) -> Mapping[str, float]:
@@ -91,7 +96,7 @@ def free_bytes(model: Decoder, masters: Masters, *, frozen: Iterable[Tensor]) ->
         cached = torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
         return CUDA_SHARE * (torch.cuda.mem_get_info(model.device)[0] + cached) - coming
     held = _bytes({id(p): p for p in (*model.hf.parameters(), *masters.tensors.values(), *frozen)}.values())
-    return CPU_SHARE * machine_memory() - held - coming
+    return CPU_SHARE * (machine_memory() - held - coming)
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
