@@ -243,8 +243,8 @@ class TrainerConfig(Section):
     """Number of optimizer steps per batch."""
     max_tokens: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
     """Most unique tokens in one forward and backward pass. It limits memory and does not change the result. `auto`: as
-    many as fit in the device's free memory (on a CPU: in half of what weights, gradients and moments leave), at least
-    4096 with checkpointing, at most 65536.
+    many as fit in the device's free memory (on a CPU: in half of what weights, gradients and moments leave, and at
+    least 4096 with checkpointing), at most 65536.
     """
     checkpointing: Literal["auto", "on", "off"] = "auto"
     """Whether the backward pass computes each layer again, which takes less memory and a third more time; `auto`: in

@@ -210,7 +210,7 @@ def chosen_forests(
     else:
         free = CPU_SHARE * (card.memory_bytes - there - coming)
     kept, most = (_most_tokens(config, sizes, free=free, checkpointing=c, device=card.kind) for c in (False, True))
-    most = max(most, LEAST)
+    most = most if card.is_gpu else max(most, LEAST)
     if trainer.checkpointing != "auto":
         kept, most = (0, most) if trainer.checkpointing == "on" else (wanted, kept)
     tokens = min(wanted, max(min(most, MOST), 1) if trainer.max_tokens == "auto" else trainer.max_tokens)

@@ -18,7 +18,7 @@ from lightningrl.trainer.masters import Masters
 MOST = 65536
 """Most unique tokens of a forest whose size is chosen here."""
 LEAST = 4096
-"""Fewest of them with checkpointing, even if they may not fit: a pass that runs out of memory is split."""
+"""Fewest of them on a CPU with checkpointing: its share leaves memory that they may take."""
 CPU_SHARE = 0.5
 """Share for activations of the memory that a machine has besides weights, gradients and moments; agents, engine and
 system have the rest. It is the machine's total that counts, not what is free: on the same machine, the same forests are
@@ -55,9 +55,9 @@ def make_budget(model: Decoder, config: TrainerConfig, *, free_bytes: float) -> 
             kept = sys.maxsize
     if config.max_tokens != "auto":
         return Budget(max_tokens=config.max_tokens, kept=kept)
-    if config.checkpointing == "off":
-        return Budget(max_tokens=min(fitting(checkpointing=False), MOST), kept=kept)
-    return Budget(max_tokens=min(max(fitting(checkpointing=True), LEAST), MOST), kept=kept)
+    most = min(fitting(checkpointing=config.checkpointing != "off"), MOST)
+    floored = model.device.type == "cpu" and config.checkpointing != "off"
+    return Budget(max_tokens=max(most, LEAST) if floored else most, kept=kept)
 
 
 def budget_counters(budget: Budget) -> Mapping[str, float]:
