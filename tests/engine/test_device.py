@@ -15,6 +15,7 @@ from lightningrl.engine import attention, embedded
 from lightningrl.engine.base import Engine, EngineSetup
 from lightningrl.engine.conformance import GRAMMAR_CHECKS, LOAD_CHECKS, Conformance
 from lightningrl.engine.embedded import EmbeddedEngine
+from lightningrl.models.determinism import repeatable
 from lightningrl.models.load import load_model
 from lightningrl.types import Sampling
 from tests.engine.test_conformance import two_versions
@@ -117,3 +118,21 @@ def test_large_products_attend_as_token_by_token(monkeypatch: pytest.MonkeyPatch
     attention.attend_prompt(q, keys, values, mask, one)
     attention.together(q, keys, values, mask, other)
     torch.testing.assert_close(other, one, rtol=0, atol=1e-12)
+
+
+async def test_a_step_waits_while_a_trainer_has_errors_set(model_folder: Path, simulation: Simulation) -> None:
+    engine = engine_on(GPU, model_folder)
+
+    async def answer() -> list[int]:
+        sampling = Sampling(max_tokens=5, seed=0)
+        (delta,) = [delta async for delta in engine.generate([1, 2, 3], sampling=sampling, policy="policy")]
+        return list(delta.token_ids)
+
+    try:
+        with repeatable("error"):
+            running = asyncio.create_task(answer())
+            await asyncio.sleep(0.3)
+            assert engine.statistics.steps == 0 and not running.done()
+        assert await running
+    finally:
+        await engine.close()

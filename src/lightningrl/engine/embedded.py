@@ -36,6 +36,7 @@ from lightningrl.engine.sequence import Sequence
 from lightningrl.engine.stop import StopFinder
 from lightningrl.errors import EngineError, UserError
 from lightningrl.models.base import Decoder
+from lightningrl.models.determinism import undisturbed
 from lightningrl.models.devices import device_of, set_up
 from lightningrl.models.load import DTypeName, load_into, load_model
 from lightningrl.types import FinishReason, Sampling, Weights
@@ -275,7 +276,8 @@ class EmbeddedEngine:
             if self._runnable():
                 started = time.perf_counter()
                 try:
-                    self._step()
+                    with undisturbed(self._model.device):  # a trainer may compute at the same time
+                        self._step()
                 except Exception as error:  # noqa: BLE001 - the thread must survive; the request gets the error
                     self._fail(error)
                 self._busy_s += time.perf_counter() - started
