@@ -61,7 +61,6 @@ test-vllm: .venv/ready $(if $(filter .venv-vllm/%,$(VLLM_PYTHON)),.venv-vllm/rea
 
 gpu: ## test and measure on a GPU, without a network (ARGS="--only memory" for a part; GPU_PYTHON=…)
 gpu: $(if $(filter .venv/%,$(GPU_PYTHON)),.venv/ready)
-	@$(if $(findstring --only,$(ARGS)),,PYTHONPATH=src $(GPU_PYTHON) -m pytest tests_gpu)
 	@PYTHONPATH=src $(GPU_PYTHON) benchmarks/gpu.py $(ARGS)
 
 lint: .venv/ready ## check style, format and imports between the packages

@@ -1,9 +1,10 @@
 """Everything that only a machine with a GPU can show: speed, memory, and agents that learn on it. Needs no network.
 
-    make gpu                                      tests_gpu, then all parts, one after the other
-    make gpu ARGS="--only attention training"     some parts, without the tests
-    python benchmarks/gpu.py --device cpu --quick runs the same code on a CPU in a minute; its figures mean nothing
+    make gpu                                      all parts, one after the other
+    make gpu ARGS="--only attention training"     some parts
+    make gpu ARGS="--device cpu --quick"          the same code on a CPU, in minutes; its figures mean nothing
 
+    tests        tests_gpu; if one fails, nothing is measured
     matmul       TFLOP/s of a large matrix product: the peak that shares refer to
     attention    one layer over a group of rollouts: `VarlenAttention`, `ForestAttention`, and rows; errors in bfloat16
     training     a whole model's forward and backward pass at 2k, 8k and 32k tokens: forest, conversations, calls
@@ -18,6 +19,7 @@ benchmarks/results/gpu.json when it ends; those of other parts stay.
 import argparse
 import json
 import platform
+import subprocess
 import sys
 import tempfile
 import time
@@ -35,7 +37,10 @@ from card.speed import attention, matmul, training
 from lightningrl.errors import UserError
 from lightningrl.models.devices import device_of, set_up
 
-RESULTS = Path(__file__).parent / "results" / "gpu.json"
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "gpu.json"
+TESTS = "tests"
+"""The part that measures nothing."""
 PARTS: dict[str, Callable[[Bench, Path], Any]] = {
     "matmul": lambda bench, _: matmul(bench),
     "attention": lambda bench, _: attention(bench),
@@ -76,9 +81,16 @@ def measure(bench: Bench, names: list[str], *, path: Path, runs: Path) -> None:
         path.write_text(json.dumps(results | {name: part}, indent=1) + "\n", encoding="utf-8")
 
 
+def test(device: str) -> int:
+    """Run tests_gpu on the device. Returns the exit code."""
+    print(f"== {TESTS}", flush=True)
+    return subprocess.run([sys.executable, "-m", "pytest", "tests_gpu", "--device", device], cwd=ROOT).returncode
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS), help="measure these parts")
+    parts = [TESTS, *PARTS]
+    parser.add_argument("--only", nargs="+", choices=parts, default=parts, help="run these parts")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: runs the code, measures nothing")
     parser.add_argument(
@@ -88,14 +100,18 @@ def main() -> int:
     try:
         device = device_of(arguments.device)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        reason = error.message.partition(", but ")[2]
+        print(f"error: this needs a GPU, but {reason}", file=sys.stderr)
+        print("hint: `--device cpu --quick` runs the same code on the CPU", file=sys.stderr)
         return 2
+    if TESTS in arguments.only and (failed := test(arguments.device)):
+        return failed
     set_up([device])
     bench = Bench(device=device, quick=arguments.quick)
     with tempfile.TemporaryDirectory(prefix="lightningrl-gpu-") as scratch:
         real = device.type == "cuda" and not arguments.quick
         path = arguments.json or (RESULTS if real else Path(scratch, "gpu.json"))
-        measure(bench, arguments.only, path=path, runs=Path(scratch))
+        measure(bench, [name for name in arguments.only if name != TESTS], path=path, runs=Path(scratch))
     return 0
 
 

@@ -17,8 +17,8 @@ from lightningrl.trainer.local import LocalTrainer
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def run(*command: object) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+def run(*command: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **variables}
     return subprocess.run(
         [sys.executable, *map(str, command)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110
     )
@@ -35,9 +35,30 @@ def test_the_benchmark_runs_on_a_cpu(parts: tuple[str, ...], tmp_path: Path) -> 
 
 def test_the_tests_for_gpus_run_on_a_cpu() -> None:
     some = "(one and plain and bfloat16 and 4-2-64) or bfloat16_has or tokens_come or (logprobs and 1)"
-    done = run("-m", "pytest", "tests_gpu", "-p", "no:cacheprovider", "--device", "cpu", "-q", "-k", some)
+    options = f"-p no:cacheprovider -v -k '{some}'"
+    done = run("benchmarks/gpu.py", "--device", "cpu", "--quick", "--only", "tests", PYTEST_ADDOPTS=options)
     assert done.returncode == 0, done.stdout
-    assert "skipped" not in done.stdout
+    assert " passed" in done.stdout and "skipped" not in done.stdout
+
+
+def test_nothing_is_measured_after_a_failed_test() -> None:
+    done = run("benchmarks/gpu.py", "--device", "cpu", "--quick", PYTEST_ADDOPTS="--no-such-option")
+    assert done.returncode != 0 and "== matmul" not in done.stdout
+
+
+def test_a_missing_gpu_is_reported_before_anything_runs() -> None:
+    done = subprocess.run(
+        ["make", "gpu", f"GPU_PYTHON={sys.executable}"],
+        cwd=ROOT,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2 and done.stdout == ""
+    error, hint = done.stderr.splitlines()[:2]
+    assert error.startswith("error: this needs a GPU, but ") and "trainer.device" not in done.stderr
+    assert hint == "hint: `--device cpu --quick` runs the same code on the CPU"
 
 
 def test_the_ways_that_are_compared_have_equal_gradients() -> None:
