@@ -1,10 +1,13 @@
 """The sizes of a model follow from its config.json: no weights, no network."""
 
 import json
+import logging
+import socket
 from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub.utils import http_backoff
 from transformers import MixtralConfig, Qwen3Config
 
 from lightningrl.errors import UserError
@@ -98,3 +101,16 @@ def test_a_folder_comes_before_a_public_model_of_that_name(tmp_path: Path) -> No
     folder = tmp_path / "Qwen" / "Qwen3-0.6B"
     Qwen3Config(num_hidden_layers=1).save_pretrained(folder)
     assert sizes_of("Qwen/Qwen3-0.6B", root=tmp_path).shape.layers == 1
+
+
+def test_retries_of_downloads_print_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    library = logging.getLogger("huggingface_hub")
+    library.addHandler(caplog.handler)
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(Exception, match="refused"):
+            http_backoff("HEAD", url, max_retries=1, base_wait_time=0.01)
+    finally:
+        library.removeHandler(caplog.handler)
+    assert not caplog.records

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import logging as hub_logging
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
@@ -26,6 +27,7 @@ from lightningrl.models.tensors import read, stored_in, weight_files
 
 transformers_logging.disable_progress_bar()  # the library never prints
 transformers_logging.set_verbosity_error()  # missing weights and wrong shapes are errors here
+hub_logging.set_verbosity_error()  # it would tell of every retry; what fails in the end is an error here
 
 ADAPTER = "adapter_config.json"
 DTypeName: TypeAlias = Literal["float32", "bfloat16", "float16", "float64"]
