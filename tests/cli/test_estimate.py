@@ -6,6 +6,13 @@ from typing import Any
 
 import pytest
 
+from lightningrl.errors import UserError
+from lightningrl.estimate import check_memory
+from lightningrl.estimate.answering import check_held
+from lightningrl.estimate.cards import GIB, Card
+from lightningrl.estimate.memory import engine_parts
+from lightningrl.models.sizes import sizes_of_all
+from lightningrl.recipe import load_config
 from tests.command import run_command
 from tests.conftest import SmallRecipe
 
@@ -85,15 +92,37 @@ def test_a_model_that_cannot_fit_is_refused_before_it_is_downloaded(small_recipe
     complaint = " ".join(done.stderr.partition("error: ")[2].split())
     assert complaint.startswith("`small` needs at least") and "hint:" in complaint
     assert "loading the model" not in done.stderr + done.stdout
+    assert not (small_recipe.folder / "run").exists()
 
 
+def test_an_evaluation_needs_no_memory_for_training(small_recipe: SmallRecipe) -> None:
+    config = load_config(small_recipe.path, ["model.path=Qwen/Qwen3-0.6B"])
+    sizes = sizes_of_all(["Qwen/Qwen3-0.6B"], root=Path())
+    least = 4 * sizes["Qwen/Qwen3-0.6B"].parameters + sum(part.bytes for part in engine_parts(config, sizes))
+    enough, scarce = (Card(name="x", memory_bytes=n, bandwidth=0, peaks={}, is_gpu=False) for n in (least + GIB, least))
+    check_held(config, sizes, enough)
+    with pytest.raises(UserError, match="needs at least"):
+        check_memory(config, sizes, enough)
+    with pytest.raises(UserError, match="to answer, and"):
+        check_held(config, sizes, scarce)
+
+
+def test_a_model_that_cannot_be_evaluated_is_refused_before_it_is_downloaded(small_recipe: SmallRecipe) -> None:
+    done = small_recipe.cli("eval", str(small_recipe.path), "model.path=Qwen/Qwen3-14B")
+    assert done.returncode == 2 and "hint:" in done.stderr
+    assert "error: `small` needs at least" in done.stderr and "to answer" in done.stderr
+    assert "loading the model" not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("command", ["train", "eval"])
 @pytest.mark.parametrize("path", GPU_RECIPES, ids=lambda path: path.parent.name)
-def test_a_gpu_recipe_says_at_once_that_it_needs_a_gpu(path: Path, tmp_path: Path) -> None:
+def test_a_gpu_recipe_says_at_once_that_it_needs_a_gpu(path: Path, command: str, tmp_path: Path) -> None:
     from lightningrl.models.devices import devices
 
     if devices():
         pytest.skip("this machine has a GPU")
-    done = run_command("train", str(path), "--run-dir", "run", cwd=tmp_path, timeout_s=60)
-    assert done.returncode == 2 and done.stdout == ""
+    folder = ("--run-dir", "run") if command == "train" else ()
+    done = run_command(command, str(path), *folder, cwd=tmp_path, timeout_s=60)
+    assert done.returncode == 2 and done.stdout == "" and not (tmp_path / "run").exists()
     first, *hints = done.stderr.strip().splitlines()
     assert first.startswith("error: `trainer.device` is `cuda`, but") and hints[0].startswith("hint:")

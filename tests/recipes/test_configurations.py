@@ -46,3 +46,4 @@ def test_a_full_size_without_its_server_says_that_it_needs_a_gpu(path: Path) -> 
         check_servers(config)
     assert caught.value.message.startswith(f"no server for engine `vllm` at `http://127.0.0.1:{port}/v1`: ")
     assert "on a machine with a GPU (docs/engines.md)" in str(caught.value.hint)
+    check_servers(load_config(path, ["engine.name=embedded"]))  # as the hint says

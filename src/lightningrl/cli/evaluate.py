@@ -14,7 +14,7 @@ from rich.console import Console
 
 from lightningrl.cli.console import say
 from lightningrl.cli.live import Progress
-from lightningrl.cli.ready import check_servers, check_tasks
+from lightningrl.cli.ready import check_device, check_memory_of, check_servers, check_tasks
 from lightningrl.cli.report import heldout_table, interval, mean_interval
 from lightningrl.cli.stop import Interrupted, run
 from lightningrl.cli.verdict import signed
@@ -91,10 +91,14 @@ def contestant(config: Config, name: str | None, *, key_env: str) -> Contestant:
 
 def evaluate(contestants: Sequence[Contestant], *, console: Console) -> Evaluation:
     """Run the recipe's held-out tasks with each contestant, one after the other."""
-    for one in contestants:
-        if not one.server:
-            check_servers(one.config)
+    loaded = [one.config for one in contestants if not one.server]
+    for config in loaded:
+        check_device(config)
+        check_servers(config)
     check_tasks(contestants[0].config, ("heldout",), console=console)
+    with console.status("loading torch"):
+        for config in loaded:
+            check_memory_of(config, training=False)
     try:
         return run(_evaluate(contestants, console=console))
     except Interrupted as stop:

@@ -37,6 +37,12 @@ class RunFolder:
     def curve(self) -> Path:
         return self.path / "curve.png"
 
+    def make(self, config: Config) -> None:
+        """Make the folder with the settings of its run; of a run that is resumed, they stay as they are."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        if not self.config.exists():
+            self.config.write_text(dump_config(config), encoding="utf-8")
+
     @property
     def resume_command(self) -> str:
         """The command that continues this run."""
@@ -54,15 +60,13 @@ def dated(name: str) -> Path:
 
 
 def new_folder(config: Config, path: Path | None = None) -> RunFolder:
-    """Make the folder of a new run. Raises `UserError` if it has a run already."""
+    """The folder of a new run, not yet made. Raises `UserError` if it has a run already."""
     path = path or dated(config.name)
     folder = RunFolder(path)
     if folder.config.exists():
         raise UserError(
             f"`{path}` holds a run already", hint="continue it with `--resume`, or give another `--run-dir`"
         )
-    path.mkdir(parents=True, exist_ok=True)
-    folder.config.write_text(dump_config(config), encoding="utf-8")
     return folder
 
 

@@ -71,7 +71,11 @@ def _naming(key: str) -> Iterator[None]:
 
 
 def check_servers(config: Config) -> None:
-    """Raises `UserError` for the first server in `engine.urls` that takes no connection."""
+    """Raises `UserError` for the first server in `engine.urls` that takes no connection. The embedded engine has
+    none.
+    """
+    if config.engine.name == "embedded":
+        return
     for url in config.engine.urls:
         try:
             parts = urlsplit(url)
@@ -94,15 +98,17 @@ def check_device(config: Config) -> None:
         device_of("cuda")
 
 
-def check_memory_of(config: Config) -> None:
-    """Raises `UserError` for a recipe that this machine's memory cannot hold. Loads torch, but no weights."""
+def check_memory_of(config: Config, *, training: bool = True) -> None:
+    """Raises `UserError` for a recipe that this machine's memory cannot train, or not even hold if there is no
+    `training`. Loads torch, but no weights.
+    """
     from lightningrl.estimate import check_memory
+    from lightningrl.estimate.answering import check_held
     from lightningrl.estimate.machine import this_machine
     from lightningrl.models.sizes import sizes_of_all
 
-    check_memory(
-        config, sizes_of_all(model_paths(config).values(), root=config.root), this_machine(config, timed=False)
-    )
+    sizes, card = sizes_of_all(model_paths(config).values(), root=config.root), this_machine(config, timed=False)
+    (check_memory if training else check_held)(config, sizes, card)
 
 
 def check_tasks(config: Config, splits: Sequence[str], *, console: Console) -> None:

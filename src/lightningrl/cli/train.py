@@ -41,11 +41,14 @@ class Watchers:
 
 
 def train(config: Config, folder: RunFolder, *, console: Console) -> Result:
-    """Train, show the progress, and write all results to the run's folder."""
+    """Train, show the progress, and write all results to the run's folder. A recipe that cannot run leaves none."""
+    check_device(config)
+    check_servers(config)
+    check_tasks(config, ("heldout", "train"), console=console)
+    with console.status("loading torch"):
+        check_memory_of(config)
+    folder.make(config)
     try:
-        check_device(config)
-        check_servers(config)
-        check_tasks(config, ("heldout", "train"), console=console)
         return run(_train(config, folder, console=console))
     except Interrupted as stop:
         said = f"stopped by {stop.signal.name}; finished steps and the rollouts of this step are kept"
@@ -62,7 +65,6 @@ async def _train(config: Config, folder: RunFolder, *, console: Console) -> Resu
         progress.starting("loading torch")
         from lightningrl.serve import lightning  # slow to import, so the progress is shown first
 
-        check_memory_of(config)
         async with lightning(config, folder.path, starting=progress.starting) as server:
             version = await server.version()
             journal = Journal(folder, version=version)

@@ -125,6 +125,7 @@ def warmstart(
     target = _target(config, out)
     check_tasks(config, ("train",), console=console)
     folder = new_folder(config, run_dir or dated(f"{config.name}-warmstart"))
+    folder.make(config)
     try:
         with Narrator(console) as narrator:
             shown, tasks = _shown(config, folder, narrator)
