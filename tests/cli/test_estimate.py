@@ -80,6 +80,13 @@ def test_options_that_would_be_ignored_are_refused(
     assert not (small_recipe.folder / "runs").exists()
 
 
+def test_a_card_elsewhere_is_estimated_without_a_word_about_this_machine(small_recipe: SmallRecipe) -> None:
+    found = estimated(small_recipe, "--gpu", "4090", "model.path=Qwen/Qwen3-0.6B", "trainer.device=cuda")
+    assert found["work"]["source"] == "assumed, as this machine has no engine for a trial"
+    here = estimated(small_recipe, "model.path=Qwen/Qwen3-0.6B", "engine.slots=2")
+    assert here["work"]["source"] == "assumed, as the weights of `Qwen/Qwen3-0.6B` are not on this machine"
+
+
 def test_an_unknown_gpu_is_refused(small_recipe: SmallRecipe) -> None:
     done = small_recipe.cli("train", str(small_recipe.path), "--estimate", "--gpu", "a200")
     assert done.returncode == 2
@@ -108,7 +115,7 @@ def test_an_evaluation_needs_no_memory_for_training(small_recipe: SmallRecipe) -
 
 
 def test_a_model_that_cannot_be_evaluated_is_refused_before_it_is_downloaded(small_recipe: SmallRecipe) -> None:
-    done = small_recipe.cli("eval", str(small_recipe.path), "model.path=Qwen/Qwen3-14B")
+    done = small_recipe.cli("eval", str(small_recipe.path), "model.path=Qwen/Qwen3-14B", "engine.slots=1024")
     assert done.returncode == 2 and "hint:" in done.stderr
     assert "error: `small` needs at least" in done.stderr and "to answer" in done.stderr
     assert "loading the model" not in done.stderr + done.stdout

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertLMHeadModel
 
 from lightningrl.chat import ChatTemplate
 from lightningrl.errors import UserError
-from lightningrl.models.load import DTypeName, export_folder, load_into, load_model, load_tokenizer
+from lightningrl.models.load import DTypeName, export_folder, is_here, load_into, load_model, load_tokenizer
 from lightningrl.models.lora import with_adapter
 from lightningrl.models.tiny import build_model, write_model_folder
 
@@ -282,3 +283,25 @@ def test_a_folder_without_a_tokenizer_is_refused(folder: Path) -> None:
         (folder / name).unlink()
     with pytest.raises(UserError, match="cannot load a tokenizer"):
         load_tokenizer(str(folder))
+
+
+def test_a_hub_id_is_here_when_all_of_its_weights_are_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    cached, revision = tmp_path / "models--nobody--tiny", "0" * 40
+    snapshot = cached / "snapshots" / revision
+    assert not is_here("nobody/tiny", root=tmp_path)
+    snapshot.mkdir(parents=True)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(revision)
+    (snapshot / "config.json").write_text("{}")
+    assert not is_here("nobody/tiny", root=tmp_path), "only its configuration was looked at"
+    (snapshot / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}'
+    )
+    (snapshot / "1.safetensors").touch()
+    assert not is_here("nobody/tiny", root=tmp_path), "the download was interrupted"
+    (snapshot / "2.safetensors").touch()
+    assert is_here("nobody/tiny", root=tmp_path)
+    assert is_here("models--nobody--tiny", root=tmp_path) and not is_here("./nobody", root=tmp_path)

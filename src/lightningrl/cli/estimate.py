@@ -26,6 +26,7 @@ from lightningrl.estimate.cards import CARDS, Card
 from lightningrl.estimate.machine import this_machine
 from lightningrl.estimate.memory import rollouts_together
 from lightningrl.estimate.workload import Workload, assumed, outside_calls, recorded
+from lightningrl.models.load import is_here
 from lightningrl.models.sizes import Sizes, sizes_of_all
 from lightningrl.progress import Exam
 from lightningrl.store import Records, Where, open_records
@@ -85,7 +86,8 @@ def _workload(config: Config, sizes: dict[str, Sizes], wishes: Wishes, *, consol
         return found
     missing = _no_engine(config, sizes)
     if missing:
-        return assumed(source=f"assumed, as {missing}")
+        reason = "this machine has no engine for a trial" if wishes.gpu else missing  # another device is asked about
+        return assumed(source=f"assumed, as {reason}")
     try:
         return run(_trial(config, console))
     except LightningError as error:
@@ -148,8 +150,8 @@ def _no_engine(config: Config, sizes: dict[str, Sizes]) -> str:
         check_servers(config)
     except UserError as error:
         return error.message
-    missing = [path for path in sizes if not (config.root / path).is_dir()]
-    return f"`{missing[0]}` is not a folder on this machine" if missing else ""
+    missing = [path for path in sizes if not is_here(path, root=config.root)]
+    return f"the weights of `{missing[0]}` are not on this machine" if missing else ""
 
 
 class _Quiet:

@@ -30,6 +30,8 @@ transformers_logging.set_verbosity_error()  # missing weights and wrong shapes a
 hub_logging.set_verbosity_error()  # it would tell of every retry; what fails in the end is an error here
 
 ADAPTER = "adapter_config.json"
+FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt"]
+"""What is downloaded of a hub id."""
 DTypeName: TypeAlias = Literal["float32", "bfloat16", "float16", "float64"]
 
 
@@ -42,12 +44,25 @@ def local_folder(path: str, *, root: Path) -> str:
     if looks_local(path):
         raise no_folder(beside)
     try:
-        return snapshot_download(path, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt"])
+        return snapshot_download(path, allow_patterns=FILES)
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise UserError(
             f"cannot get `{path}` from the hub: {first_line(error)}",
             hint="check the id and the network, or give a local folder",
         ) from error
+
+
+def is_here(path: str, *, root: Path) -> bool:
+    """Whether `local_folder` finds the weights without a download: in a folder, or all of them in the hub's cache."""
+    if (root / Path(path).expanduser()).is_dir():
+        return True
+    if looks_local(path):
+        return False
+    try:
+        files = weight_files(Path(snapshot_download(path, allow_patterns=FILES, local_files_only=True)))
+    except (OSError, ValueError):  # nothing of it is in the cache
+        return False
+    return bool(files) and all(file.is_file() for file in files)
 
 
 def load_model(path: str, *, dtype: DTypeName = "float32", device: torch.device = CPU) -> Decoder:
