@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from torch import nn
+from transformers import AutoModelForCausalLM, DogeConfig
 
 from lightningrl.config import LossConfig, TrainerConfig
 from lightningrl.data.forest import build_forest
@@ -20,7 +21,7 @@ from lightningrl.trainer import conformance
 from lightningrl.trainer.forward import forward
 from lightningrl.trainer.local import LocalTrainer
 from lightningrl.types import Sampling
-from tests.models.tiny_families import build
+from tests.models.tiny_families import SIZES, build
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # by peft
 LAYERS = {
@@ -30,6 +31,13 @@ LAYERS = {
     "gemma3_text": {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"},
     "falcon_h1": {"q_proj", "k_proj", "v_proj", "o_proj", "in_proj", "gate_proj", "up_proj", "down_proj"},
 }
+
+
+def test_routers_of_other_names_get_no_adapter() -> None:
+    hf = AutoModelForCausalLM.from_config(DogeConfig(**SIZES, is_moe=True, num_experts=4, num_experts_per_tok=2))
+    hf.get_decoder().layers[0].router = nn.Sequential(nn.Linear(32, 4))  # a router of several layers, as DBRX has it
+    assert {"router_gate", "0"} <= {name.rpartition(".")[2] for name, m in hf.named_modules() if type(m) is nn.Linear}
+    assert not {"router_gate", "0"} & {name.rpartition(".")[2] for name in adaptable_layers(hf)}
 
 
 def learnt(model: Decoder) -> Decoder:

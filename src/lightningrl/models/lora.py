@@ -33,8 +33,10 @@ from lightningrl.models.dense import DenseModel, Project, project
 from lightningrl.models.folder import check_files
 from lightningrl.models.load import check_finite, misfit
 
-ROUTERS = ("gate", "router", "shared_expert_gate")
-"""Names of linear layers that choose or weigh experts. vLLM adapts none of them."""
+ROUTERS = ("gate", "shared_expert_gate")
+"""Names of linear layers that choose or weigh experts, besides those with `router` in their names. vLLM adapts none of
+them.
+"""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 NAME = "default"
 """Name of the adapter within peft's layers."""
@@ -143,7 +145,12 @@ def adaptable_layers(hf: Any) -> list[str]:
     linear = [name for name, module in hf.named_modules() if type(module) is nn.Linear and module in inside]
     mixers = {name.rpartition(".")[0] for name, _ in hf.named_modules() if name.endswith(".conv1d")}
     left_out = {f"{mixer}.out_proj" for mixer in mixers}
-    return [name for name in linear if name.rpartition(".")[2] not in ROUTERS and name not in left_out]
+    return [name for name in linear if not _routes(name) and name not in left_out]
+
+
+def _routes(name: str) -> bool:
+    """Whether a layer is a router, or a part of one."""
+    return any("router" in part or part in ROUTERS for part in name.split("."))
 
 
 def _targets(hf: Any) -> list[str]:
