@@ -9,14 +9,21 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, Llama4ForCausalLM, Llama4TextConfig, Phi3Config
+from transformers import (
+    AutoModelForCausalLM,
+    DogeConfig,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
+    Phi3Config,
+    Qwen3Config,
+)
 from transformers.masking_utils import chunked_causal_mask_function, sliding_window_causal_mask_function
 
 from lightningrl.data.trie import build_trie
 from lightningrl.errors import UserError
 from lightningrl.models.any_hf import AnyHF
 from lightningrl.models.base import PLAIN, Decoder, Style
-from lightningrl.models.families import decoder_of
+from lightningrl.models.families import decoder_of, survey
 from lightningrl.models.forest_attention import ForestAttention
 from lightningrl.models.hf_attention import Unlike, mask_of
 from lightningrl.models.hf_rows import rows_of
@@ -130,6 +137,16 @@ def test_attention_in_chunks_is_no_window() -> None:
     with pytest.raises(Unlike, match="neither causal nor within a window"):
         mask_of(mask_function=chunked_causal_mask_function(64, torch.zeros(1, dtype=torch.long)), local_size=64)
     assert mask_of(mask_function=sliding_window_causal_mask_function(64), local_size=64).window == 64
+
+
+def test_attention_that_selects_tokens_of_long_rows_is_refused() -> None:
+    for config, what in (
+        (DogeConfig(**SIZES, keep_window_size=16), "keep_window_size"),
+        (Qwen3Config(**WIDE, index_topk=16), "index_topk"),
+        (Qwen3Config(**WIDE, layer_types=["full_attention", "indexed_attention"]), "indexed_attention"),
+    ):
+        with pytest.raises(UserError, match=f"(?s){config.model_type}` are not supported.*{what}.*hint:"):
+            survey(AutoModelForCausalLM.from_config(config))
 
 
 def test_rotary_angles_that_change_with_the_length_bound_it() -> None:

@@ -31,6 +31,12 @@ COARSE = 0.1
 """The same for 16-bit numbers."""
 KINDS = {"full_attention", "sliding_attention"}
 """Types of layers that attend as `Style` says. Sparse attention differs only from a length on that a survey lacks."""
+CAUSAL = KINDS | {"chunked_attention", "linear_attention", "conv", "hybrid", "hybrid_sliding", "moe", "sparse", "dense"}
+"""Types of layers whose tokens never depend on later ones, in transformers' names."""
+SELECTING = ("index_topk", "index_topk_blocks", "keep_window_size")
+"""Settings of attention that selects some tokens of a long row. Selections of transformers may depend on later tokens,
+which the survey's short rows do not show.
+"""
 STATE = "its layers carry state along a row"
 
 log = logging.getLogger(__name__)
@@ -46,6 +52,7 @@ def decoder_of(hf: Any) -> Decoder:
 @torch.no_grad()
 def survey(hf: Any) -> Shape:
     """How the model runs, and its sizes. From now on it computes experts by `hf_experts`."""
+    _check_causal(hf)
     hf.eval()
     use_experts(hf)
     token_ids, expected = _reference(hf)
@@ -68,6 +75,19 @@ def survey(hf: Any) -> Shape:
         )
     finally:
         hf.set_attn_implementation(before)
+
+
+def _check_causal(hf: Any) -> None:
+    """Raises `UserError` for a model whose configuration does not say that its layers are causal at any length."""
+    config = hf.config.get_text_config()
+    unknown = sorted(set(getattr(config, "layer_types", None) or []) - CAUSAL)
+    selecting = [name for name in SELECTING if getattr(config, name, None)]
+    if unknown or selecting:
+        what = f"layers of type `{unknown[0]}`" if unknown else f"attention that selects tokens (`{selecting[0]}`)"
+        raise UserError(
+            f"models of type `{config.model_type}` are not supported: they have {what}",
+            hint="give a model without sparse attention",
+        )
 
 
 def _reference(hf: Any) -> tuple[Tensor, Tensor]:
