@@ -75,9 +75,16 @@ def test_a_pass_is_first_done_again_with_checkpointing_and_then_split() -> None:
     assert s.trainer.max_tokens == tokens // 2
 
 
-def test_the_cpu_allocator_is_heard_and_other_errors_are_not() -> None:
+@pytest.mark.parametrize(
+    "message",
+    [
+        "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to allocate",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    ],
+)
+def test_every_allocator_is_heard_and_other_errors_are_not(message: str) -> None:
     s = scene()
-    message = "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to allocate"
     found, _, _ = learn(s, {40}, message=message)
     assert found.metrics["tokens/out_of_memory"] > 0
     with pytest.raises(RuntimeError, match="shapes"):

@@ -21,6 +21,9 @@ from lightningrl.types import Doubles
 
 log = logging.getLogger(__name__)
 
+EXHAUSTED = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+"""What errors say when memory runs out on a CPU, in cuBLAS and in cuDNN. torch has no type of its own for them."""
+
 Pass: TypeAlias = Callable[[Forest], Evaluation]
 Unit: TypeAlias = Literal["call", "rollout"]
 
@@ -62,7 +65,7 @@ def _tried(compute: Pass, forest: Forest) -> Evaluation | None:
     try:
         return compute(forest)
     except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+        if not isinstance(error, torch.OutOfMemoryError) and not any(text in str(error) for text in EXHAUSTED):
             raise
     gc.collect()  # the error's frames held the tensors of the pass; they are gone with it
     if torch.cuda.is_available():
