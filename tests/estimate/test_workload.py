@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from lightningrl.errors import UserError
 from lightningrl.estimate.workload import FOLLOW_UP, assumed, outside_calls, recorded
 from lightningrl.types import Attempt, Call, Sampling
 
@@ -66,3 +67,9 @@ def test_the_agents_own_time_is_what_its_calls_leave_over() -> None:
     calls = [call("a", 0, [1], [2], seconds=1.5), call("a", 1, [1], [2], seconds=0.5)]
     assert outside_calls(attempts, calls, together=4) == pytest.approx((4.0 - 2.0) / 4)
     assert outside_calls([], [], together=4) is None
+
+
+@pytest.mark.parametrize("calls", [1e300, float("inf"), float("nan")])
+def test_numbers_without_bounds_are_refused(calls: float) -> None:
+    with pytest.raises(UserError, match=r"calls: at most 1,000,000,000"):
+        assumed(calls=calls, source="options")

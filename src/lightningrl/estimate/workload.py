@@ -11,10 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightningrl.data.trie import count_unique
+from lightningrl.errors import UserError
 from lightningrl.types import Attempt, Call, by_attempt
 
 FOLLOW_UP = 100
 """Assumed number of new tokens that a later call reads besides its history: a tool's result, the user's turn."""
+
+LARGEST = 1_000_000_000
+"""Most calls, and most tokens of a prompt or an answer, that are estimated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +60,11 @@ class Workload:
 
 def assumed(*, calls: float = 3, prompt_tokens: float = 800, completion_tokens: float = 300, source: str) -> Workload:
     """A conversation: the first call reads `prompt_tokens`, which the whole group shares. Each later call reads all
-    tokens so far and `FOLLOW_UP` new ones.
+    tokens so far and `FOLLOW_UP` new ones. Raises `UserError` for numbers above `LARGEST`.
     """
+    for name, number in (("calls", calls), ("prompt tokens", prompt_tokens), ("completion tokens", completion_tokens)):
+        if not number <= LARGEST:
+            raise UserError(f"`{number:g}` {name}: at most {LARGEST:,} are estimated", hint="give a smaller number")
     grows = (calls - 1) * (completion_tokens + FOLLOW_UP)
     return Workload(
         source=source,
