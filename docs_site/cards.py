@@ -39,7 +39,7 @@ def _cell(root: Path, model: str, key: str, *, rank: int) -> str:
     """Time of a step, and vLLM's share of the card or a second card; a dash if neither suffices."""
     shared = _estimate(root, model, key, rank=rank, urls=["http://127.0.0.1:8000"])
     if shared.fits and shared.seconds.total is not None:
-        return f"{duration(shared.seconds.total)}, {shared.server_share:.2f}"
+        return f"{duration(shared.seconds.total)}, {shared.memory.server_share:.2f}"
     apart = _estimate(root, model, key, rank=rank, urls=["http://10.0.0.1:8000"])
     if apart.fits and apart.seconds.total is not None:
         return f"{duration(apart.seconds.total)}, two"

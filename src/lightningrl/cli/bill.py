@@ -1,6 +1,7 @@
 """The screen of an estimate: what takes memory, how long a step takes, and what the run costs."""
 
 from collections.abc import Sequence
+from itertools import cycle
 
 from rich.console import Console
 from rich.table import Table
@@ -20,16 +21,21 @@ def show(found: Estimate, console: Console) -> None:
     """Print the estimate."""
     console.print()
     _headline(found, console)
-    _memory("trainer" if found.server else "trainer and engine", found.trainer, found, console)
-    if found.server_is_here:
-        beside = Part(name="the trainer", bytes=total(found.trainer))
-        _memory("vLLM, on the same card", [beside, *found.server], found, console)
-    elif found.server:
-        _memory("vLLM, on a card of its own", found.server, found, console)
+    trainer, server, here = found.memory.trainer, found.memory.server, found.memory.servers_here
+    _memory("trainer" if server else "trainer and engine", trainer, found, console)
+    if here:
+        beside = Part(name="the trainer", bytes=total(trainer))
+        _memory("vLLM, on the same card", [beside, *server * here], found, console)
+    elif server:
+        _memory("vLLM, on a card of its own", server, found, console)
     _advice(found, console)
     _step(found, console)
     _run(found, console)
-    measured = "speed measured on this machine just now" if found.card.is_measured else "not measured on this card"
+    measured = (
+        "speed measured on this machine, as loaded as it is now"
+        if found.card.is_measured
+        else "not measured on this card"
+    )
     say(console, (f"\nAn estimate, {measured}. Tokens: {found.work.source}. Assumed:", "dim"))
     for assumption in found.assumptions:
         say(console, (f"  · {assumption}", "dim"))
@@ -44,9 +50,13 @@ def amount(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`4.2 s`, `2.5 min`, `3.4 hours`"""
+    """`< 0.1 s`, `4.2 s`, `2.5 min`, `3.4 hours`, `12 days`"""
+    if seconds < 0.1:
+        return "< 0.1 s"
     count, unit = seconds, "s"
-    if seconds >= 5400:
+    if seconds > 72 * 3600:
+        count, unit = seconds / 86400, "days"
+    elif seconds >= 5400:
         count, unit = seconds / 3600, "hours"
     elif seconds >= 90:
         count, unit = seconds / 60, "min"
@@ -54,9 +64,11 @@ def duration(seconds: float) -> str:
 
 
 def _headline(found: Estimate, console: Console) -> None:
-    verdict = ("✓ fits", "bold green") if found.fits else ("✗ does not fit", "bold red")
+    refused = "✗ cannot run" if found.cannot_run else "✗ does not fit"
+    verdict = ("✓ fits", "bold green") if found.fits else (refused, "bold red")
     say(console, (found.name, "bold"), f" on {found.card.name}   ", verdict)
     learning = "all learn" if found.learning == found.parameters else f"{amount(found.learning)} learn"
+    learning += f" in {found.policies} policies" if found.policies > 1 else ""
     say(console, (f"{found.model} · {amount(found.parameters)} parameters, {learning}", "dim"))
 
 
@@ -70,7 +82,7 @@ def _memory(title: str, parts: Sequence[Part], found: Estimate, console: Console
     used = total(parts)
     say(console, (f"Memory: {title}", "bold"))
     console.print(_bar(parts, capacity))
-    for part, colour in zip(parts, COLOURS, strict=False):
+    for part, colour in zip(parts, cycle(COLOURS), strict=False):
         table.add_row(Text.assemble(("  ■ ", colour), part.name), size(part.bytes), part.note)
     table.add_row(Text("    total", style="bold"), Text(size(used), style="bold"), f"of {size(capacity)}")
     console.print(table)
@@ -84,7 +96,7 @@ def size(count: int) -> str:
 def _bar(parts: Sequence[Part], capacity: int) -> Text:
     """A bar of the device's memory. What does not fit is left out."""
     bar, filled, sum_bytes = Text("  "), 0, 0
-    for part, colour in zip(parts, COLOURS, strict=False):
+    for part, colour in zip(parts, cycle(COLOURS), strict=False):
         sum_bytes += part.bytes
         end = min(round(sum_bytes / capacity * WIDTH), WIDTH)
         bar.append("█" * (end - filled), colour)
@@ -113,17 +125,18 @@ def _step(found: Estimate, console: Console) -> None:
     table.add_row(
         "  after merging", amount(found.unique_tokens), f"shared prefixes are computed once: {ratio:.1f} × fewer"
     )
-    twice = ", each layer computed twice" if found.forests.checkpointing else ""
+    twice = ", each layer computed twice" if found.memory.forests.checkpointing else ""
     for name, value, note in (
         ("generation", seconds.generation, f"{amount(found.sampled_tokens)} tokens sampled"),
         ("agents", seconds.agent, "their own time, as in these rollouts"),
-        ("training", seconds.training, f"forests of {found.forests.tokens:,} tokens{twice}"),
+        ("training", seconds.training, f"forests of {found.memory.forests.tokens:,} tokens{twice}"),
         ("saving", seconds.saving, "checkpoint, and weights into the engine"),
     ):
         if value is not None:
             table.add_row(f"  {name}", duration(value), note)
     if seconds.total is not None:
-        table.add_row(Text("  total", style="bold"), Text(duration(seconds.total), style="bold"))
+        name = "  total, at least" if seconds.agent is None else "  total"
+        table.add_row(Text(name, style="bold"), Text(duration(seconds.total), style="bold"))
     console.print(table)
 
 
@@ -131,12 +144,13 @@ def _run(found: Estimate, console: Console) -> None:
     if found.hours is None:
         return
     console.print()
-    price = "" if found.price is None else f" · costs {found.price:,.2f} at {found.per_hour:,.2f} an hour"
+    least = "at least " if found.seconds.agent is None else ""  # the agents' own time is missing
     exams = f", {duration(found.exams_s)} of them evaluations" if found.exams_s else ""
+    price = "" if found.price is None else f" · costs {least}{found.price:,.2f} at {found.per_hour:,.2f} an hour"
     say(
         console,
         ("The run ", "bold"),
         f"{found.steps:,} steps: ",
-        (duration(found.hours * 3600), "bold"),
+        (f"{least}{duration(found.hours * 3600)}", "bold"),
         f"{exams}{price}",
     )

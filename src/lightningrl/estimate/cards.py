@@ -21,6 +21,10 @@ class Card:
     peaks: Mapping[str, float]
     """dtype → FLOP/s of matrix products."""
     is_gpu: bool = True
+    flash: bool = False
+    """Whether torch has its kernel of attention for it: from compute capability 8.0 on."""
+    bfloat16: bool = True
+    """Whether vLLM computes in bfloat16 on it: from compute capability 8.0 on."""
     is_measured: bool = False
     """Whether bandwidth and peaks are measured on this machine; else they are from a data sheet."""
 
@@ -37,6 +41,7 @@ CARDS: Mapping[str, Card] = {
         memory_bytes=79 * GIB,
         bandwidth=3.35e12,
         peaks={"bfloat16": 989e12, "float16": 989e12, "float32": 67e12},
+        flash=True,
     ),
     # nvidia.com/en-us/data-center/a100: SXM, 80 GB
     "a100": Card(
@@ -44,6 +49,7 @@ CARDS: Mapping[str, Card] = {
         memory_bytes=79 * GIB,
         bandwidth=2.04e12,
         peaks={"bfloat16": 312e12, "float16": 312e12, "float32": 19.5e12},
+        flash=True,
     ),
     # nvidia.com/en-us/data-center/l4: half of the rate with sparsity
     "l4": Card(
@@ -51,6 +57,7 @@ CARDS: Mapping[str, Card] = {
         memory_bytes=22 * GIB,
         bandwidth=300e9,
         peaks={"bfloat16": 121e12, "float16": 121e12, "float32": 30.3e12},
+        flash=True,
     ),
     # NVIDIA Ada GPU architecture, appendix A
     "4090": Card(
@@ -58,6 +65,7 @@ CARDS: Mapping[str, Card] = {
         memory_bytes=int(23.5 * GIB),
         bandwidth=1.008e12,
         peaks={"bfloat16": 165e12, "float16": 165e12, "float32": 82.6e12},
+        flash=True,
     ),
     # nvidia.com/en-us/data-center/tesla-t4. It computes bfloat16 as float32.
     "t4": Card(
@@ -65,15 +73,20 @@ CARDS: Mapping[str, Card] = {
         memory_bytes=int(14.5 * GIB),
         bandwidth=320e9,
         peaks={"bfloat16": 8.1e12, "float16": 65e12, "float32": 8.1e12},
+        bfloat16=False,
     ),
 }
 """Name for `--gpu` → card."""
+SLOWER = {"pcie", "nvl", "laptop", "d"}
+"""Words in the names of slower cards of the same generation, e.g. `NVIDIA H100 PCIe`."""
 
 
 def card_like(name: str, *, memory_bytes: int) -> Card | None:
     """The known card that a device's own name contains, e.g. `NVIDIA A100-SXM4-80GB`, with the memory that it has. None
-    for other devices.
+    for other devices, and for one whose memory differs by more than 10 %.
     """
-    words = name.lower().replace("-", " ").split()
+    words = set(name.lower().replace("-", " ").split())
     known = next((card for key, card in CARDS.items() if key in words), None)
-    return known and replace(known, name=name, memory_bytes=memory_bytes)
+    if known is None or words & SLOWER or not 0.9 < memory_bytes / known.memory_bytes < 1.1:
+        return None
+    return replace(known, name=name, memory_bytes=memory_bytes)

@@ -2,13 +2,20 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 from lightningrl.config import Config
 from lightningrl.errors import UserError
 from lightningrl.estimate.cards import GIB, Card
-from lightningrl.estimate.memory import RESERVED, chosen_forests, computing_parts, engine_parts, held_parts, total
+from lightningrl.estimate.memory import (
+    RESERVED,
+    chosen_forests,
+    computing_parts,
+    engine_parts,
+    held_parts,
+    memory_of,
+    total,
+)
 from lightningrl.estimate.workload import assumed
 from lightningrl.models.sizes import Sizes
 
@@ -27,7 +34,12 @@ def check_memory(config: Config, sizes: Mapping[str, Sizes], card: Card) -> None
     needed = least_bytes(config, sizes, card)
     if needed <= card.memory_bytes:
         return
-    found = changes_that_fit(config, lambda other: least_bytes(other, sizes, card) <= card.memory_bytes)
+
+    def fits(other: Config) -> bool:  # as `--estimate` sees it, which counts whole forests
+        trainer = memory_of(other, sizes, card, work=assumed(source="")).trainer
+        return max(total(trainer), least_bytes(other, sizes, card)) <= card.memory_bytes
+
+    found = changes_that_fit(config, card, fits)
     hint = f"this would fit: {overrides(found)}" if found else "choose a smaller model, or a larger device"
     where = f"`{card.name}` has {card.memory_bytes / GIB:.1f} GiB"
     raise UserError(
@@ -42,16 +54,15 @@ def least_bytes(config: Config, sizes: Mapping[str, Sizes], card: Card) -> int:
     others = total(engine) + RESERVED[card.kind]
     call = config.engine.max_length
     forests = chosen_forests(config, sizes, card, held=held, others=others, wanted=call)
-    whole = replace(forests, tokens=call)  # no forest is smaller than a call
     work = assumed(calls=1, prompt_tokens=0, completion_tokens=call, source="")
-    return total(held) + others + total(computing_parts(config, sizes, whole, device=card.kind, work=work))
+    return total(held) + others + total(computing_parts(config, sizes, forests, card=card, work=work))
 
 
-def changes_that_fit(config: Config, fits: Callable[[Config], bool]) -> Changes | None:
+def changes_that_fit(config: Config, card: Card, fits: Callable[[Config], bool]) -> Changes | None:
     """The fewest changes of settings with which the recipe fits; None if there are none. Among equally many, those that
     cost the least come first.
     """
-    options = [[None, *((key, value) for value in values)] for key, values in _options(config).items()]
+    options = [[None, *((key, value) for value in values)] for key, values in _options(config, card).items()]
 
     def cost(choice: tuple[int, ...]) -> tuple[Any, ...]:
         """Number of changes; then the settings that change, the first of them first; then how much they change."""
@@ -80,7 +91,7 @@ def overrides(changes: Changes) -> str:
     return "`" + " ".join(f"{key}={value}" for key, value in changes.items()) + "`"
 
 
-def _options(config: Config) -> Mapping[str, list[Any]]:
+def _options(config: Config, card: Card) -> Mapping[str, list[Any]]:
     """Settings that take less memory, from the one that costs least to the one that costs most, each with its values
     from large to small.
     """
@@ -91,7 +102,7 @@ def _options(config: Config) -> Mapping[str, list[Any]]:
         "trainer.checkpointing": ["on"] if first.trainer.checkpointing == "off" else [],
         "trainer.max_tokens": ["auto"] if tokens != "auto" else [],
         "engine.slots": list(_halves(engine.slots, least=4)) if embedded else [],
-        "model.dtype": ["bfloat16"] if first.model.dtype == "float32" else [],
+        "model.dtype": ["bfloat16" if card.bfloat16 else "float16"] if first.model.dtype == "float32" else [],
         "model.lora_rank": [16] if first.model.lora_rank == 0 else [],
         "engine.max_length": list(_halves(engine.max_length, least=SHORTEST)),
     }

@@ -4,8 +4,10 @@ The arithmetic of one model is in `models/footprint.py`. Here it is added up ove
 the weights under their adapters and learn one after the other.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from lightningrl.config import Config, LearnerConfig
 from lightningrl.engines import model_paths
@@ -35,6 +37,8 @@ VLLM_RESERVED = 2 * GIB
 GRADIENTS, MOMENTS, CACHE = "gradients", "AdamW's moments", "KV cache"
 VLLM_SHARE = 0.9
 """Share of a card that vLLM takes if it is not told otherwise."""
+LOCAL = {"127.0.0.1", "localhost", "::1", "0.0.0.0", "::"}
+"""Hosts of servers on this machine."""
 CACHE_ROWS = 2
 """Rows of the embedded engine's cache per slot (`engine/embedded.py`)."""
 
@@ -56,6 +60,53 @@ class Forests:
     checkpointing: bool
     tokens: int
     """Most unique tokens in one forest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What a recipe takes on a device."""
+
+    capacity: int
+    """Bytes of the device."""
+    forests: Forests
+    trainer: tuple[Part, ...]
+    """The trainer's process, with the embedded engine."""
+    server: tuple[Part, ...]
+    """One vLLM server; empty: the engine is embedded, or of another kind."""
+    servers_here: int
+    """vLLM servers on the trainer's card."""
+
+    @property
+    def needed_bytes(self) -> int:
+        """Bytes that the trainer's device needs."""
+        return total(self.trainer) + self.servers_here * total(self.server)
+
+    @property
+    def server_share(self) -> float:
+        """The most of the card that each vLLM on it may take beside the trainer: its `--gpu-memory-utilization`."""
+        return math.floor(100 * (1 - total(self.trainer) / self.capacity) / self.servers_here) / 100
+
+
+def memory_of(config: Config, sizes: Mapping[str, Sizes], card: Card, *, work: Workload, most: int = MOST) -> Memory:
+    """Memory by part. `most`: most tokens of a forest whose size the trainer chooses."""
+    vllm = config.engine.name == "vllm"
+    local = [url for url in config.engine.urls if urlsplit(url).hostname in LOCAL]
+    here = len(local) if vllm and card.is_gpu else 0
+    least = here and here * total(vllm_parts(config, sizes, work=work, room=0))
+    held = held_parts(config, sizes)
+    others = [*engine_parts(config, sizes), Part(name="torch", bytes=RESERVED[card.kind], note="assumed")]
+    batch = config.loop.tasks_per_step * work.unique_in(config.loop.group_size)
+    wanted = math.ceil(batch / _all(config)[0].trainer.minibatches)
+    forests = chosen_forests(config, sizes, card, held=held, others=total(others) + least, wanted=wanted, most=most)
+    trainer = [*held, *computing_parts(config, sizes, forests, card=card, work=work), *others]
+    room = (card.memory_bytes - total(trainer)) // here if here else int(VLLM_SHARE * card.memory_bytes)
+    return Memory(
+        capacity=card.memory_bytes,
+        forests=forests,
+        trainer=tuple(trainer),
+        server=tuple(vllm_parts(config, sizes, work=work, room=room)) if vllm else (),
+        servers_here=here,
+    )
 
 
 def itemsize(learner: LearnerConfig) -> int:
@@ -106,37 +157,38 @@ def held_parts(config: Config, sizes: Mapping[str, Sizes]) -> list[Part]:
 
 
 def computing_parts(
-    config: Config, sizes: Mapping[str, Sizes], forests: Forests, *, device: str, work: Workload
+    config: Config, sizes: Mapping[str, Sizes], forests: Forests, *, card: Card, work: Workload
 ) -> list[Part]:
     """What a forward and backward pass over one forest takes, for the policy that takes most."""
-    made = [
-        _computing(learner, sizes[learner.model.path], forests, device=device, work=work) for learner in _all(config)
-    ]
+    made = [_computing(learner, sizes[learner.model.path], forests, card=card, work=work) for learner in _all(config)]
     return max(made, key=total)
 
 
-def _computing(learner: LearnerConfig, sizes: Sizes, forests: Forests, *, device: str, work: Workload) -> list[Part]:
+def _computing(learner: LearnerConfig, sizes: Sizes, forests: Forests, *, card: Card, work: Workload) -> list[Part]:
     b, shape, N = itemsize(learner), sizes.shape, forests.tokens
-    per_token = per_token_bytes(learner, sizes, checkpointing=forests.checkpointing, device=device)
+    per_token = per_token_bytes(learner, sizes, checkpointing=forests.checkpointing, card=card)
     saved = "each layer's input" if forests.checkpointing else "all layers"
     parts = [
         Part(name="activations", bytes=N * per_token, note=f"{N:,} tokens × {per_token / 1e3:,.0f} kB: {saved}"),
-        Part(name="LM head", bytes=_head(learner, sizes, tokens=N, device=device), note="logits in chunks"),
+        Part(name="LM head", bytes=_head(learner, sizes, tokens=N, device=card.kind), note="logits in chunks"),
     ]
-    if device == "cuda":
+    if card.flash:
         merged = min(work.unique_tokens / max(work.unique_in(8) / 8, 1.0), GATHERED_KEYS)  # keys for each token
         keys = gathered_bytes(shape, itemsize=b, keys=int(N * merged))
         parts.append(Part(name="attention", bytes=keys, note="keys and values along paths, one layer"))
     return parts
 
 
-def per_token_bytes(learner: LearnerConfig, sizes: Sizes, *, checkpointing: bool, device: str) -> int:
+def per_token_bytes(learner: LearnerConfig, sizes: Sizes, *, checkpointing: bool, card: Card) -> int:
+    """Bytes of activations for each token of a forest. Without CUDA's kernel of attention, the CPU's are an upper
+    bound.
+    """
     return token_bytes(
         sizes.shape,
         itemsize=itemsize(learner),
         rank=rank_of(learner, sizes),
         checkpointing=checkpointing,
-        fused=device == "cuda",
+        fused=card.flash,
     )
 
 
@@ -197,10 +249,18 @@ def rollouts_together(config: Config) -> int:
 
 
 def chosen_forests(
-    config: Config, sizes: Mapping[str, Sizes], card: Card, *, held: Iterable[Part], others: int, wanted: int
+    config: Config,
+    sizes: Mapping[str, Sizes],
+    card: Card,
+    *,
+    held: Iterable[Part],
+    others: int,
+    wanted: int,
+    most: int = MOST,
 ) -> Forests:
     """The largest forest that the trainer makes from a minibatch of `wanted` tokens, and whether it keeps all its
-    activations: as `trainer/budget.py` chooses. `held`: what the trainer holds. `others`: bytes that others take.
+    activations: as `trainer/budget.py` chooses. No forest is smaller than a call, here of `engine.max_length` tokens.
+    `held`: what the trainer holds. `others`: bytes that others take. `most`: most tokens, if the trainer chooses.
     """
     trainer = next(iter(config.learners().values())).trainer
     coming = sum(part.bytes for part in held if part.name in (GRADIENTS, MOMENTS))
@@ -209,23 +269,24 @@ def chosen_forests(
         free = CUDA_SHARE * (card.memory_bytes - others - there) - coming
     else:
         free = CPU_SHARE * (card.memory_bytes - there - coming)
-    kept, most = (_most_tokens(config, sizes, free=free, checkpointing=c, device=card.kind) for c in (False, True))
-    most = most if card.is_gpu else max(most, LEAST)
+    kept, fitting = (_most_tokens(config, sizes, free=free, checkpointing=c, card=card) for c in (False, True))
+    fitting = fitting if card.is_gpu else max(fitting, LEAST)
     if trainer.checkpointing != "auto":
-        kept, most = (0, most) if trainer.checkpointing == "on" else (wanted, kept)
-    tokens = min(wanted, max(min(most, MOST), 1) if trainer.max_tokens == "auto" else trainer.max_tokens)
+        kept, fitting = (0, fitting) if trainer.checkpointing == "on" else (wanted, kept)
+    limit = min(fitting, most) if trainer.max_tokens == "auto" else trainer.max_tokens
+    tokens = min(wanted, max(limit, config.engine.max_length))
     return Forests(checkpointing=tokens > kept, tokens=tokens)
 
 
-def _most_tokens(config: Config, sizes: Mapping[str, Sizes], *, free: float, checkpointing: bool, device: str) -> int:
+def _most_tokens(config: Config, sizes: Mapping[str, Sizes], *, free: float, checkpointing: bool, card: Card) -> int:
     """Unique tokens of a forest that fit in the free bytes, for the policy that needs most."""
     found: list[int] = []
     for learner in _all(config):
         size = sizes[learner.model.path]
-        per_token = per_token_bytes(learner, size, checkpointing=checkpointing, device=device)
-        if device == "cuda":
+        per_token = per_token_bytes(learner, size, checkpointing=checkpointing, card=card)
+        if card.flash:
             per_token += gathered_bytes(size.shape, itemsize=itemsize(learner), keys=GATHERED_KEYS)
-        once = _head(learner, size, tokens=MOST, device=device)
+        once = _head(learner, size, tokens=MOST, device=card.kind)
         found.append(tokens_in(free - once, per_token=per_token))
     return min(found)
 

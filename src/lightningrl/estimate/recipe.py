@@ -1,9 +1,7 @@
 """The estimate of a recipe: memory by part, seconds of a step, hours and money."""
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from urllib.parse import urlsplit
 
 from lightningrl.config import Config
 from lightningrl.estimate.cards import GIB, Card
@@ -11,22 +9,20 @@ from lightningrl.estimate.fit import Changes, changes_that_fit, overrides
 from lightningrl.estimate.memory import (
     MOMENTS,
     RESERVED,
-    VLLM_SHARE,
-    Forests,
-    Part,
-    chosen_forests,
-    computing_parts,
-    engine_parts,
-    held_parts,
+    Memory,
+    memory_of,
     requests_together,
     total,
-    vllm_parts,
 )
 from lightningrl.estimate.time import DECODE, DISK, PREFILL, TRAIN, Seconds, generation_s, saving_s, training_s
 from lightningrl.estimate.workload import FOLLOW_UP, Workload
 from lightningrl.models.sizes import Sizes
+from lightningrl.trainer.budget import MOST
 
-LOCAL = {"127.0.0.1", "localhost", "::1"}
+ELSEWHERE = "'engine.urls=[\"http://other:8000\"]'"
+"""Setting for a vLLM on another card, as the command line takes it."""
+SIZES = (8192, 16384, 32768, MOST)
+"""Forests that are tried on a card with a vLLM, in tokens. Smaller ones compute shared prefixes several times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +34,12 @@ class Estimate:
     parameters: int
     learning: int
     """Numbers that learn, of all policies."""
+    policies: int
+    """Policies that learn."""
     card: Card
-    trainer: tuple[Part, ...]
-    """Memory of the trainer's process, with the embedded engine's."""
-    server: tuple[Part, ...]
-    """Memory that vLLM needs on its card; empty: it is embedded, or of another kind."""
-    server_is_here: bool
-    """Whether that card is the trainer's."""
-    forests: Forests
+    cannot_run: str
+    """Why it cannot run, whatever the memory; empty: it can."""
+    memory: Memory
     work: Workload
     rollouts: int
     """Rollouts of a step."""
@@ -67,22 +61,20 @@ class Estimate:
     @property
     def needed_bytes(self) -> int:
         """Memory that the trainer's device needs."""
-        return total(self.trainer) + (total(self.server) if self.server_is_here else 0)
+        return self.memory.needed_bytes
 
     @property
     def fits(self) -> bool:
-        return self.needed_bytes <= self.card.memory_bytes
-
-    @property
-    def server_share(self) -> float:
-        """The most of the card that vLLM may take beside the trainer: its `--gpu-memory-utilization`."""
-        return math.floor(100 * (1 - total(self.trainer) / self.card.memory_bytes)) / 100
+        """Whether it can run, in this memory."""
+        return not self.cannot_run and self.needed_bytes <= self.card.memory_bytes
 
     @property
     def hours(self) -> float | None:
-        """None: some part is unknown."""
+        """None: it does not fit, or some part is unknown."""
         step = self.seconds.total
-        return None if step is None or self.exams_s is None else (self.steps * step + self.exams_s) / 3600
+        if not self.fits or step is None or self.exams_s is None:
+            return None
+        return (self.steps * step + self.exams_s) / 3600
 
     @property
     def price(self) -> float | None:
@@ -94,39 +86,23 @@ def estimate(
     config: Config, sizes: Mapping[str, Sizes], card: Card, *, work: Workload, per_hour: float | None = None
 ) -> Estimate:
     """The estimate for a device. `sizes`: model path → sizes, for every model of the recipe."""
-    found = _estimate(config, sizes, card, work=work, per_hour=per_hour)
+    memory, seconds = _chosen(config, sizes, card, work=work)
 
     def fits(other: Config) -> bool:
-        return _estimate(other, sizes, card, work=work, per_hour=None).fits
+        return memory_of(other, sizes, card, work=work).needed_bytes <= card.memory_bytes
 
-    changes = None if found.fits else changes_that_fit(config, fits)
-    return replace(found, advice=tuple(_advice(config, found, changes)))
-
-
-def _estimate(
-    config: Config, sizes: Mapping[str, Sizes], card: Card, *, work: Workload, per_hour: float | None
-) -> Estimate:
-    """The estimate without advice."""
+    changes = None if memory.needed_bytes <= card.memory_bytes else changes_that_fit(config, card, fits)
     loop, first = config.loop, next(iter(config.learners().values()))
     rollouts = loop.tasks_per_step * loop.group_size
-    vllm = config.engine.name == "vllm"
-    here = vllm and card.is_gpu and all(urlsplit(url).hostname in LOCAL for url in config.engine.urls)
-    least = total(vllm_parts(config, sizes, work=work, room=0)) if here else 0
-    forests, trainer = _trainer(config, sizes, card, work=work, beside=least)
-    room = card.memory_bytes - total(trainer) if here else int(VLLM_SHARE * card.memory_bytes)
-    server = vllm_parts(config, sizes, work=work, room=room) if vllm else []
-    together = requests_together(config, sizes, work=work, server=server)
-    seconds = _seconds(config, sizes, card, work=work, forests=forests, together=together)
-    return Estimate(
+    found = Estimate(
         name=config.name,
         model=first.model.path,
         parameters=sizes[first.model.path].parameters,
-        learning=sum(part.bytes for part in trainer if part.name == MOMENTS) // 8,
+        learning=sum(part.bytes for part in memory.trainer if part.name == MOMENTS) // 8,
+        policies=len(config.learners()),
         card=card,
-        trainer=tuple(trainer),
-        server=tuple(server),
-        server_is_here=here,
-        forests=forests,
+        cannot_run=_cannot_run(config, card),
+        memory=memory,
         work=work,
         rollouts=rollouts,
         step_tokens=int(rollouts * work.calls * (work.prompt_tokens + work.completion_tokens)),
@@ -136,44 +112,60 @@ def _estimate(
         steps=loop.steps,
         exams_s=_exams_s(config, seconds, rollouts=rollouts),
         per_hour=per_hour,
-        assumptions=tuple(_assumptions(config, card, work, seconds, shared=here)),
+        assumptions=tuple(_assumptions(config, card, work, seconds, here=memory.servers_here)),
         advice=(),
     )
+    return replace(found, advice=tuple(_advice(config, found, changes)))
+
+
+def _chosen(config: Config, sizes: Mapping[str, Sizes], card: Card, *, work: Workload) -> tuple[Memory, Seconds]:
+    """Memory and time of a step. If the trainer chooses the size of its forests on a card with a vLLM, the size that
+    takes the least time: large forests leave vLLM no room for its cache.
+    """
+
+    def tried(most: int) -> tuple[Memory, Seconds]:
+        memory = memory_of(config, sizes, card, work=work, most=most)
+        return memory, _seconds(config, sizes, card, work=work, memory=memory)
+
+    def cost(found: tuple[Memory, Seconds]) -> tuple[bool, float, int]:
+        memory, seconds = found
+        return memory.needed_bytes > card.memory_bytes, seconds.total or 0.0, -memory.forests.tokens
+
+    largest = tried(MOST)
+    return min(map(tried, SIZES), key=cost) if largest[0].servers_here else largest
+
+
+def _cannot_run(config: Config, card: Card) -> str:
+    dtype = next(iter(config.learners().values())).model.dtype
+    if config.engine.name == "vllm" and dtype == "bfloat16" and not card.bfloat16:
+        return f"vLLM has no bfloat16 on `{card.name}`"
+    return ""
 
 
 def _advice(config: Config, found: Estimate, changes: Changes | None) -> Iterator[str]:
-    card, dtype = found.card, next(iter(config.learners().values())).model.dtype
-    free = card.memory_bytes - total(found.trainer)
+    card, memory, learner = found.card, found.memory, next(iter(config.learners().values()))
+    dtype, fits, here = learner.model.dtype, found.needed_bytes <= card.memory_bytes, memory.servers_here
+    if found.cannot_run:
+        yield f"{found.cannot_run}: set `model.dtype=float16`"
+    elif dtype == "bfloat16" and card.peaks.get("float16", 0.0) > card.peaks[dtype]:
+        yield f"`{card.name}` is slow in bfloat16: set `model.dtype=float16`"
     if changes:
         yield f"this would fit: {overrides(changes)}"
-    if found.server_is_here and not found.fits and free >= 0:
-        yield "the trainer alone fits: give vLLM a card of its own, and name its address in `engine.urls`"
-    elif not found.fits and not changes:
+    if not fits and here and total(memory.trainer) <= card.memory_bytes:
+        yield f"the trainer alone fits: give vLLM a card of its own, and estimate with `{ELSEWHERE}`"
+    elif not fits and not changes:
         yield "choose a smaller model, or a larger device"
-    if found.server_is_here and found.fits:
-        yield f"vLLM shares this card: start it with `--gpu-memory-utilization {found.server_share:.2f}` at most"
-    if card.peaks.get("float16", 0.0) > card.peaks[dtype] and dtype == "bfloat16":
-        yield f"`{card.name}` is slow in bfloat16: set `model.dtype=float16`"
+    if fits and here:
+        start = f"start {'it' if here == 1 else 'each'} with `--gpu-memory-utilization {memory.server_share:.2f}`"
+        train = f", and train with `trainer.max_tokens={memory.forests.tokens}`"
+        yield f"vLLM shares this card: {start} at most{train if learner.trainer.max_tokens == 'auto' else ''}"
 
 
-def _trainer(
-    config: Config, sizes: Mapping[str, Sizes], card: Card, *, work: Workload, beside: int
-) -> tuple[Forests, list[Part]]:
-    """How the trainer computes, and the parts of its memory. `beside`: bytes of the card that vLLM takes."""
-    held = held_parts(config, sizes)
-    others = [*engine_parts(config, sizes), Part(name="torch", bytes=RESERVED[card.kind], note="assumed")]
-    batch = config.loop.tasks_per_step * work.unique_in(config.loop.group_size)
-    wanted = math.ceil(batch / next(iter(config.learners().values())).trainer.minibatches)
-    forests = chosen_forests(config, sizes, card, held=held, others=total(others) + beside, wanted=wanted)
-    return forests, [*held, *computing_parts(config, sizes, forests, device=card.kind, work=work), *others]
-
-
-def _seconds(
-    config: Config, sizes: Mapping[str, Sizes], card: Card, *, work: Workload, forests: Forests, together: float
-) -> Seconds:
+def _seconds(config: Config, sizes: Mapping[str, Sizes], card: Card, *, work: Workload, memory: Memory) -> Seconds:
     loop, learners = config.loop, config.learners()
     rollouts = loop.tasks_per_step * loop.group_size
     first = sizes[next(iter(learners.values())).model.path]
+    together = requests_together(config, sizes, work=work, server=memory.server)
     known = config.engine.name == "embedded" or (card.is_gpu and config.engine.name == "vllm")
     training = [
         training_s(
@@ -181,14 +173,16 @@ def _seconds(
             sizes[learner.model.path],
             card,
             work=work,
-            forests=forests,
+            forests=memory.forests,
             tasks=loop.tasks_per_step,
             group=loop.group_size,
         )
         for learner in learners.values()
     ]
     return Seconds(
-        generation=generation_s(config, first, card, work=work, rollouts=rollouts, together=together)
+        generation=generation_s(
+            config, first, card, work=work, rollouts=rollouts, together=together, here=memory.servers_here
+        )
         if known
         else None,
         agent=None if work.agent_s is None else work.agent_s * rollouts,
@@ -207,7 +201,7 @@ def _exams_s(config: Config, seconds: Seconds, *, rollouts: int) -> float | None
     return tasks * (seconds.generation + (seconds.agent or 0.0)) / rollouts
 
 
-def _assumptions(config: Config, card: Card, work: Workload, seconds: Seconds, *, shared: bool) -> Iterator[str]:
+def _assumptions(config: Config, card: Card, work: Workload, seconds: Seconds, *, here: int) -> Iterator[str]:
     """What the estimate takes for granted."""
     if not work.is_measured:
         told = f"{work.calls:g} calls of a rollout, {work.completion_tokens:,.0f} tokens sampled by each"
@@ -216,9 +210,14 @@ def _assumptions(config: Config, card: Card, work: Workload, seconds: Seconds, *
     yield f"{reached}, decoding {DECODE:.0%} of the bandwidth"
     yield f"{RESERVED[card.kind] / GIB:g} GiB for torch itself; {DISK / 1e9:g} GB/s to save and load weights"
     if seconds.agent is None:
-        yield "agents take no time of their own"
+        yield "the agents' own time is not known, and not counted"
+    if card.is_gpu and not card.flash:
+        yield "attention takes no more time than with CUDA's kernel, which this card lacks"
     if seconds.generation is None:
         yield f"the time of engine `{config.engine.name}` depends on its server, which is not known here"
-    elif config.engine.name == "vllm" and not shared:
+    if here:
+        told = "servers on this machine share the trainer's card"
+        yield f"{told}; for a second card, estimate with {ELSEWHERE}"
+    elif config.engine.name == "vllm" and card.is_gpu:
         count = len(config.engine.urls)
         yield f"vLLM has {'a card' if count == 1 else f'{count} cards'} of the same kind"

@@ -83,14 +83,14 @@ def decode_s(
 
 
 def generation_s(
-    config: Config, sizes: Sizes, card: Card, *, work: Workload, rollouts: float, together: float
+    config: Config, sizes: Sizes, card: Card, *, work: Workload, rollouts: float, together: float, here: int
 ) -> float:
     """Seconds to generate all calls of `rollouts` rollouts, `together` at the same time on each server, if requests
-    never have to wait for agents.
+    never have to wait for agents. `here`: servers that share the trainer's card, which takes longest.
     """
     learner = next(iter(config.learners().values()))
     b, dtype = itemsize(learner), learner.model.dtype
-    servers = max(len(config.engine.urls), 1)
+    servers = max(len(config.engine.urls), 1) / max(here, 1)  # among as many the work is divided
     layer_s = LAYER_S["embedded" if config.engine.name == "embedded" else "vllm"] if card.is_gpu else 0.0
     context = work.prompt_tokens + work.completion_tokens / 2
     one = decode_s(sizes, card, dtype=dtype, bytes_each=b, together=together, context=context, layer_s=layer_s)
