@@ -24,6 +24,10 @@ log = logging.getLogger(__name__)
 EXHAUSTED = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 """What errors say when memory runs out on a CPU, in cuBLAS and in cuDNN. torch has no type of its own for them."""
 
+LEARNING = 'set `trainer.checkpointing` to "on", train an adapter (`model.lora_rank`), or lower `engine.max_length`'
+LOOKING = "train an adapter (`model.lora_rank`), or lower `engine.max_length`"
+"""Hints for a pass that does not fit, with and without a backward pass. Only the former keeps activations."""
+
 Pass: TypeAlias = Callable[[Forest], Evaluation]
 Unit: TypeAlias = Literal["call", "rollout"]
 
@@ -33,9 +37,11 @@ def unit_of(loss: LossConfig) -> Unit:
     return "rollout" if loss.ratio == "rollout" or loss.importance.startswith("rollout") else "call"
 
 
-def in_parts(compute: Pass, forest: Forest, *, unit: Unit, lower: Callable[[int], bool]) -> Evaluation:
+def in_parts(
+    compute: Pass, forest: Forest, *, unit: Unit, lower: Callable[[int], bool], hint: str = LEARNING
+) -> Evaluation:
     """The pass over a forest, or over its parts if memory runs out. `lower` is told the tokens of each pass that
-    failed, and says whether the same pass may fit now.
+    failed, and says whether the same pass may fit now. `hint`: what to do if even one unit does not fit.
 
     The metric `tokens/out_of_memory` counts the unique tokens of the passes that failed.
     """
@@ -49,10 +55,10 @@ def in_parts(compute: Pass, forest: Forest, *, unit: Unit, lower: Callable[[int]
         if parts is None:
             raise UserError(
                 f"memory ran out in a pass over one {unit} of `{tokens}` tokens",
-                hint='set `trainer.checkpointing` to "on", train an adapter (`model.lora_rank`), '
-                "or lower `engine.max_length`",
+                hint=hint,
             )
-        found = _joined(forest, parts, [in_parts(compute, part.forest, unit=unit, lower=lower) for part in parts])
+        done = [in_parts(compute, part.forest, unit=unit, lower=lower, hint=hint) for part in parts]
+        found = _joined(forest, parts, done)
         break
     counted = found.metrics.get("tokens/out_of_memory", 0.0) + lost
     return Evaluation(

@@ -25,7 +25,7 @@ from lightningrl.trainer import checkpoint
 from lightningrl.trainer.base import Evaluation
 from lightningrl.trainer.budget import Budget, budget_counters, free_bytes, make_budget, resumed_budget
 from lightningrl.trainer.critic import value_head
-from lightningrl.trainer.exhaustion import in_parts, unit_of
+from lightningrl.trainer.exhaustion import LOOKING, in_parts, unit_of
 from lightningrl.trainer.forward import Outputs, forward
 from lightningrl.trainer.masters import Masters
 from lightningrl.trainer.objective import look_metrics, objective
@@ -116,6 +116,10 @@ class LocalTrainer:
         if self._config.checkpointing == "auto" and tokens <= self._budget.kept:
             self._budget = replace(self._budget, kept=tokens - 1)
             return True
+        return self._pack_less(tokens)
+
+    def _pack_less(self, tokens: int) -> bool:
+        """Learn that no pass over so many tokens fits. Returns False."""
         self._budget = replace(self._budget, max_tokens=max(min(tokens // 2, self._budget.max_tokens), 1))
         return False
 
@@ -132,7 +136,7 @@ class LocalTrainer:
     @torch.no_grad()
     def evaluate(self, forest: Forest) -> Evaluation:
         with _computing(self.model.device, threads=self._config.threads):
-            return in_parts(self._look, forest, unit="call", lower=lambda tokens: False)
+            return in_parts(self._look, forest, unit="call", lower=self._pack_less, hint=LOOKING)
 
     def _look(self, forest: Forest) -> Evaluation:
         return _evaluation(forest, forward(self.model, forest, critic=self.critic), {})
