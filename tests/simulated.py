@@ -41,7 +41,7 @@ def has_gpu() -> bool:
 class OnDevice(Tensor):
     """A tensor on the simulated GPU."""
 
-    inner: Tensor
+    inner: Tensor  # pyright: ignore[reportIncompatibleMethodOverride]
     """The values, in the host's memory."""
 
     @staticmethod
@@ -61,7 +61,7 @@ class OnDevice(Tensor):
         return made
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # pyright: ignore[reportIncompatibleVariableOverride]
         return GPU
 
     def tolist(self) -> Any:

@@ -1,7 +1,7 @@
 """The embedded engine on a simulated GPU: nothing is made on the host by accident, and the answers are the CPU's."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +34,7 @@ SAMPLINGS = (
 
 
 @pytest.fixture
-def simulation(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Simulation]:
+def simulation(monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulation]:
     with simulated_gpu() as simulation:
         monkeypatch.setattr(embedded.threading, "Thread", thread_in(simulation))
         yield simulation

@@ -142,7 +142,7 @@ def test_attention_in_chunks_is_no_window() -> None:
 def test_attention_that_selects_tokens_of_long_rows_is_refused() -> None:
     for config, what in (
         (DogeConfig(**SIZES, keep_window_size=16), "keep_window_size"),
-        (Qwen3Config(**WIDE, index_topk=16), "index_topk"),
+        (Qwen3Config(**WIDE, index_topk=16), "index_topk"),  # pyright: ignore[reportCallIssue]
         (Qwen3Config(**WIDE, layer_types=["full_attention", "indexed_attention"]), "indexed_attention"),
     ):
         with pytest.raises(UserError, match=f"(?s){config.model_type}` are not supported.*{what}.*hint:"):

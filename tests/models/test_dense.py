@@ -36,9 +36,11 @@ def test_layer_by_layer_equals_hugging_face(config: object) -> None:
         torch.testing.assert_close(mine, hf(ids[None]).logits[0], rtol=0, atol=1e-6)
 
 
-WINDOWS = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
-DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}}
-PARTIAL = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}}
+WINDOWS: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+DYNAMIC: dict[str, Any] = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}}
+PARTIAL: dict[str, Any] = {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
+}
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ def test_a_build_without_cuda_says_which_build_is_needed(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(UserError, match="this build of torch is for the CPU only") as caught:
         device_of("cuda")
-    assert "install torch's build for your GPU" in caught.value.hint and 'trainer.device = "cpu"' in caught.value.hint
+    hint = caught.value.hint or ""
+    assert "install torch's build for your GPU" in hint and 'trainer.device = "cpu"' in hint
 
 
 @without_gpu
@@ -32,7 +33,8 @@ def test_a_build_with_cuda_that_sees_no_gpu_names_driver_and_environment(monkeyp
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     with pytest.raises(UserError, match=r"torch \(built for CUDA 13.0\) sees no GPU") as caught:
         device_of("cuda")
-    assert all(word in caught.value.hint for word in ("nvidia-smi", "driver", "CUDA_VISIBLE_DEVICES"))
+    hint = caught.value.hint or ""
+    assert all(word in hint for word in ("nvidia-smi", "driver", "CUDA_VISIBLE_DEVICES"))
 
 
 def test_a_gpu_computes_float32_in_float32_and_equal_bits(monkeypatch: pytest.MonkeyPatch) -> None:

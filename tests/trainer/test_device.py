@@ -177,7 +177,7 @@ def test_the_simulation_refuses_what_a_gpu_refuses(simulation: Simulation) -> No
     here, there = torch.ones(3), torch.ones(3, device=GPU)
     assert there.device == GPU and (there * torch.tensor(2.0)).device == GPU, "numbers may come from the host"
     with pytest.raises(AssertionError, match="mixes tensors"):
-        there + here
+        there.add(here)
     simulation.strict = True
     with pytest.raises(AssertionError, match="on the default device"):
         torch.zeros(3)
