@@ -48,7 +48,7 @@ def test_nothing_is_measured_after_a_failed_test() -> None:
 
 def test_a_missing_gpu_is_reported_before_anything_runs() -> None:
     done = subprocess.run(
-        ["make", "gpu", f"GPU_PYTHON={sys.executable}"],
+        ["make", "--no-print-directory", "gpu", f"GPU_PYTHON={sys.executable}"],
         cwd=ROOT,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
