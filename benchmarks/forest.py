@@ -29,9 +29,9 @@ from lightningrl.config import LossConfig
 from lightningrl.data.forest import Forest, Lesson, build_forest, read_ids
 from lightningrl.models.base import PLAIN, Attend, Style
 from lightningrl.models.dense import DenseModel
-from lightningrl.models.forest_attention import ForestAttention
 from lightningrl.models.memory import keep_freed_memory
 from lightningrl.models.tiny import build_model
+from lightningrl.models.varlen_attention import by_forest_attention
 from lightningrl.trainer.logprobs import term_logprobs, unique_rows
 from lightningrl.trainer.losses import Terms, ppo_clip
 from lightningrl.types import Transition
@@ -147,15 +147,7 @@ def ways(model: DenseModel, rollouts: list[list[Lesson]]) -> dict[str, Callable[
 
     def forest() -> None:
         made = build_forest([le for calls in rollouts for le in calls])
-        attend = ForestAttention(
-            made.starts,
-            made.parents,
-            made.positions,
-            heads=model.heads,
-            kv_heads=model.kv_heads,
-            dtype=model.dtype,
-            device=model.device,
-        )
+        attend = by_forest_attention(made.starts, made.parents, made.positions, model=model)
         forward_backward(model, made, attend)
 
     return {

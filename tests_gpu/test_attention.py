@@ -11,7 +11,7 @@ from torch import Tensor
 from lightningrl.data.trie import Trie, build_trie
 from lightningrl.models.base import PLAIN, Attend, Style
 from lightningrl.models.forest_attention import ForestAttention
-from lightningrl.models.varlen_attention import VarlenAttention, forest_attention
+from lightningrl.models.varlen_attention import VarlenAttention, by_forest_attention, forest_attention
 from tests.models.test_varlen_plan import chain, random_trie
 
 ROUNDING = {torch.bfloat16: 2e-2, torch.float16: 4e-3}
@@ -55,15 +55,7 @@ def computed(attend: Attend, given: list[Tensor], style: Style = PLAIN) -> list[
 
 
 def reference(trie: Trie, model: Any) -> ForestAttention:
-    return ForestAttention(
-        trie.starts,
-        trie.parents,
-        trie.positions,
-        heads=model.heads,
-        kv_heads=model.kv_heads,
-        dtype=torch.float32,
-        device=model.device,
-    )
+    return by_forest_attention(trie.starts, trie.parents, trie.positions, model=model, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("style", [PLAIN, Style(scale=0.2), Style(window=40)], ids=["plain", "scale", "window"])

@@ -85,15 +85,7 @@ def _attend(forest: Forest, model: Decoder) -> Attend:
 
 def _exact(forest: Forest, model: Decoder) -> Attend:
     """The reference in float32."""
-    return varlen_attention.ForestAttention(
-        forest.starts,
-        forest.parents,
-        forest.positions,
-        heads=model.heads,
-        kv_heads=model.kv_heads,
-        dtype=torch.float32,
-        device=model.device,
-    )
+    return by_forest_attention(forest.starts, forest.parents, forest.positions, model=model, dtype=torch.float32)
 
 
 def _inputs(bench: Bench, model: Decoder, forest: Forest) -> list[Tensor]:

@@ -20,6 +20,10 @@ SMALL_LOSS = 4
 """A prompt reuses an idle row, without a copy, if at most shared / 4 of its tokens would be lost. Not tuned."""
 
 
+ROWS_PER_SLOT = 2
+"""Rows for each request that is decoded together with others: one is running, one keeps an ended generation."""
+
+
 def rounded(length: int, to: int = BLOCK) -> int:
     return -(-length // to) * to
 

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from lightningrl.engine.base import Delta, EngineSetup, Unanswerable, check_policy, check_prompt, still_running
-from lightningrl.engine.cache import PrefixCache
+from lightningrl.engine.cache import ROWS_PER_SLOT, PrefixCache
 from lightningrl.engine.grammar import Grammars
 from lightningrl.engine.model_runner import ModelRunner
 from lightningrl.engine.sampler import Sampled, Settings, prepare, sample, uniform
@@ -124,7 +124,7 @@ class EmbeddedEngine:
         self._stop = StopFinder(decode) if decode is not None else None
         self._grammars = grammars
         cache = PrefixCache(
-            rows=2 * slots,
+            rows=ROWS_PER_SLOT * slots,
             length=max_length,
             layers=model.layers,
             kv_heads=model.kv_heads,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from lightningrl.config import Config, LearnerConfig
+from lightningrl.engine.cache import ROWS_PER_SLOT
 from lightningrl.engines import model_paths
 from lightningrl.estimate.cards import GIB, Card
 from lightningrl.estimate.workload import Workload
@@ -39,8 +40,6 @@ VLLM_SHARE = 0.9
 """Share of a card that vLLM takes if it is not told otherwise."""
 LOCAL = {"127.0.0.1", "localhost", "::1", "0.0.0.0", "::"}
 """Hosts of servers on this machine."""
-CACHE_ROWS = 2
-"""Rows of the embedded engine's cache per slot (`engine/embedded.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,14 +196,14 @@ def engine_parts(config: Config, sizes: Mapping[str, Sizes]) -> list[Part]:
     if config.engine.name != "embedded":
         return []
     learners = config.learners()
-    rows, length = CACHE_ROWS * config.engine.slots, config.engine.max_length
+    rows, length = ROWS_PER_SLOT * config.engine.slots, config.engine.max_length
     cache = weights = 0
     for policy, path in model_paths(config).items():
         b = ITEMSIZE[learners.get(policy, config).model.dtype]
         cache += cache_bytes(sizes[path].shape, tokens=rows * length, itemsize=b)
         weights += 0 if policy in learners else sizes[path].parameters * b
     parts = [
-        Part(name=CACHE, bytes=cache, note=f"{config.engine.slots} slots × {CACHE_ROWS} × {length:,} tokens"),
+        Part(name=CACHE, bytes=cache, note=f"{config.engine.slots} slots × {ROWS_PER_SLOT} × {length:,} tokens"),
         Part(name="frozen models", bytes=weights),
     ]
     return [part for part in parts if part.bytes]

@@ -206,16 +206,21 @@ def forest_attention(starts: np.ndarray, parents: np.ndarray, positions: np.ndar
 
 
 def by_forest_attention(
-    starts: np.ndarray, parents: np.ndarray, positions: np.ndarray, *, model: Decoder
+    starts: np.ndarray,
+    parents: np.ndarray,
+    positions: np.ndarray,
+    *,
+    model: Decoder,
+    dtype: torch.dtype | None = None,
 ) -> ForestAttention:
-    """The `Attend` that every device computes."""
+    """The `Attend` that every device computes. `dtype`: of its inputs; None: the model's."""
     return ForestAttention(
         starts,
         parents,
         positions,
         heads=model.heads,
         kv_heads=model.kv_heads,
-        dtype=model.dtype,
+        dtype=dtype or model.dtype,
         device=model.device,
     )
 
