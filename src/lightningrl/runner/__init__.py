@@ -5,7 +5,7 @@ pool          picks a worker for each attempt and replaces the broken ones; `pro
 worker        the process that calls the agent and the reward function; `wire` is what both sides send
 boundary      calls user code; `command` runs an agent that is a program
 attach        tells apart the calls of attempts that share a worker
-watchdog, exhaustion, keeper, leftovers     what protects attempts from each other
+watchdog, exhaustion, leftovers     what protects attempts from each other
 environment   the variables that an agent gets
 """
 

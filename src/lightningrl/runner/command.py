@@ -15,7 +15,7 @@ from typing import Any, cast
 import msgspec
 
 from lightningrl.errors import AgentError
-from lightningrl.runner.keeper import end_group
+from lightningrl.keeper import end_group
 from lightningrl.runner.leftovers import ATTEMPT, end_leftovers
 from lightningrl.runner.wire import MAX_OUTPUT
 

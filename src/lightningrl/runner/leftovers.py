@@ -10,7 +10,7 @@ import os
 import sys
 from contextlib import suppress
 
-from lightningrl.runner import keeper
+from lightningrl import keeper
 
 ATTEMPT = "LIGHTNINGRL_ATTEMPT"
 """The environment variable with the attempt's id. A program's child processes inherit it."""

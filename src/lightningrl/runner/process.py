@@ -13,9 +13,10 @@ from typing import BinaryIO
 
 import msgspec
 
+from lightningrl import keeper
 from lightningrl.errors import AgentError, GraderError
-from lightningrl.runner import keeper, wire
-from lightningrl.runner.keeper import end_group
+from lightningrl.keeper import end_group
+from lightningrl.runner import wire
 from lightningrl.runner.watchdog import read_note
 
 DRAIN_S = 1.0

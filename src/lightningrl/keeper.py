@@ -1,4 +1,4 @@
-"""The parent process of a worker, which cleans up after it. Linux makes it the parent of every orphan below it.
+"""The parent process of a worker or a server. It cleans up after it: Linux makes it the parent of every orphan below.
 
     python -I -S keeper.py FD COMMAND…      run COMMAND in its own session; exit as it exits
 
