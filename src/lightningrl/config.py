@@ -127,7 +127,19 @@ class EngineConfig(Section):
     name: str = "embedded"
     """`embedded`, `vllm`, `relay`, or `pkg.module:attr`: an engine class or a script function (docs/gateway.md)."""
     urls: list[str] = Field(default_factory=list)
-    """Base URLs of the servers for `vllm` or `relay`."""
+    """Base URLs of the servers for `vllm` or `relay`. `vllm` without any: the run starts and ends its own."""
+    python: str = ""
+    """Python of the environment in which vLLM is installed, for a vLLM that the run owns; empty: the run's own."""
+    flags: list[str] = Field(default_factory=list)
+    """More flags for a vLLM that the run owns, e.g. `["--enforce-eager"]`. What the run sets itself is refused."""
+    gpus: list[int] = Field(default_factory=list)
+    """Numbers of the GPUs for vLLM, one server on each; empty: all but the trainer's, or the trainer's if there is no
+    other.
+    """
+    sleep: Literal["auto", "on", "off"] = "auto"
+    """Whether vLLM gives its GPU memory to the trainer for each update; `auto`: if they share a GPU."""
+    cache_gib: Literal["auto"] | Annotated[float, Field(gt=0)] = "auto"
+    """GiB of keys and values in each vLLM that the run owns; `auto`: what the running requests can use and fits."""
     slots: int = Field(default=64, ge=1)
     """Number of requests that are decoded together in a batch."""
     max_length: int = Field(default=1024, ge=16)
