@@ -105,6 +105,11 @@ def test_dumped_config_reads_back_the_same(recipe: Path, tmp_path: Path) -> None
             "known: `rollout-mean`, `call-mean`, `token-mean`",
         ),
         (
+            "trainer.device=gpu:1",
+            "`trainer.device` in `RECIPE`: `gpu:1` is none of `auto`, `cpu`, `cuda` and `cuda:1`",
+            "`cuda:1`: on the second",
+        ),
+        (
             "air=[{rule='slow', value=nan}]",
             "`air.0.value` in `RECIPE` is `nan`: it should be a finite number",
             "Reward when the rule holds",

@@ -9,12 +9,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from lightningrl.errors import UserError, meant
 from lightningrl.presets import PRESETS
 
-DeviceName: TypeAlias = Literal["auto", "cpu", "cuda"]
+
+def _device(given: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", given):
+        raise ValueError(f"`{given}` is none of `auto`, `cpu`, `cuda` and `cuda:1`")
+    return given
+
+
+DeviceName: TypeAlias = Annotated[str, AfterValidator(_device)]
+"""`auto`, `cpu`, `cuda` (the first GPU), or `cuda:N`: GPU N of those that torch sees, from 0 on."""
 
 
 class Section(BaseModel):
@@ -244,8 +252,8 @@ class TrainerConfig(Section):
     name: str = "local"
     """Name of the trainer: `local`, or `module:attr`."""
     device: DeviceName = "auto"
-    """Where weights, training and the embedded engine live. `cuda`: on the first GPU that torch sees; `auto`: there, or
-    on the CPU if no GPU works.
+    """Where weights, training and the embedded engine live. `cuda`: on the first GPU that torch sees; `cuda:1`: on the
+    second, and so on; `auto`: on the first, or on the CPU if no GPU works.
     """
     learning_rate: float = Field(default=5e-4, gt=0)
     """Peak learning rate of AdamW."""

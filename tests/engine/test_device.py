@@ -15,7 +15,9 @@ from lightningrl.engine import attention, embedded
 from lightningrl.engine.base import Engine, EngineSetup
 from lightningrl.engine.conformance import GRAMMAR_CHECKS, LOAD_CHECKS, Conformance
 from lightningrl.engine.embedded import EmbeddedEngine
+from lightningrl.errors import UserError
 from lightningrl.models.determinism import repeatable
+from lightningrl.models.devices import device_of
 from lightningrl.models.load import load_model
 from lightningrl.types import Sampling
 from tests.engine.test_conformance import two_versions
@@ -73,6 +75,18 @@ async def test_a_gpu_gives_the_answers_of_the_cpu_and_waits_once_a_token(
         assert (tokens, finish) == (same_tokens, same_finish)
         assert logprobs == pytest.approx(same_logprobs, abs=1e-5)
     assert simulation.waits == {"copy to the host": engine.statistics.steps}
+
+
+def test_a_number_names_a_gpu_and_one_that_is_missing_is_refused(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [device_of(name) for name in ("auto", "cuda", "cuda:0")] == [GPU] * 3
+    assert device_of("cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(UserError, match=r"`trainer.device` is `cuda:2`, but torch sees 2 GPUs\nhint: .*`cuda:1`"):
+        device_of("cuda:2")
 
 
 @pytest.mark.parametrize("check", [*LOAD_CHECKS, *GRAMMAR_CHECKS[:1]], ids=lambda check: check.__name__)

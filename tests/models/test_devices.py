@@ -32,7 +32,8 @@ def test_a_build_without_cuda_says_which_build_is_needed(monkeypatch: pytest.Mon
 def test_a_build_with_cuda_that_sees_no_gpu_names_driver_and_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     with pytest.raises(UserError, match=r"torch \(built for CUDA 13.0\) sees no GPU") as caught:
-        device_of("cuda")
+        device_of("cuda:1")
+    assert caught.value.message.startswith("`trainer.device` is `cuda:1`, but")
     hint = caught.value.hint or ""
     assert all(word in hint for word in ("nvidia-smi", "driver", "CUDA_VISIBLE_DEVICES"))
 

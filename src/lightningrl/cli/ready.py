@@ -92,10 +92,12 @@ def check_servers(config: Config) -> None:
 
 def check_device(config: Config) -> None:
     """Raises `UserError` if a policy asks for a GPU that this machine lacks."""
-    if any(learner.trainer.device == "cuda" for learner in config.learners().values()):
+    gpus = {learner.trainer.device for learner in config.learners().values()} - {"auto", "cpu"}
+    if gpus:
         from lightningrl.models.devices import device_of  # loads torch
 
-        device_of("cuda")
+        for name in sorted(gpus):
+            device_of(name)
 
 
 def check_memory_of(config: Config, *, training: bool = True) -> None:

@@ -18,7 +18,7 @@ def this_machine(config: Config, *, timed: bool = True) -> Card:
     device = device_of(learners[0].trainer.device)
     dtypes = sorted({learner.model.dtype for learner in learners})
     is_gpu = device.type == "cuda"
-    gpu = devices()[0] if is_gpu else None
+    gpu = devices()[device.index] if is_gpu else None
     name = gpu.name if gpu else "this machine's CPU"
     memory = gpu.memory_bytes if gpu else machine_memory()
     known = card_like(name, memory_bytes=memory)

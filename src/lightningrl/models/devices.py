@@ -44,14 +44,15 @@ def built_for() -> str | None:
 
 
 def device_of(name: DeviceName) -> torch.device:
-    """The device that `trainer.device` names. `cuda` is the first GPU that torch sees; `auto` is that GPU if it works,
-    or else the CPU. Raises `UserError` for `cuda` without a GPU that works.
+    """The device that `trainer.device` names. `cuda` is the first GPU that torch sees, and `cuda:1` the second; `auto`
+    is the first if it works, or else the CPU. Raises `UserError` for a GPU that is missing or does not work.
     """
     if name == "cpu":
         return CPU
-    error = _no_gpu()
+    gpu = FIRST_GPU if name in ("auto", "cuda") else torch.device(name)
+    error = _unusable(gpu, name=name)
     if error is None:
-        return FIRST_GPU
+        return gpu
     if name == "auto":
         return CPU
     raise error
@@ -73,18 +74,21 @@ def set_up(devices: Iterable[torch.device]) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
-def _no_gpu() -> UserError | None:
-    """Why torch cannot compute on a GPU of this machine; None: it can."""
-    where, build = "`trainer.device` is `cuda`", built_for()
+def _unusable(gpu: torch.device, *, name: DeviceName) -> UserError | None:
+    """Why torch cannot compute on this GPU, which a setting calls `name`; None: it can."""
+    where, build = f"`trainer.device` is `{name}`", built_for()
     otherwise = 'or set `trainer.device = "cpu"`'
     if build is None:
         return UserError(f"{where}, but this build of torch is for the CPU only", hint=f"{INSTALL}; {otherwise}")
     if not torch.cuda.is_available():
         hint = f"try `nvidia-smi`: is there a GPU, and a driver for {build}? does `CUDA_VISIBLE_DEVICES` hide it?"
         return UserError(f"{where}, but torch (built for {build}) sees no GPU", hint=f"{hint} {otherwise}")
+    if gpu.index >= (count := torch.cuda.device_count()):
+        hint = f"the last one is `cuda:{count - 1}`; does `CUDA_VISIBLE_DEVICES` hide others?"
+        return UserError(f"{where}, but torch sees {count} GPU{'s' if count > 1 else ''}", hint=hint)
     try:
-        torch.ones(1, device=FIRST_GPU).add(1).item()
+        torch.ones(1, device=gpu).add(1).item()
     except RuntimeError as error:  # for example, the build has no kernels for this generation of GPUs
         reason = str(error).strip().partition("\n")[0]
-        return UserError(f"{where}, but the first GPU cannot compute: {reason}", hint=f"{INSTALL}; {otherwise}")
+        return UserError(f"{where}, but `{gpu}` cannot compute: {reason}", hint=f"{INSTALL}; {otherwise}")
     return None
