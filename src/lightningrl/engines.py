@@ -8,6 +8,8 @@ from lightningrl import plugins
 from lightningrl.chat import ChatTemplate
 from lightningrl.config import Config
 from lightningrl.engine.base import Engine, EngineSetup
+from lightningrl.engine.vllm_fleet import Fleet
+from lightningrl.engine.vllm_owned import OwnedVLLM
 from lightningrl.errors import LightningError, UserError
 from lightningrl.gateway.routing import FROZEN, frozen
 from lightningrl.gateway.scripted import ScriptedEngine
@@ -26,6 +28,7 @@ def make_engines(
     *,
     template: ChatTemplate,
     models: Mapping[str, Any] | None = None,
+    fleet: Fleet | None = None,
     root: Path | None = None,
 ) -> dict[str, Engine]:
     """Make the engine of each policy. `folders`: model path → folder. `models`: policy → the model that a trainer in
@@ -34,24 +37,31 @@ def make_engines(
     models = models or {}
     return {
         policy: make_engine(
-            config, policy, folder=folders[path], template=template, model=models.get(policy), root=root
+            config, policy, folder=folders[path], template=template, model=models.get(policy), fleet=fleet, root=root
         )
         for policy, path in model_paths(config).items()
     }
 
 
 def make_engine(
-    config: Config, policy: str, *, folder: Path, template: ChatTemplate, model: Any = None, root: Path | None = None
+    config: Config,
+    policy: str,
+    *,
+    folder: Path,
+    template: ChatTemplate,
+    model: Any = None,
+    fleet: Fleet | None = None,
+    root: Path | None = None,
 ) -> Engine:
     """Make the engine that answers for `policy` from the model in `folder`.
 
-    A trainer in this process updates `model`; None: the engine loads `folder` itself. A plugin named by `engine.name`
-    is imported from `root`; None: the recipe's folder.
+    A trainer in this process updates `model`; None: the engine loads `folder` itself. `fleet`: the vLLM servers that
+    the run owns. A plugin named by `engine.name` is imported from `root`; None: the recipe's folder.
     """
     learners = config.learners()
     adapters = all(learner.model.lora_rank for learner in learners.values())  # one server can hold many of them
     shared = policy in learners and adapters
-    if config.engine.urls and policy != next(iter(learners)) and not shared:
+    if (config.engine.urls or fleet) and policy != next(iter(learners)) and not shared:
         message = f"engine `{config.engine.name}` serves one model, but a route also needs `{policy}`"
         hint = 'start a server for it, name it in `[upstreams.NAME]`, and let the route say `policy = "upstreams.NAME"`'
         raise UserError(message, hint=hint)
@@ -66,6 +76,8 @@ def make_engine(
         turn_end_id=template.turn_end_id,
         model=model,
     )
+    if fleet is not None:
+        return OwnedVLLM(setup, fleet=fleet)
     return load_engine(setup, template=template, root=root or config.root)
 
 

@@ -139,6 +139,10 @@ class Completions:
         """Request `model` from `server` from now on, instead of the model that `check` found."""
         self._models[server.url] = model
 
+    def forget_model(self, url: str) -> None:
+        """Check the server at `url` again before its next generation."""
+        self._models.pop(url, None)
+
     async def close(self) -> None:
         """Running and waiting generations fail with an `EngineError`."""
         self.gate.close()

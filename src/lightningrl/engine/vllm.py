@@ -6,7 +6,7 @@ read.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence, Set
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
@@ -133,19 +133,35 @@ class VLLMEngine:
         check_policy(weights.policy, served=completions.policy)
         if not completions.gate.drained:
             raise EngineError("weights cannot change while generations run", hint="`pause` the engine first")
+        await completions.check()
+        await self._load_into(completions.pool.servers, weights)
+        completions.version = weights.version
+
+    async def check(self) -> None:
+        """Check the servers now, not before the first generation. Raises `EngineError` if one is unfit."""
+        await self._completions.check()
+
+    async def restore(self, weights: Weights | None, urls: Set[str]) -> None:
+        """Serve the same weights again from servers that have been restarted since; None: the model's own."""
+        for url in urls:
+            self._adapters.pop(url, None)
+            self._completions.forget_model(url)
+        await self._completions.check()
+        if weights is not None:
+            await self._load_into([s for s in self._completions.pool.servers if s.url in urls], weights)
+
+    async def _load_into(self, servers: Sequence[Server], weights: Weights) -> None:
         folder = Path(weights.uri).resolve()
         if not (folder / NEEDED[weights.kind]).is_file():
             raise EngineError(
                 f"no weights that vLLM can load at `{folder}`", hint="publish a Hugging Face folder, or an adapter's"
             )
-        await completions.check()
         if weights.kind == "lora":
             name = f"{weights.policy}@{weights.version}-{await asyncio.to_thread(_digest, folder)}"
-            await asyncio.gather(*(self._load_adapter(server, folder, name) for server in completions.pool.servers))
+            await asyncio.gather(*(self._load_adapter(server, folder, name) for server in servers))
         else:
             async with with_output_head(folder) as whole:
-                await asyncio.gather(*(self._load(server, whole) for server in completions.pool.servers))
-        completions.version = weights.version
+                await asyncio.gather(*(self._load(server, whole) for server in servers))
 
     async def pause(self, *, timeout_s: float = 60.0) -> None:
         await self._completions.gate.pause(timeout_s=timeout_s)
