@@ -10,7 +10,7 @@ from lightningrl.errors import UserError
 from lightningrl.estimate import check_memory
 from lightningrl.estimate.answering import check_held
 from lightningrl.estimate.cards import GIB, Card
-from lightningrl.estimate.memory import engine_parts
+from lightningrl.estimate.parts import engine_parts
 from lightningrl.models.sizes import sizes_of_all
 from lightningrl.recipe import load_config
 from tests.command import run_command

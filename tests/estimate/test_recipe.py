@@ -12,7 +12,7 @@ from lightningrl.errors import UserError
 from lightningrl.estimate import Estimate, check_memory, estimate
 from lightningrl.estimate.cards import CARDS, GIB, Card, card_like
 from lightningrl.estimate.fit import changed, least_bytes
-from lightningrl.estimate.memory import engine_parts, held_parts, total
+from lightningrl.estimate.parts import engine_parts, held_parts, total
 from lightningrl.estimate.time import train_flops
 from lightningrl.estimate.workload import assumed
 from lightningrl.models.sizes import Sizes, sizes_of, sizes_of_all

@@ -10,7 +10,7 @@ from rich.text import Text
 from lightningrl.cli.console import say
 from lightningrl.estimate import Estimate
 from lightningrl.estimate.cards import GIB
-from lightningrl.estimate.memory import Part, total
+from lightningrl.estimate.parts import Part, total
 
 COLOURS = ("blue", "cyan", "green", "yellow", "magenta", "red", "bright_blue", "bright_cyan", "bright_green", "white")
 WIDTH = 60
@@ -21,13 +21,10 @@ def show(found: Estimate, console: Console) -> None:
     """Print the estimate."""
     console.print()
     _headline(found, console)
-    trainer, server, here = found.memory.trainer, found.memory.server, found.memory.servers_here
-    _memory("trainer" if server else "trainer and engine", trainer, found, console)
-    if here:
-        beside = Part(name="the trainer", bytes=total(trainer))
-        _memory("vLLM, on the same card", [beside, *server * here], found, console)
-    elif server:
-        _memory("vLLM, on a card of its own", server, found, console)
+    for phase in found.memory.phases:
+        _memory(phase.title, phase.parts, found, console)
+    if found.memory.host_bytes:
+        say(console, f"  and {size(found.memory.host_bytes)} of the machine's own memory, for weights off the card")
     _advice(found, console)
     _step(found, console)
     _run(found, console)
@@ -131,6 +128,7 @@ def _step(found: Estimate, console: Console) -> None:
         ("agents", seconds.agent, "their own time, as in these rollouts"),
         ("training", seconds.training, f"forests of {found.memory.forests.tokens:,} tokens{twice}"),
         ("saving", seconds.saving, "checkpoint, and weights into the engine"),
+        ("sleeping", seconds.sleeping or None, "vLLM gives the card to the trainer and takes it back"),
     ):
         if value is not None:
             table.add_row(f"  {name}", duration(value), note)

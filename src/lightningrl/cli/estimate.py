@@ -6,7 +6,7 @@ else from an assumption. The first of these that there is counts.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,8 +23,9 @@ from lightningrl.engines import model_paths
 from lightningrl.errors import LightningError, UserError, meant
 from lightningrl.estimate import Estimate, check_memory, estimate
 from lightningrl.estimate.cards import CARDS, Card
+from lightningrl.estimate.layout import gpus_named
 from lightningrl.estimate.machine import this_machine
-from lightningrl.estimate.memory import rollouts_together
+from lightningrl.estimate.parts import rollouts_together
 from lightningrl.estimate.workload import Workload, assumed, outside_calls, recorded
 from lightningrl.models.load import is_here
 from lightningrl.models.sizes import Sizes, sizes_of_all
@@ -75,7 +76,7 @@ def _card(config: Config, gpu: str | None) -> Card:
             ) from error
     if gpu.lower() not in CARDS:
         raise UserError(f"no data of a GPU `{gpu}`", hint=meant(gpu, CARDS))
-    return CARDS[gpu.lower()]
+    return replace(CARDS[gpu.lower()], count=gpus_named(config))
 
 
 def _workload(config: Config, sizes: dict[str, Sizes], wishes: Wishes, *, console: Console) -> Workload:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from lightningrl.config import Config
 from lightningrl.errors import UserError
 from lightningrl.estimate.cards import GIB, Card
-from lightningrl.estimate.memory import GRADIENTS, MOMENTS, RESERVED, engine_parts, held_parts, total
+from lightningrl.estimate.parts import GRADIENTS, MOMENTS, RESERVED, engine_parts, held_parts, total
 from lightningrl.models.sizes import Sizes
 
 

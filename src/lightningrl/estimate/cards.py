@@ -21,6 +21,10 @@ class Card:
     peaks: Mapping[str, float]
     """dtype → FLOP/s of matrix products."""
     is_gpu: bool = True
+    count: int = 1
+    """GPUs of the machine, all of this kind."""
+    host_bytes: int | None = None
+    """Memory of the machine around a GPU; None: unknown."""
     flash: bool = False
     """Whether torch has its kernel of attention for it: from compute capability 8.0 on."""
     bfloat16: bool = True

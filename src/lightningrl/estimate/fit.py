@@ -7,20 +7,16 @@ from typing import Any, TypeAlias
 from lightningrl.config import Config
 from lightningrl.errors import UserError
 from lightningrl.estimate.cards import GIB, Card
-from lightningrl.estimate.memory import (
-    RESERVED,
-    chosen_forests,
-    computing_parts,
-    engine_parts,
-    held_parts,
-    memory_of,
-    total,
-)
+from lightningrl.estimate.layout import host_bytes, owns_vllm, resting_bytes, vllm_parts
+from lightningrl.estimate.memory import memory_of, placed_on, taken_beside
+from lightningrl.estimate.parts import RESERVED, chosen_forests, computing_parts, engine_parts, held_parts, total
 from lightningrl.estimate.workload import assumed
 from lightningrl.models.sizes import Sizes
 
 Changes: TypeAlias = Mapping[str, Any]
 """Key of a setting → another value."""
+HOST_SHARE = 0.8
+"""Share of the machine's memory for weights that have left the GPU; agents and processes have the rest."""
 SHORTEST = 1024
 """A shorter `engine.max_length` is not proposed."""
 
@@ -28,16 +24,17 @@ SHORTEST = 1024
 def check_memory(config: Config, sizes: Mapping[str, Sizes], card: Card) -> None:
     """Raises `UserError` for a recipe that cannot run on the device at all, with the settings that would fit.
 
-    What must fit is what trainer and embedded engine hold, and one call of `engine.max_length` tokens: larger batches
-    are split.
+    What must fit is what trainer and engine hold, and one call of `engine.max_length` tokens: larger batches are split.
     """
+    check_host(config, sizes, card)
     needed = least_bytes(config, sizes, card)
     if needed <= card.memory_bytes:
         return
 
     def fits(other: Config) -> bool:  # as `--estimate` sees it, which counts whole forests
-        trainer = memory_of(other, sizes, card, work=assumed(source="")).trainer
-        return max(total(trainer), least_bytes(other, sizes, card)) <= card.memory_bytes
+        found = memory_of(other, sizes, card, work=assumed(source=""))
+        counted = found.needed_bytes if found.owned else total(found.trainer)
+        return max(counted, least_bytes(other, sizes, card)) <= card.memory_bytes
 
     found = changes_that_fit(config, card, fits)
     hint = f"this would fit: {overrides(found)}" if found else "choose a smaller model, or a larger device"
@@ -48,14 +45,32 @@ def check_memory(config: Config, sizes: Mapping[str, Sizes], card: Card) -> None
     )
 
 
+def check_host(config: Config, sizes: Mapping[str, Sizes], card: Card) -> None:
+    """Raises `UserError` if the machine cannot hold the weights that leave the GPU while the trainer has it."""
+    placed = placed_on(config, card)
+    if placed is None or card.host_bytes is None or not card.is_gpu:
+        return
+    needed = host_bytes(config, sizes, placed)
+    if needed > HOST_SHARE * card.host_bytes:
+        message = f"vLLM's weights take {needed / GIB:.1f} GiB of the machine's memory while the trainer has the GPU"
+        hint = "choose a smaller model, give vLLM a GPU of its own, or set `engine.sleep=off`"
+        raise UserError(f"{message}, and it has {card.host_bytes / GIB:.1f} GiB", hint=hint)
+
+
 def least_bytes(config: Config, sizes: Mapping[str, Sizes], card: Card) -> int:
     """Bytes without which no step can be taken."""
-    held, engine = held_parts(config, sizes), engine_parts(config, sizes)
+    held, engine, placed = held_parts(config, sizes), engine_parts(config, sizes), placed_on(config, card)
     others = total(engine) + RESERVED[card.kind]
+    serving = 0
+    if placed is not None and bool(placed.gpus) == card.is_gpu:
+        server = vllm_parts(config, sizes, placed, memory_bytes=card.memory_bytes, resting=False)
+        others += taken_beside(placed, server)
+        serving = total(server) + (resting_bytes(config, sizes, kind=card.kind) if placed.shared else 0)
     call = config.engine.max_length
     forests = chosen_forests(config, sizes, card, held=held, others=others, wanted=call)
     work = assumed(calls=1, prompt_tokens=0, completion_tokens=call, source="")
-    return total(held) + others + total(computing_parts(config, sizes, forests, card=card, work=work))
+    training = total(held) + others + total(computing_parts(config, sizes, forests, card=card, work=work))
+    return max(training, serving)
 
 
 def changes_that_fit(config: Config, card: Card, fits: Callable[[Config], bool]) -> Changes | None:
@@ -97,10 +112,12 @@ def _options(config: Config, card: Card) -> Mapping[str, list[Any]]:
     """
     first, engine = next(iter(config.learners().values())), config.engine
     tokens = first.trainer.max_tokens
-    embedded = engine.name == "embedded"
+    embedded, owned = engine.name == "embedded", owns_vllm(config)
     options: dict[str, list[Any]] = {
         "trainer.checkpointing": ["on"] if first.trainer.checkpointing == "off" else [],
         "trainer.max_tokens": ["auto"] if tokens != "auto" else [],
+        "engine.sleep": ["auto"] if engine.sleep == "off" and owned else [],
+        "engine.cache_gib": ["auto"] if engine.cache_gib != "auto" and owned else [],
         "engine.slots": list(_halves(engine.slots, least=4)) if embedded else [],
         "model.dtype": ["bfloat16" if card.bfloat16 else "float16"] if first.model.dtype == "float32" else [],
         "model.lora_rank": [16] if first.model.lora_rank == 0 else [],

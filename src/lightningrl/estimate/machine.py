@@ -1,11 +1,15 @@
-"""This machine as a `Card`: the device that a recipe would use, with its memory and its speed."""
+"""This machine: the device that a recipe would use as a `Card`, and the layout of a vLLM that the run owns."""
 
+import os
 from dataclasses import replace
 
 from lightningrl.config import Config
+from lightningrl.engines import model_paths
 from lightningrl.estimate.cards import Card, card_like
+from lightningrl.estimate.layout import Layout, layout
 from lightningrl.models.devices import device_of, devices
 from lightningrl.models.memory import machine_memory
+from lightningrl.models.sizes import sizes_of_all
 from lightningrl.models.speed import measure
 from lightningrl.models.varlen_attention import has_flash
 
@@ -23,7 +27,7 @@ def this_machine(config: Config, *, timed: bool = True) -> Card:
     memory = gpu.memory_bytes if gpu else machine_memory()
     known = card_like(name, memory_bytes=memory)
     if known is not None:
-        return replace(known, flash=has_flash(device))
+        return replace(known, flash=has_flash(device), count=len(devices()), host_bytes=machine_memory())
     speeds = {d: measure(device, dtype=d, threads=learners[0].trainer.threads) for d in dtypes} if timed else {}
     return Card(
         name=name,
@@ -31,7 +35,22 @@ def this_machine(config: Config, *, timed: bool = True) -> Card:
         bandwidth=max((speed.bandwidth for speed in speeds.values()), default=0.0),
         peaks={dtype: speed.flops for dtype, speed in speeds.items()},
         is_gpu=is_gpu,
+        count=len(devices()),
+        host_bytes=machine_memory() if is_gpu else None,
         flash=has_flash(device),
         bfloat16=gpu.bfloat16 if gpu else True,
         is_measured=timed,
+    )
+
+
+def layout_here(config: Config) -> Layout:
+    """How the run starts its own vLLM servers on this machine. Raises `UserError` for settings that this machine cannot
+    follow.
+    """
+    return layout(
+        config,
+        sizes_of_all(model_paths(config).values(), root=config.root),
+        gpus=[device.memory_bytes for device in devices()],
+        machine_bytes=machine_memory(),
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
     )

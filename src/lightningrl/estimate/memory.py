@@ -1,64 +1,54 @@
-"""How much memory do the trainer and the engine of a recipe take, part by part?
-
-The arithmetic of one model is in `models/footprint.py`. Here it is added up over the policies of a recipe, which share
-the weights under their adapters and learn one after the other.
-"""
+"""How much memory does a recipe take, at its worst moment? Of the trainer's device, of vLLM's, and of the machine."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from lightningrl.config import Config, LearnerConfig
-from lightningrl.engine.cache import ROWS_PER_SLOT
-from lightningrl.engines import model_paths
+from lightningrl.config import Config
 from lightningrl.estimate.cards import GIB, Card
-from lightningrl.estimate.workload import Workload
-from lightningrl.models.footprint import (
-    Held,
-    cache_bytes,
-    gathered_bytes,
-    head_bytes,
-    held,
-    token_bytes,
-    tokens_in,
+from lightningrl.estimate.layout import (
+    VLLM_RESERVED,
+    VLLM_SHARE,
+    Placement,
+    host_bytes,
+    owns_vllm,
+    place,
+    resting_bytes,
+    vllm_parts,
 )
+from lightningrl.estimate.parts import (
+    CACHE,
+    RESERVED,
+    Forests,
+    Part,
+    chosen_forests,
+    computing_parts,
+    engine_parts,
+    held_parts,
+    itemsize,
+    rollouts_together,
+    total,
+)
+from lightningrl.estimate.workload import Workload
+from lightningrl.models.footprint import cache_bytes
 from lightningrl.models.sizes import Sizes
-from lightningrl.trainer.budget import CPU_SHARE, CUDA_SHARE, GATHERED_KEYS, LEAST, MOST
-from lightningrl.trainer.logprobs import CHUNK
+from lightningrl.trainer.budget import MOST
 
-ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes of a number."""
-RESERVED = {"cpu": GIB // 2, "cuda": GIB}
-"""Assumed memory of the process itself. A process on the CPU with all modules was measured at 0.37 GiB; CUDA's context,
-its libraries and fragments of freed memory are not measured.
-"""
-VLLM_RESERVED = 2 * GIB
-"""Assumed memory of vLLM besides weights and cache: CUDA graphs, activations, its context."""
-GRADIENTS, MOMENTS, CACHE = "gradients", "AdamW's moments", "KV cache"
-VLLM_SHARE = 0.9
-"""Share of a card that vLLM takes if it is not told otherwise."""
+VLLM_ASLEEP = 2 * GIB
+"""Assumed memory that a sleeping vLLM keeps on its GPU: its CUDA context, its libraries and its CUDA graphs."""
 LOCAL = {"127.0.0.1", "localhost", "::1", "0.0.0.0", "::"}
 """Hosts of servers on this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """Something that takes memory."""
+class Phase:
+    """What takes a device's memory at one time."""
 
-    name: str
-    bytes: int
-    note: str = ""
-    """What it follows from, for people."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forests:
-    """How the trainer computes."""
-
-    checkpointing: bool
-    tokens: int
-    """Most unique tokens in one forest."""
+    title: str
+    parts: tuple[Part, ...]
+    counted: bool = True
+    """Whether it must fit on a card like the trainer's; else it is on a machine of which nothing is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,159 +62,121 @@ class Memory:
     """The trainer's process, with the embedded engine."""
     server: tuple[Part, ...]
     """One vLLM server; empty: the engine is embedded, or of another kind."""
+    servers: int
+    """vLLM servers in all."""
     servers_here: int
-    """vLLM servers on the trainer's card."""
+    """Those on the trainer's device."""
+    owned: bool
+    """Whether the run starts them, on devices like the trainer's."""
+    sleeps: bool
+    """Whether they sleep while the trainer trains."""
+    resting: int
+    """Bytes that the trainer keeps while they serve."""
+    host_bytes: int
+    """Memory of the machine beside the GPUs."""
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """All that must fit."""
+        return tuple(self._phases())
+
+    def _phases(self) -> Iterator[Phase]:
+        if not self.server:
+            yield Phase(title="trainer and engine", parts=self.trainer)
+        elif self.sleeps:
+            asleep = Part(name="vLLM, asleep", bytes=VLLM_ASLEEP, note="assumed")
+            yield Phase(title="while the trainer trains", parts=(*self.trainer, asleep))
+            resting = Part(name="the trainer, at rest", bytes=self.resting)
+            yield Phase(title="while vLLM serves", parts=(resting, *self.server))
+        elif self.servers_here:
+            yield Phase(title="trainer", parts=self.trainer)
+            beside = Part(name="the trainer", bytes=total(self.trainer))
+            yield Phase(title="vLLM, on the same device", parts=(beside, *self.server * self.servers_here))
+        else:
+            yield Phase(title="trainer", parts=self.trainer)
+            yield Phase(title="vLLM, on a card of its own", parts=self.server, counted=self.owned)
 
     @property
     def needed_bytes(self) -> int:
-        """Bytes that the trainer's device needs."""
-        return total(self.trainer) + self.servers_here * total(self.server)
+        """Bytes that each device needs."""
+        return max(total(phase.parts) for phase in self.phases if phase.counted)
 
     @property
     def server_share(self) -> float:
-        """The most of the card that each vLLM on it may take beside the trainer: its `--gpu-memory-utilization`."""
+        """The most of the card that each given vLLM on it may take beside the trainer: `--gpu-memory-utilization`."""
         return math.floor(100 * (1 - total(self.trainer) / self.capacity) / self.servers_here) / 100
 
 
 def memory_of(config: Config, sizes: Mapping[str, Sizes], card: Card, *, work: Workload, most: int = MOST) -> Memory:
     """Memory by part. `most`: most tokens of a forest whose size the trainer chooses."""
-    vllm = config.engine.name == "vllm"
-    local = [url for url in config.engine.urls if urlsplit(url).hostname in LOCAL]
-    here = len(local) if vllm and card.is_gpu else 0
-    least = here and here * total(vllm_parts(config, sizes, work=work, room=0))
+    placed = placed_on(config, card)
+    server = list[Part]() if placed is None else vllm_parts(config, sizes, placed, memory_bytes=card.memory_bytes)
+    here = given_here(config, card) if placed is None else int(placed.shared)
     held = held_parts(config, sizes)
     others = [*engine_parts(config, sizes), Part(name="torch", bytes=RESERVED[card.kind], note="assumed")]
     batch = config.loop.tasks_per_step * work.unique_in(config.loop.group_size)
-    wanted = math.ceil(batch / _all(config)[0].trainer.minibatches)
-    forests = chosen_forests(config, sizes, card, held=held, others=total(others) + least, wanted=wanted, most=most)
+    wanted = math.ceil(batch / next(iter(config.learners().values())).trainer.minibatches)
+    if placed is None:
+        beside = here * total(given_parts(config, sizes, work=work, room=0))
+    else:
+        beside = taken_beside(placed, server)
+    forests = chosen_forests(config, sizes, card, held=held, others=total(others) + beside, wanted=wanted, most=most)
     trainer = [*held, *computing_parts(config, sizes, forests, card=card, work=work), *others]
-    room = (card.memory_bytes - total(trainer)) // here if here else int(VLLM_SHARE * card.memory_bytes)
+    if config.engine.name == "vllm" and placed is None:
+        room = (card.memory_bytes - total(trainer)) // here if here else int(VLLM_SHARE * card.memory_bytes)
+        server = given_parts(config, sizes, work=work, room=room)
     return Memory(
         capacity=card.memory_bytes,
         forests=forests,
         trainer=tuple(trainer),
-        server=tuple(vllm_parts(config, sizes, work=work, room=room)) if vllm else (),
+        server=tuple(_noted(part, config, sizes, work=work) for part in server),
+        servers=max(len(config.engine.urls), 1) if placed is None else placed.servers,
         servers_here=here,
+        owned=placed is not None and bool(placed.gpus) == card.is_gpu,
+        sleeps=placed is not None and placed.sleeps and placed.shared,
+        resting=resting_bytes(config, sizes, kind=card.kind),
+        host_bytes=0 if placed is None or not card.is_gpu else host_bytes(config, sizes, placed),
     )
 
 
-def itemsize(learner: LearnerConfig) -> int:
-    return ITEMSIZE[learner.model.dtype]
+def placed_on(config: Config, card: Card) -> Placement | None:
+    """Where the servers are that the run owns, if every GPU of the machine is such a card; None: it owns none."""
+    return place(config, count=card.count) if owns_vllm(config) else None
 
 
-def rank_of(learner: LearnerConfig, sizes: Sizes) -> int:
-    """Rank of the adapter that learns; 0: all weights learn."""
-    return learner.model.lora_rank or sizes.rank
+def given_here(config: Config, card: Card) -> int:
+    """Given vLLM servers that share the trainer's card: those on this machine."""
+    local = [url for url in config.engine.urls if urlsplit(url).hostname in LOCAL]
+    return len(local) if config.engine.name == "vllm" and card.is_gpu else 0
 
 
-def holding(learner: LearnerConfig, sizes: Sizes) -> Held:
-    """What one policy holds, with the model under its adapter."""
-    rank = rank_of(learner, sizes)
-    return held(
-        parameters=sizes.parameters,
-        learning=rank * sizes.adapted or sizes.parameters,
-        itemsize=itemsize(learner),
-        reference=learner.loss.kl_coef > 0,
-    )
+def taken_beside(placed: Placement, server: Sequence[Part]) -> int:
+    """Bytes that an owned server takes of the trainer's device while the trainer trains."""
+    if not placed.shared:
+        return 0
+    return VLLM_ASLEEP if placed.sleeps else total(server)
 
 
-def held_parts(config: Config, sizes: Mapping[str, Sizes]) -> list[Part]:
-    """What the trainer holds from its first step on. `sizes`: model path → sizes."""
-    learners = config.learners().values()
-    own = [(learner, sizes[learner.model.path]) for learner in learners]
-    each = [holding(learner, size) for learner, size in own]
-    bases = {
-        (learner.model.path, learner.model.dtype): h.weights
-        for (learner, size), h in zip(own, each, strict=True)
-        if rank_of(learner, size)
-    }
-    full = [h.weights for (learner, size), h in zip(own, each, strict=True) if not rank_of(learner, size)]
-    several = f", {len(each)} policies" if len(each) > 1 else ""
-    adapters = all(rank_of(learner, size) for learner, size in own)
-    parts = [
-        Part(name="weights", bytes=sum(bases.values()) + sum(full), note=own[0][0].model.dtype),
-        Part(
-            name="adapters" if adapters else "master weights",
-            bytes=sum(h.masters for h in each),
-            note=f"float32{several}",
-        ),
-        Part(name=GRADIENTS, bytes=max(h.gradients for h in each), note="float32"),
-        Part(name=MOMENTS, bytes=sum(h.moments for h in each), note=f"float32{several}"),
-        Part(name="reference for KL", bytes=sum(h.reference for h in each)),
-    ]
-    return [part for part in parts if part.bytes]
-
-
-def computing_parts(
-    config: Config, sizes: Mapping[str, Sizes], forests: Forests, *, card: Card, work: Workload
-) -> list[Part]:
-    """What a forward and backward pass over one forest takes, for the policy that takes most."""
-    made = [_computing(learner, sizes[learner.model.path], forests, card=card, work=work) for learner in _all(config)]
-    return max(made, key=total)
-
-
-def _computing(learner: LearnerConfig, sizes: Sizes, forests: Forests, *, card: Card, work: Workload) -> list[Part]:
-    b, shape, N = itemsize(learner), sizes.shape, forests.tokens
-    per_token = per_token_bytes(learner, sizes, checkpointing=forests.checkpointing, card=card)
-    saved = "each layer's input" if forests.checkpointing else "all layers"
-    parts = [
-        Part(name="activations", bytes=N * per_token, note=f"{N:,} tokens × {per_token / 1e3:,.0f} kB: {saved}"),
-        Part(name="LM head", bytes=_head(learner, sizes, tokens=N, device=card.kind), note="logits in chunks"),
-    ]
-    if card.flash:
-        merged = min(work.unique_tokens / max(work.unique_in(8) / 8, 1.0), GATHERED_KEYS)  # keys for each token
-        keys = gathered_bytes(shape, itemsize=b, keys=int(N * merged))
-        parts.append(Part(name="attention", bytes=keys, note="keys and values along paths, one layer"))
-    return parts
-
-
-def per_token_bytes(learner: LearnerConfig, sizes: Sizes, *, checkpointing: bool, card: Card) -> int:
-    """Bytes of activations for each token of a forest. Without CUDA's kernel of attention, the CPU's are an upper
-    bound.
+def given_parts(config: Config, sizes: Mapping[str, Sizes], *, work: Workload, room: int) -> list[Part]:
+    """What a given vLLM server takes of `room` bytes: at least a cache for one request of `engine.max_length` tokens,
+    at most one for all rollouts that run at the same time.
     """
-    return token_bytes(
-        sizes.shape,
-        itemsize=itemsize(learner),
-        rank=rank_of(learner, sizes),
-        checkpointing=checkpointing,
-        fused=card.flash,
-    )
-
-
-def engine_parts(config: Config, sizes: Mapping[str, Sizes]) -> list[Part]:
-    """What the embedded engine takes beside the trainer, whose weights it shares."""
-    if config.engine.name != "embedded":
-        return []
-    learners = config.learners()
-    rows, length = ROWS_PER_SLOT * config.engine.slots, config.engine.max_length
-    cache = weights = 0
-    for policy, path in model_paths(config).items():
-        b = ITEMSIZE[learners.get(policy, config).model.dtype]
-        cache += cache_bytes(sizes[path].shape, tokens=rows * length, itemsize=b)
-        weights += 0 if policy in learners else sizes[path].parameters * b
-    parts = [
-        Part(name=CACHE, bytes=cache, note=f"{config.engine.slots} slots × {ROWS_PER_SLOT} × {length:,} tokens"),
-        Part(name="frozen models", bytes=weights),
-    ]
-    return [part for part in parts if part.bytes]
-
-
-def vllm_parts(config: Config, sizes: Mapping[str, Sizes], *, work: Workload, room: int) -> list[Part]:
-    """What a vLLM server takes of `room` bytes: at least a cache for one request of `engine.max_length` tokens, at most
-    one for all rollouts that run at the same time.
-    """
-    learner, together = next(iter(config.learners().values())), rollouts_together(config)
-    size, b = sizes[learner.model.path], itemsize(learner)
-    weights = size.parameters * b
-    request = cache_bytes(size.shape, tokens=request_tokens(work), itemsize=b)
+    learner = next(iter(config.learners().values()))
+    size, b, reserved = sizes[learner.model.path], itemsize(learner), VLLM_RESERVED["cuda"]
+    weights, request = size.parameters * b, request_bytes(config, sizes, work=work)
     least = cache_bytes(size.shape, tokens=config.engine.max_length, itemsize=b)
-    cache = max(min(together * request, room - weights - VLLM_RESERVED), least)
-    note = f"{min(max(cache // request, 1), together):,} of {together:,} requests at once"
+    cache = max(min(rollouts_together(config) * request, room - weights - reserved), least)
     return [
         Part(name="weights", bytes=weights, note=learner.model.dtype),
-        Part(name=CACHE, bytes=cache, note=f"{note}, {request_tokens(work):,} tokens each"),
-        Part(name="vLLM itself", bytes=VLLM_RESERVED, note="assumed"),
+        Part(name=CACHE, bytes=cache),
+        Part(name="vLLM itself", bytes=reserved, note="assumed"),
     ]
+
+
+def request_bytes(config: Config, sizes: Mapping[str, Sizes], *, work: Workload) -> int:
+    """Keys and values of a call at its end, on average."""
+    learner = next(iter(config.learners().values()))
+    return cache_bytes(sizes[learner.model.path].shape, tokens=request_tokens(work), itemsize=itemsize(learner))
 
 
 def request_tokens(work: Workload) -> int:
@@ -232,72 +184,20 @@ def request_tokens(work: Workload) -> int:
     return max(int(work.prompt_tokens + work.completion_tokens), 1)
 
 
-def requests_together(config: Config, sizes: Mapping[str, Sizes], *, work: Workload, server: Sequence[Part]) -> float:
+def requests_together(config: Config, sizes: Mapping[str, Sizes], *, work: Workload, memory: Memory) -> float:
     """Requests that one server decodes at the same time, if all rollouts of a step are running."""
-    learner = next(iter(config.learners().values()))
-    each = rollouts_together(config) / max(len(config.engine.urls), 1)
-    if not server:
+    each = rollouts_together(config) / memory.servers
+    if not memory.server:
         return max(min(each, config.engine.slots), 1.0)
-    request = cache_bytes(sizes[learner.model.path].shape, tokens=request_tokens(work), itemsize=itemsize(learner))
-    return max(min(each, next(part.bytes for part in server if part.name == CACHE) / request), 1.0)
+    cache = next(part.bytes for part in memory.server if part.name == CACHE)
+    return max(min(each, cache / request_bytes(config, sizes, work=work)), 1.0)
 
 
-def rollouts_together(config: Config) -> int:
-    """Most rollouts of a step that run at the same time."""
-    return min(config.agent.concurrency, config.loop.tasks_per_step * config.loop.group_size)
-
-
-def chosen_forests(
-    config: Config,
-    sizes: Mapping[str, Sizes],
-    card: Card,
-    *,
-    held: Iterable[Part],
-    others: int,
-    wanted: int,
-    most: int = MOST,
-) -> Forests:
-    """The largest forest that the trainer makes from a minibatch of `wanted` tokens, and whether it keeps all its
-    activations: as `trainer/budget.py` chooses. No forest is smaller than a call, here of `engine.max_length` tokens.
-    `held`: what the trainer holds. `others`: bytes that others take. `most`: most tokens, if the trainer chooses.
-    """
-    trainer = next(iter(config.learners().values())).trainer
-    coming = sum(part.bytes for part in held if part.name in (GRADIENTS, MOMENTS))
-    there = sum(part.bytes for part in held) - coming
-    if card.is_gpu:
-        free = CUDA_SHARE * (card.memory_bytes - others - there) - coming
-    else:
-        free = CPU_SHARE * (card.memory_bytes - there - coming)
-    kept, fitting = (_most_tokens(config, sizes, free=free, checkpointing=c, card=card) for c in (False, True))
-    fitting = fitting if card.is_gpu else max(fitting, LEAST)
-    if trainer.checkpointing != "auto":
-        kept, fitting = (0, fitting) if trainer.checkpointing == "on" else (wanted, kept)
-    limit = min(fitting, most) if trainer.max_tokens == "auto" else trainer.max_tokens
-    tokens = min(wanted, max(limit, config.engine.max_length))
-    return Forests(checkpointing=tokens > kept, tokens=tokens)
-
-
-def _most_tokens(config: Config, sizes: Mapping[str, Sizes], *, free: float, checkpointing: bool, card: Card) -> int:
-    """Unique tokens of a forest that fit in the free bytes, for the policy that needs most."""
-    found: list[int] = []
-    for learner in _all(config):
-        size = sizes[learner.model.path]
-        per_token = per_token_bytes(learner, size, checkpointing=checkpointing, card=card)
-        if card.flash:
-            per_token += gathered_bytes(size.shape, itemsize=itemsize(learner), keys=GATHERED_KEYS)
-        once = _head(learner, size, tokens=MOST, device=card.kind)
-        found.append(tokens_in(free - once, per_token=per_token))
-    return min(found)
-
-
-def total(parts: Iterable[Part]) -> int:
-    return sum(part.bytes for part in parts)
-
-
-def _head(learner: LearnerConfig, sizes: Sizes, *, tokens: int, device: str) -> int:
-    rows = min(max(CHUNK[device] // sizes.shape.vocab, 1), tokens)
-    return head_bytes(sizes.shape, itemsize=itemsize(learner), rank=rank_of(learner, sizes), rows=rows)
-
-
-def _all(config: Config) -> list[LearnerConfig]:
-    return list(config.learners().values())
+def _noted(part: Part, config: Config, sizes: Mapping[str, Sizes], *, work: Workload) -> Part:
+    """The part; a server's cache with the number of requests that it holds."""
+    if part.name != CACHE:
+        return part
+    together = rollouts_together(config)
+    count = min(max(part.bytes // request_bytes(config, sizes, work=work), 1), together)
+    note = f"{count:,} of {together:,} requests at once, {request_tokens(work):,} tokens each"
+    return Part(name=CACHE, bytes=part.bytes, note=note)

@@ -5,16 +5,23 @@ from dataclasses import dataclass, replace
 
 from lightningrl.config import Config
 from lightningrl.estimate.cards import GIB, Card
-from lightningrl.estimate.fit import Changes, changes_that_fit, overrides
-from lightningrl.estimate.memory import (
-    MOMENTS,
-    RESERVED,
-    Memory,
-    memory_of,
-    requests_together,
-    total,
+from lightningrl.estimate.fit import Changes, changed, changes_that_fit, overrides
+from lightningrl.estimate.layout import owns_vllm
+from lightningrl.estimate.memory import VLLM_ASLEEP, Memory, given_here, memory_of, requests_together
+from lightningrl.estimate.parts import MOMENTS, RESERVED, total
+from lightningrl.estimate.time import (
+    DECODE,
+    DISK,
+    PCIE,
+    PREFILL,
+    SWITCH_S,
+    TRAIN,
+    Seconds,
+    generation_s,
+    saving_s,
+    sleeping_s,
+    training_s,
 )
-from lightningrl.estimate.time import DECODE, DISK, PREFILL, TRAIN, Seconds, generation_s, saving_s, training_s
 from lightningrl.estimate.workload import FOLLOW_UP, Workload
 from lightningrl.models.sizes import Sizes
 from lightningrl.trainer.budget import MOST
@@ -91,7 +98,8 @@ def estimate(
     def fits(other: Config) -> bool:
         return memory_of(other, sizes, card, work=work).needed_bytes <= card.memory_bytes
 
-    changes = None if memory.needed_bytes <= card.memory_bytes else changes_that_fit(config, card, fits)
+    enough = memory.needed_bytes <= card.memory_bytes
+    changes = None if enough else changes_that_fit(config, card, fits)
     loop, first = config.loop, next(iter(config.learners().values()))
     rollouts = loop.tasks_per_step * loop.group_size
     found = Estimate(
@@ -112,15 +120,24 @@ def estimate(
         steps=loop.steps,
         exams_s=_exams_s(config, seconds, rollouts=rollouts),
         per_hour=per_hour,
-        assumptions=tuple(_assumptions(config, card, work, seconds, here=memory.servers_here)),
+        assumptions=tuple(_assumptions(config, card, work, seconds, memory)),
         advice=(),
     )
-    return replace(found, advice=tuple(_advice(config, found, changes)))
+    second = not enough and card.is_gpu and _fits_on_two(config, sizes, card, work=work)
+    return replace(found, advice=tuple(_advice(config, found, changes, second=second)))
+
+
+def _fits_on_two(config: Config, sizes: Mapping[str, Sizes], card: Card, *, work: Workload) -> bool:
+    """Whether the recipe fits if the vLLM that it owns gets a second such card."""
+    if not owns_vllm(config) or card.count > 1:
+        return False
+    other = changed(config, {"engine.gpus": [1], "engine.sleep": "auto"})
+    return memory_of(other, sizes, replace(card, count=2), work=work).needed_bytes <= card.memory_bytes
 
 
 def _chosen(config: Config, sizes: Mapping[str, Sizes], card: Card, *, work: Workload) -> tuple[Memory, Seconds]:
-    """Memory and time of a step. If the trainer chooses the size of its forests on a card with a vLLM, the size that
-    takes the least time: large forests leave vLLM no room for its cache.
+    """Memory and time of a step. If the trainer chooses the size of its forests on a card with a given vLLM, the size
+    that takes the least time: large forests leave vLLM no room for its cache.
     """
 
     def tried(most: int) -> tuple[Memory, Seconds]:
@@ -132,7 +149,7 @@ def _chosen(config: Config, sizes: Mapping[str, Sizes], card: Card, *, work: Wor
         return memory.needed_bytes > card.memory_bytes, seconds.total or 0.0, -memory.forests.tokens
 
     largest = tried(MOST)
-    return min(map(tried, SIZES), key=cost) if largest[0].servers_here else largest
+    return min(map(tried, SIZES), key=cost) if given_here(config, card) else largest
 
 
 def _cannot_run(config: Config, card: Card) -> str:
@@ -142,9 +159,9 @@ def _cannot_run(config: Config, card: Card) -> str:
     return ""
 
 
-def _advice(config: Config, found: Estimate, changes: Changes | None) -> Iterator[str]:
+def _advice(config: Config, found: Estimate, changes: Changes | None, *, second: bool) -> Iterator[str]:
     card, memory, learner = found.card, found.memory, next(iter(config.learners().values()))
-    dtype, fits, here = learner.model.dtype, found.needed_bytes <= card.memory_bytes, memory.servers_here
+    dtype, fits, here = learner.model.dtype, found.needed_bytes <= card.memory_bytes, given_here(config, card)
     if found.cannot_run:
         yield f"{found.cannot_run}: set `model.dtype=float16`"
     elif dtype == "bfloat16" and card.peaks.get("float16", 0.0) > card.peaks[dtype]:
@@ -153,6 +170,8 @@ def _advice(config: Config, found: Estimate, changes: Changes | None) -> Iterato
         yield f"this would fit: {overrides(changes)}"
     if not fits and here and total(memory.trainer) <= card.memory_bytes:
         yield f"the trainer alone fits: give vLLM a card of its own, and estimate with `{ELSEWHERE}`"
+    elif second:
+        yield "it would fit with a second such card for vLLM: estimate with `--gpu NAME engine.gpus=[1]`"
     elif not fits and not changes:
         yield "choose a smaller model, or a larger device"
     if fits and here:
@@ -165,7 +184,7 @@ def _seconds(config: Config, sizes: Mapping[str, Sizes], card: Card, *, work: Wo
     loop, learners = config.loop, config.learners()
     rollouts = loop.tasks_per_step * loop.group_size
     first = sizes[next(iter(learners.values())).model.path]
-    together = requests_together(config, sizes, work=work, server=memory.server)
+    together = requests_together(config, sizes, work=work, memory=memory)
     known = config.engine.name == "embedded" or (card.is_gpu and config.engine.name == "vllm")
     training = [
         training_s(
@@ -180,14 +199,13 @@ def _seconds(config: Config, sizes: Mapping[str, Sizes], card: Card, *, work: Wo
         for learner in learners.values()
     ]
     return Seconds(
-        generation=generation_s(
-            config, first, card, work=work, rollouts=rollouts, together=together, here=memory.servers_here
-        )
+        generation=generation_s(config, first, card, work=work, rollouts=rollouts, together=together, memory=memory)
         if known
         else None,
         agent=None if work.agent_s is None else work.agent_s * rollouts,
         training=sum(training) / len(training),  # policies share the calls of a batch
         saving=saving_s(config, sizes),
+        sleeping=sleeping_s(memory),
     )
 
 
@@ -201,7 +219,7 @@ def _exams_s(config: Config, seconds: Seconds, *, rollouts: int) -> float | None
     return tasks * (seconds.generation + (seconds.agent or 0.0)) / rollouts
 
 
-def _assumptions(config: Config, card: Card, work: Workload, seconds: Seconds, *, here: int) -> Iterator[str]:
+def _assumptions(config: Config, card: Card, work: Workload, seconds: Seconds, memory: Memory) -> Iterator[str]:
     """What the estimate takes for granted."""
     if not work.is_measured:
         told = f"{work.calls:g} calls of a rollout, {work.completion_tokens:,.0f} tokens sampled by each"
@@ -215,9 +233,11 @@ def _assumptions(config: Config, card: Card, work: Workload, seconds: Seconds, *
         yield "attention takes no more time than with CUDA's kernel, which this card lacks"
     if seconds.generation is None:
         yield f"the time of engine `{config.engine.name}` depends on its server, which is not known here"
-    if here:
+    if memory.sleeps:
+        yield f"a sleeping vLLM keeps {VLLM_ASLEEP / GIB:g} GiB of its card, for CUDA's context and graphs"
+        yield f"it takes {SWITCH_S:g} s to sleep and wake up, and moves its weights at {PCIE / 1e9:g} GB/s"
+    elif given_here(config, card):
         told = "servers on this machine share the trainer's card"
         yield f"{told}; for a second card, estimate with {ELSEWHERE}"
-    elif config.engine.name == "vllm" and card.is_gpu:
-        count = len(config.engine.urls)
-        yield f"vLLM has {'a card' if count == 1 else f'{count} cards'} of the same kind"
+    elif config.engine.name == "vllm" and card.is_gpu and not memory.servers_here:
+        yield f"vLLM has {'a card' if memory.servers == 1 else f'{memory.servers} cards'} of the same kind"

@@ -4,6 +4,7 @@
     generation   prompts: FLOPs / (peak · PREFILL); sampled tokens: one pass over weights and cache for all requests
                  that are decoded together (arXiv 2211.05102, section 2)
     saving       bytes of a checkpoint / DISK
+    sleeping     twice the bytes of vLLM's weights / PCIE, and SWITCH_S
 
 The constants are assumptions: they are not measured on the device at hand.
 
@@ -15,7 +16,8 @@ from dataclasses import dataclass
 
 from lightningrl.config import Config, LearnerConfig
 from lightningrl.estimate.cards import Card
-from lightningrl.estimate.memory import Forests, holding, itemsize, rank_of
+from lightningrl.estimate.memory import Memory
+from lightningrl.estimate.parts import Forests, holding, itemsize, rank_of
 from lightningrl.estimate.workload import Workload
 from lightningrl.learner import needs_critic
 from lightningrl.models.footprint import cache_bytes
@@ -31,6 +33,10 @@ LAYER_S = {"vllm": 20e-6, "embedded": 200e-6}
 """Seconds that a layer takes at least when it decodes: the time to start its kernels, with and without CUDA graphs."""
 DISK = 1e9
 """Bytes that are written or read in a second."""
+PCIE = 10e9
+"""Bytes that go between a GPU and the machine's memory in a second."""
+SWITCH_S = 2.0
+"""Seconds that vLLM takes to fall asleep and to wake up, besides moving its weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +49,15 @@ class Seconds:
     """The agents' own time. None: unknown."""
     training: float
     saving: float
+    sleeping: float = 0.0
+    """vLLM falls asleep and wakes up again."""
 
     @property
     def total(self) -> float | None:
         """None: some part of generation is unknown."""
-        return None if self.generation is None else self.generation + (self.agent or 0.0) + self.training + self.saving
+        if self.generation is None:
+            return None
+        return self.generation + (self.agent or 0.0) + self.training + self.saving + self.sleeping
 
 
 def train_flops(
@@ -83,14 +93,14 @@ def decode_s(
 
 
 def generation_s(
-    config: Config, sizes: Sizes, card: Card, *, work: Workload, rollouts: float, together: float, here: int
+    config: Config, sizes: Sizes, card: Card, *, work: Workload, rollouts: float, together: float, memory: Memory
 ) -> float:
     """Seconds to generate all calls of `rollouts` rollouts, `together` at the same time on each server, if requests
-    never have to wait for agents. `here`: servers that share the trainer's card, which takes longest.
+    never have to wait for agents. Servers that share the trainer's card take longest.
     """
     learner = next(iter(config.learners().values()))
     b, dtype = itemsize(learner), learner.model.dtype
-    servers = max(len(config.engine.urls), 1) / max(here, 1)  # among as many the work is divided
+    servers = memory.servers / max(memory.servers_here, 1)  # among as many the work is divided
     layer_s = LAYER_S["embedded" if config.engine.name == "embedded" else "vllm"] if card.is_gpu else 0.0
     context = work.prompt_tokens + work.completion_tokens / 2
     one = decode_s(sizes, card, dtype=dtype, bytes_each=b, together=together, context=context, layer_s=layer_s)
@@ -128,3 +138,10 @@ def saving_s(config: Config, sizes: Mapping[str, Sizes]) -> float:
         written += published + max(found.masters, published) + found.moments
         loaded += 0 if config.engine.name == "embedded" else published
     return (written + loaded) / DISK
+
+
+def sleeping_s(memory: Memory) -> float:
+    """Seconds of a step in which vLLM falls asleep and wakes up: its weights go to the machine's memory and back."""
+    if not memory.sleeps:
+        return 0.0
+    return 2 * memory.server[0].bytes / PCIE + SWITCH_S
