@@ -33,12 +33,16 @@ START_S = 1800.0
 TAIL = 30
 """Lines of the log's end that an error shows."""
 PHASES = (
-    (r"Starting to load model|Loading safetensors|Loading model", "loading the weights"),
-    (r"torch\.compile|Dynamo bytecode", "compiling"),
-    (r"Capturing CUDA graph|Graph capturing", "capturing CUDA graphs"),
-    (r"Started server process|Application startup complete", "opening its port"),
+    (r"Initializing a V1 LLM engine", "starting its engine"),
+    (r"Starting to load model", "loading the weights"),
+    (r"Loading weights took", "warming up"),  # on a GPU: measuring memory, tracing
+    (r"for vLLM's torch\.compile|Dynamo bytecode transform time|Warming up model for the compilation", "compiling"),
+    (r"Capturing CUDA graphs", "capturing CUDA graphs"),
+    (r"init engine \(|Starting vLLM server", "opening its port"),
 )
-"""What a line of the log says about the phase of the start, in the order of the phases."""
+"""What a line of the log says about the phase of the start, in the order of the phases. vLLM 0.30 to 0.33 print these
+lines.
+"""
 
 
 class VLLMProcess:
@@ -150,7 +154,7 @@ class VLLMProcess:
             if not self.alive:
                 message = f"vLLM ended before it was ready ({self.ending()}):\n{self.tail(offset)}"
                 raise EngineError(message, hint=f"its log: `{self._log}`")
-            phase = _phase(self._since(offset)) or "starting"
+            phase = phase_of(self._since(offset)) or "starting"
             if phase != said:
                 say(f"vLLM is {phase}")
                 said = phase
@@ -172,6 +176,6 @@ def free_port() -> int:
         return taken.getsockname()[1]
 
 
-def _phase(log: str) -> str | None:
+def phase_of(log: str) -> str | None:
     """The latest phase of a start that its log tells of; None: none yet."""
     return next((phase for pattern, phase in reversed(PHASES) if re.search(pattern, log)), None)
