@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lightningrl.cpu import PARTS, CpuSplit, Doing
+from lightningrl.cpu import PARTS, CpuSplit, Doing, count_as_engine
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
 
@@ -96,3 +96,24 @@ with subprocess.Popen([sys.executable, "-c", {server!r}], stdout=subprocess.PIPE
         ending = spent_by(lambda: running.communicate(timeout=60))
     assert 2.7 * SPENT_S < spent["agents"] < 6 * SPENT_S
     assert ending["agents"] < SPENT_S, "nothing is counted again once it has been waited for"
+
+
+def test_a_server_of_the_run_counts_as_engine_alive_or_ended() -> None:
+    """Behind a keeper, as vLLM is; the agent beside it counts as agent."""
+    server = f"{BURN}print(flush=True)\ntime.sleep(60)"
+    keeper = f"""
+import subprocess, sys
+with subprocess.Popen([sys.executable, "-c", {server!r}], stdout=subprocess.PIPE) as server:
+    print(server.stdout.readline(), flush=True)
+    sys.stdin.read()
+    server.kill()
+"""
+    with subprocess.Popen([sys.executable, "-c", keeper], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        count_as_engine(running.pid)
+        spent = spent_by(running.stdout.readline)
+        ending = spent_by(lambda: running.communicate(timeout=60))
+        agent = spent_by(lambda: subprocess.run([sys.executable, "-c", BURN], check=True))
+    assert 0.9 * SPENT_S < spent["engine"] < 3 * SPENT_S and spent["agents"] < SPENT_S / 2
+    assert ending["engine"] < SPENT_S / 2 and ending["agents"] < SPENT_S / 2, "nothing is counted again"
+    assert 0.9 * SPENT_S < agent["agents"] < 3 * SPENT_S and agent["engine"] < SPENT_S / 2

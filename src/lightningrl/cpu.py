@@ -1,7 +1,7 @@
 """How much CPU time does each part of a run use? Reads the clocks of the operating system.
 
     agents      processes that run agents, and their children: framework, tools, reward function, MCP servers
-    engine      threads named `engine-…`; an engine in another process is not counted
+    engine      threads named `engine-…`, and servers that the run has started; servers elsewhere are not counted
     gateway     the rest of this process while agents run: HTTP, rendering, records, dispatching, making tasks
     training    the rest of this process from a complete batch to the publication of the new weights
     rest        everything before and after: imports, loading the model; also threads named `drawing…`
@@ -37,8 +37,19 @@ class Clocks:
     """Engine threads of this process."""
     drawing: float
     """Drawing threads of this process."""
+    servers: float
+    """Processes given to `count_as_engine`, with their descendants."""
     agents: float
-    """Descendants of this process, running or waited for."""
+    """Other descendants of this process, running or waited for."""
+
+
+_servers: dict[int, float] = {}
+"""Process id of an engine's server → its CPU seconds when it was last seen."""
+
+
+def count_as_engine(process: int) -> None:
+    """Count a child of this process, and all that it starts, as engine: before that it would count as an agent."""
+    _servers[process] = 0.0
 
 
 class CpuSplit:
@@ -46,7 +57,7 @@ class CpuSplit:
 
     def __init__(self) -> None:
         self._spent: dict[str, float] = dict.fromkeys(PARTS, 0.0) if sys.platform == "linux" else {}
-        self._last = Clocks(process=0.0, engine=0.0, drawing=0.0, agents=0.0)
+        self._last = Clocks(process=0.0, engine=0.0, drawing=0.0, servers=0.0, agents=0.0)
 
     @property
     def seconds(self) -> Mapping[str, float]:
@@ -60,9 +71,9 @@ class CpuSplit:
         now, last = clocks(), self._last
         # A thread or process that has ended is no longer counted, so a difference can be negative.
         engine, agents = max(0.0, now.engine - last.engine), max(0.0, now.agents - last.agents)
-        drawing = max(0.0, now.drawing - last.drawing)
+        drawing, servers = max(0.0, now.drawing - last.drawing), now.servers - last.servers
         ours = now.process - last.process - engine - drawing
-        for part, seconds in (("agents", agents), ("engine", engine), ("rest", drawing), (doing, ours)):
+        for part, seconds in (("agents", agents), ("engine", engine + servers), ("rest", drawing), (doing, ours)):
             self._spent[part] += seconds
         self._last = now
 
@@ -75,12 +86,15 @@ if sys.platform == "linux":
 
     def clocks() -> Clocks:
         """Current clocks. Those of descendants have a resolution of 10 ms, the others of a nanosecond."""
-        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        ended, living = resource.getrusage(resource.RUSAGE_CHILDREN), _living()
+        _servers.update((process, living[process]) for process in _servers.keys() & living.keys())
+        servers = sum(_servers.values())
         return Clocks(
             process=time.process_time(),
             engine=_threads("engine-"),
             drawing=_threads(DRAWING),
-            agents=ended.ru_utime + ended.ru_stime + _living(),
+            servers=servers,
+            agents=ended.ru_utime + ended.ru_stime + sum(living.values()) - servers,
         )
 
     def _threads(prefix: str) -> float:
@@ -89,8 +103,8 @@ if sys.platform == "linux":
         return sum(time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in idents)
 
 
-def _living() -> float:
-    """CPU seconds of running descendants and of the processes that they have waited for."""
+def _living() -> dict[int, float]:
+    """Child → CPU seconds of it and of its running descendants, and of the processes that they have waited for."""
     parent_of: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
@@ -101,10 +115,11 @@ def _living() -> float:
                 continue  # it has ended meanwhile
             pid = int(entry.name)
             parent_of[pid], ticks[pid] = int(fields[1]), sum(map(int, fields[11:15]))
-    ours, found = os.getpid(), 0
-    for pid in ticks:
-        ancestor = parent_of[pid]
-        while ancestor in parent_of and ancestor != ours:
-            ancestor = parent_of[ancestor]
-        found += ticks[pid] if ancestor == ours else 0
-    return found / os.sysconf("SC_CLK_TCK")
+    ours, found = os.getpid(), dict[int, float]()
+    for pid, used in ticks.items():
+        child = pid
+        while parent_of.get(child, ours) != ours:
+            child = parent_of[child]
+        if child in parent_of:
+            found[child] = found.get(child, 0.0) + used / os.sysconf("SC_CLK_TCK")
+    return found

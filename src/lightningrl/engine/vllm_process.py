@@ -18,6 +18,7 @@ from typing import TypeAlias
 import aiohttp
 
 from lightningrl import keeper
+from lightningrl.cpu import count_as_engine
 from lightningrl.errors import EngineError
 
 Say: TypeAlias = Callable[[str], None]
@@ -79,6 +80,7 @@ class VLLMProcess:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C in the terminal is not for it
             )
+        count_as_engine(process.pid)
         server = cls(process, ours, url=f"http://127.0.0.1:{port}", log=log)
         try:
             async with asyncio.timeout(timeout_s):
