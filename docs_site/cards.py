@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from lightningrl.cli.bill import duration
 from lightningrl.config import Config
 from lightningrl.estimate import Estimate, estimate
 from lightningrl.estimate.cards import CARDS
+from lightningrl.estimate.layout import gpus_named
 from lightningrl.estimate.workload import assumed
 from lightningrl.models.sizes import Sizes, sizes_of
 from lightningrl.recipe import make_config
@@ -36,19 +38,18 @@ def _table(root: Path) -> Iterator[str]:
 
 
 def _cell(root: Path, model: str, key: str, *, rank: int) -> str:
-    """Time of a step, and vLLM's share of the card or a second card; a dash if neither suffices."""
-    shared = _estimate(root, model, key, rank=rank, urls=["http://127.0.0.1:8000"])
-    if shared.fits and shared.seconds.total is not None:
-        return f"{duration(shared.seconds.total)}, {shared.memory.server_share:.2f}"
-    apart = _estimate(root, model, key, rank=rank, urls=["http://10.0.0.1:8000"])
-    if apart.fits and apart.seconds.total is not None:
-        return f"{duration(apart.seconds.total)}, two"
+    """Time of a step on one card, or on two with vLLM on the second; a dash if neither suffices."""
+    for gpus, note in (([0], ""), ([1], ", two")):
+        found = _estimate(root, model, key, rank=rank, gpus=gpus)
+        if found.fits and found.seconds.total is not None:
+            return f"{duration(found.seconds.total)}{note}"
     return "–"
 
 
-def _estimate(root: Path, model: str, key: str, *, rank: int, urls: list[str]) -> Estimate:
-    config = _recipe(root, model, rank=rank, urls=urls, dtype="float16" if key == "t4" else "bfloat16")
-    return estimate(config, {model: _sizes(model)}, CARDS[key], work=assumed(source="docs/gpu.md"))
+def _estimate(root: Path, model: str, key: str, *, rank: int, gpus: list[int]) -> Estimate:
+    config = _recipe(root, model, rank=rank, gpus=gpus, dtype="float16" if key == "t4" else "bfloat16")
+    card = replace(CARDS[key], count=gpus_named(config))
+    return estimate(config, {model: _sizes(model)}, card, work=assumed(source="docs/gpu.md"))
 
 
 @cache
@@ -62,7 +63,7 @@ def _recipe(root: Path, model: str, **settings: Any) -> Config:
         "agent": {"entry": "agent:run", "reward": "agent:reward", "concurrency": 256},
         "tasks": {"source": "agent:tasks"},
         "model": {"path": model, "dtype": settings["dtype"], "lora_rank": settings["rank"]},
-        "engine": {"name": "vllm", "urls": settings["urls"], "max_length": 4096},
+        "engine": {"name": "vllm", "gpus": settings["gpus"], "max_length": 4096},
         "trainer": {"device": "cuda", "minibatches": 2},
         "loop": {"tasks_per_step": 32, "group_size": 8},
     }

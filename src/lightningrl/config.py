@@ -153,6 +153,11 @@ class EngineConfig(Section):
     max_length: int = Field(default=1024, ge=16)
     """Largest number of tokens of a request, prompt and completion together."""
 
+    @property
+    def owns_vllm(self) -> bool:
+        """Whether the run starts and ends its own vLLM."""
+        return self.name == "vllm" and not self.urls
+
 
 class GatewayConfig(Section):
     host: str = "127.0.0.1"

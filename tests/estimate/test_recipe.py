@@ -216,14 +216,15 @@ def test_auto_leaves_vllm_on_the_same_card_its_cache() -> None:
 
 def test_the_commands_of_the_page_are_what_the_estimate_advises() -> None:
     page = (ROOT / "docs" / "gpu.md").read_text()
-    told = ["model.path=Qwen/Qwen3-1.7B", "trainer.max_tokens=auto"]
-    alone = ["engine.name=embedded", "engine.urls=[]", "engine.slots=32", "engine.max_length=2048"]
-    assert all(word in page for word in told + alone)
-    path = ROOT / "recipes" / "from_scratch" / "gpu.toml"
-    found = made(load_config(path, told), CARDS["4090"])
-    assert f"trainer.max_tokens={found.memory.forests.tokens}\n" in page
-    assert f"--gpu-memory-utilization {found.memory.server_share:.2f}\n" in page
-    embedded = made(load_config(path, [*told, *alone]), CARDS["4090"])
+    path, larger = ROOT / "recipes" / "from_scratch" / "gpu.toml", "model.path=Qwen/Qwen3-1.7B"
+    given = ["trainer.max_tokens=auto", 'engine.urls=["http://127.0.0.1:8000"]']
+    alone = ["trainer.max_tokens=auto", "engine.name=embedded", "engine.slots=32", "engine.max_length=2048"]
+    assert all(word in page for word in [larger, *given[1:], *alone])
+    found, beside = (made(load_config(path, [larger, *more]), CARDS["4090"]) for more in ([], given))
+    assert found.fits and found.memory.sleeps
+    assert f"trainer.max_tokens={beside.memory.forests.tokens} " in page
+    assert f"--gpu-memory-utilization {beside.memory.server_share:.2f}\n" in page
+    embedded = made(load_config(path, [larger, *alone]), CARDS["4090"])
     assert found.seconds.total and embedded.seconds.total and embedded.seconds.total > found.seconds.total
 
 

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from lightningrl.cli.app import app
 from lightningrl.cli.ready import check_servers
+from lightningrl.engine.vllm_package import installed
 from lightningrl.errors import UserError
 from lightningrl.recipe import load_config
 
@@ -37,7 +38,18 @@ def test_the_recipes_of_the_paper_have_a_full_size() -> None:
 
 
 @pytest.mark.parametrize("path", FULL_SIZE, ids=name)
-def test_a_full_size_without_its_server_says_that_it_needs_a_gpu(path: Path) -> None:
+def test_a_full_size_needs_no_server_but_vllm(path: Path) -> None:
+    config = load_config(path)
+    assert config.engine.owns_vllm
+    if installed("") is not None:
+        pytest.skip("vLLM is installed here")
+    with pytest.raises(UserError, match=r"vLLM is not installed in this Python") as caught:
+        check_servers(config)
+    assert 'pip install "lightningrl[gpu]"' in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("path", FULL_SIZE, ids=name)
+def test_a_full_size_without_its_given_server_says_that_it_needs_a_gpu(path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as there:
         port = there.getsockname()[1]
         config = load_config(path, [f'engine.urls=["http://127.0.0.1:{port}/v1"]'])

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 from lightningrl.config import Config
 from lightningrl.errors import UserError
 from lightningrl.estimate.cards import GIB, Card
-from lightningrl.estimate.layout import host_bytes, owns_vllm, resting_bytes, vllm_parts
+from lightningrl.estimate.layout import host_bytes, resting_bytes, vllm_parts
 from lightningrl.estimate.memory import memory_of, placed_on, taken_beside
 from lightningrl.estimate.parts import RESERVED, chosen_forests, computing_parts, engine_parts, held_parts, total
 from lightningrl.estimate.workload import assumed
@@ -112,7 +112,7 @@ def _options(config: Config, card: Card) -> Mapping[str, list[Any]]:
     """
     first, engine = next(iter(config.learners().values())), config.engine
     tokens = first.trainer.max_tokens
-    embedded, owned = engine.name == "embedded", owns_vllm(config)
+    embedded, owned = engine.name == "embedded", config.engine.owns_vllm
     options: dict[str, list[Any]] = {
         "trainer.checkpointing": ["on"] if first.trainer.checkpointing == "off" else [],
         "trainer.max_tokens": ["auto"] if tokens != "auto" else [],

@@ -77,11 +77,6 @@ class Layout:
     """
 
 
-def owns_vllm(config: Config) -> bool:
-    """Whether the run starts its own vLLM."""
-    return config.engine.name == "vllm" and not config.engine.urls
-
-
 def place(config: Config, *, count: int) -> Placement:
     """Where servers go on a machine with `count` GPUs. Raises `UserError` for settings that it cannot follow."""
     wanted, sleep = config.engine.gpus, config.engine.sleep

@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 
 from lightningrl.config import Config
+from lightningrl.engine.vllm_package import CPU_PACKAGE, installed
 from lightningrl.engines import model_paths
 from lightningrl.estimate.cards import Card, card_like
 from lightningrl.estimate.layout import Layout, layout
@@ -47,10 +48,12 @@ def layout_here(config: Config) -> Layout:
     """How the run starts its own vLLM servers on this machine. Raises `UserError` for settings that this machine cannot
     follow.
     """
+    package = installed(config.engine.python)
+    on_cpu = package is not None and package.name == CPU_PACKAGE
     return layout(
         config,
         sizes_of_all(model_paths(config).values(), root=config.root),
-        gpus=[device.memory_bytes for device in devices()],
+        gpus=[] if on_cpu else [device.memory_bytes for device in devices()],
         machine_bytes=machine_memory(),
         visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
     )

@@ -12,7 +12,6 @@ from lightningrl.estimate.layout import (
     VLLM_SHARE,
     Placement,
     host_bytes,
-    owns_vllm,
     place,
     resting_bytes,
     vllm_parts,
@@ -141,7 +140,7 @@ def memory_of(config: Config, sizes: Mapping[str, Sizes], card: Card, *, work: W
 
 def placed_on(config: Config, card: Card) -> Placement | None:
     """Where the servers are that the run owns, if every GPU of the machine is such a card; None: it owns none."""
-    return place(config, count=card.count) if owns_vllm(config) else None
+    return place(config, count=card.count) if config.engine.owns_vllm else None
 
 
 def given_here(config: Config, card: Card) -> int:

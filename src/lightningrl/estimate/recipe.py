@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from lightningrl.config import Config
 from lightningrl.estimate.cards import GIB, Card
 from lightningrl.estimate.fit import Changes, changed, changes_that_fit, overrides
-from lightningrl.estimate.layout import owns_vllm
 from lightningrl.estimate.memory import VLLM_ASLEEP, Memory, given_here, memory_of, requests_together
 from lightningrl.estimate.parts import MOMENTS, RESERVED, total
 from lightningrl.estimate.time import (
@@ -129,7 +128,7 @@ def estimate(
 
 def _fits_on_two(config: Config, sizes: Mapping[str, Sizes], card: Card, *, work: Workload) -> bool:
     """Whether the recipe fits if the vLLM that it owns gets a second such card."""
-    if not owns_vllm(config) or card.count > 1:
+    if not config.engine.owns_vllm or card.count > 1:
         return False
     other = changed(config, {"engine.gpus": [1], "engine.sleep": "auto"})
     return memory_of(other, sizes, replace(card, count=2), work=work).needed_bytes <= card.memory_bytes
