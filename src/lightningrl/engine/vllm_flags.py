@@ -35,6 +35,8 @@ class Launch:
     """Number of policies with an adapter."""
     cache_bytes: int
     """Memory for keys and values."""
+    utilization: float
+    """Share of the GPU that must be free at the start. With `cache_bytes`, vLLM uses it for nothing else."""
     sleeps: bool
     """Whether it gives its GPU memory to the trainer."""
     gpu: str | None
@@ -61,6 +63,8 @@ def command(launch: Launch, *, port: int) -> list[str]:
     }
     if launch.lora_rank:
         ours |= {"--max-loras": str(launch.adapters), "--max-lora-rank": str(_rank(launch.lora_rank))}
+    if launch.gpu is not None:
+        ours["--gpu-memory-utilization"] = f"{launch.utilization:g}"
     switches = ["--enable-lora"] if launch.lora_rank else []
     if launch.sleeps and launch.gpu is not None:  # a vLLM for CPUs exits if it gets this flag
         switches.append("--enable-sleep-mode")

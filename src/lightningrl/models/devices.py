@@ -36,6 +36,12 @@ def devices() -> list[Device]:
     ]
 
 
+def memory_used(gpu: int) -> int:
+    """Bytes of a GPU's memory that are in use, by any process."""
+    free, total = torch.cuda.mem_get_info(gpu)
+    return total - free
+
+
 def built_for() -> str | None:
     """The platform of this torch build, for example `CUDA 12.8`. None: CPU only."""
     if torch.version.hip:

@@ -1,6 +1,9 @@
 """Claims queued attempts from the store, runs and finishes them, and renews their leases."""
 
 import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
 
 from lightningrl.runner.base import Runner
 from lightningrl.runner.environment import addresses
@@ -11,10 +14,28 @@ LEASE_S = 60.0
 IDLE_POLL_S = 0.02
 
 
+def never(began: float) -> bool:
+    """The engine has not been down since `began`."""
+    return False
+
+
 class Dispatcher:
     """Keeps a runner busy with up to `concurrency` attempts, until cancelled."""
 
-    def __init__(self, *, store: Store, runner: Runner, base_url: str, concurrency: int, worker: str) -> None:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        runner: Runner,
+        base_url: str,
+        concurrency: int,
+        worker: str,
+        interrupted: Callable[[float], bool] = never,
+    ) -> None:
+        """`interrupted`: whether the engine was down at any time since `began` (of `time.monotonic`). An attempt that
+        timed out meanwhile is lost, which costs its rollout nothing.
+        """
+        self._interrupted = interrupted
         self._store = store
         self._runner = runner
         self._base_url = base_url
@@ -45,7 +66,10 @@ class Dispatcher:
             task.result()
 
     async def _attempt(self, rollout: Rollout, attempt: Attempt) -> None:
+        began = time.monotonic()
         outcome = await self._runner.run(rollout, attempt, addresses(self._base_url, key=attempt.token))
+        if outcome.status == "timeout" and self._interrupted(began):
+            outcome = replace(outcome, status="lost")
         await self._store.finish(
             attempt.id, outcome.status, rewards=outcome.rewards, output=outcome.output, error=outcome.error
         )
