@@ -14,14 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import numpy as np
+
 from lightningrl.algorithms import lessons_of
 from lightningrl.algorithms.selection import learnable
 from lightningrl.config import LearnerConfig, RouteConfig
-from lightningrl.data.forest import Forest, Lesson, build_forest, unweighted
+from lightningrl.data.forest import Forest, Lesson, build_forest, next_token, unweighted
 from lightningrl.data.packing import minibatches, pack, teaching_under
 from lightningrl.engine import Engine
-from lightningrl.engine.probe import logprob_gap
-from lightningrl.errors import EngineError
+from lightningrl.engine.proof import Proof
 from lightningrl.trainer import Trainer
 from lightningrl.trainer.base import Evaluation
 from lightningrl.trainer.metrics import merged, over_minibatches
@@ -31,11 +32,6 @@ Result = TypeVar("Result")
 
 TRAINER = "trainer"
 """Folder of a checkpoint from which a trainer resumes: float32 weights, optimizer state, counters."""
-SERVED_GAP = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.02}
-"""Largest mean |Δ logprob| (nats) between engine and trainer with equal weights. Measured with the SQL recipe's model:
-equal weights differ by 1e-6 in float32, 0.02 in bfloat16 and 0.003 in float16. One missed update makes 0.3 at a
-learning rate of 5e-4 and 7e-4 at 1e-6. The latter is below all limits, and is detected once several updates are missed.
-"""
 
 
 class Learner:
@@ -54,9 +50,11 @@ class Learner:
         kind: Literal["full", "lora"],
         routes: Sequence[RouteConfig],
         root: Path,
+        shares_weights: bool = False,
     ) -> None:
         """`compute`: the one thread that runs all training. `folder`: the run's. `checkpoints`: the folder of a version
         in it, e.g. `checkpoints/step-{:05d}`. `root`: where the recipe's own functions are imported from.
+        `shares_weights`: the engine reads the trainer's own tensors.
         """
         self.name = name
         self.config = config
@@ -68,6 +66,14 @@ class Learner:
         self._kind: Literal["full", "lora"] = kind
         self._routes = routes
         self._root = root
+        self._proof = Proof(
+            engine,
+            policy=name,
+            dtype=config.model.dtype,
+            evaluate=self._next_logprobs,
+            logprobs=self._logprobs,
+            shares_weights=shares_weights,
+        )
 
     # records → lessons
 
@@ -119,14 +125,22 @@ class Learner:
 
     # lessons → update
 
+    async def prepare(self, lessons: Sequence[Lesson]) -> None:
+        """Before an update: ask the engine, while it serves the old weights, what `serve` compares with later."""
+        await self._proof.before_update(lessons)
+
     async def update(self, lessons: Sequence[Lesson], *, seed: int, remaining: float) -> dict[str, float]:
         """One optimizer step for each minibatch. Returns metrics. `seed` shuffles groups into minibatches. A linear
-        schedule multiplies the learning rate by `remaining`, the share of the run that is left.
+        schedule multiplies the learning rate by `remaining`, the share of the run that is left. The engine must be
+        paused: it may share the weights in memory.
         """
         rate = self.config.trainer.learning_rate
         if self.config.trainer.schedule == "linear":
             rate *= remaining
-        return await self._run(self._update, lessons, seed, rate) | {"optim/learning_rate": rate}
+        await self._proof.trainer_before()
+        metrics = await self._run(self._update, lessons, seed, rate)
+        await self._proof.trainer_after()
+        return metrics | {"optim/learning_rate": rate}
 
     def _update(self, lessons: Sequence[Lesson], seed: int, rate: float) -> dict[str, float]:
         config = self.config.trainer
@@ -178,18 +192,31 @@ class Learner:
         """Write the current weights as a Hugging Face folder."""
         await self._run(self.trainer.publish, folder)
 
-    async def serve(self, weights: Weights) -> None:
-        """Load the weights into the engine. Raises `EngineError` if its log-probabilities differ from the trainer's."""
+    async def serve(self, weights: Weights) -> dict[str, float]:
+        """Load the weights into the engine. Returns metrics. Raises `EngineError`, with the fault's name, if the engine
+        does not serve them: see `engine.proof`.
+        """
         await self.engine.pause()
         await self.engine.load(replace(weights, uri=str(self._folder / weights.uri)))
         await self.engine.resume()
-        gap = await logprob_gap(self.engine, policy=self.name, logprobs=self._logprobs)
-        if not gap <= SERVED_GAP[self.config.model.dtype]:  # NaN fails, too
-            raise EngineError(
-                "the engine serves other weights than were published: "
-                f"logprobs of version {weights.version} of `{self.name}` differ by `{gap:.2g}` on average",
-                hint="see docs/engines.md: did every server load the folder, in the trainer's dtype?",
-            )
+        return await self._proof.check(weights.version)
+
+    async def _next_logprobs(self, contexts: Sequence[Ints], token_ids: Ints) -> Doubles:
+        """[P K] the trainer's log-probability of each of the tokens [P K] after its context [P]."""
+        asked = [
+            next_token(context, token_id, call_id=f"{p}/{k}", rollout_id=str(p))
+            for p, context in enumerate(contexts)
+            for k, token_id in enumerate(token_ids[p])
+        ]
+        logprobs = await self._run(self._logprobs_of, asked)
+        return np.array([logprobs[lesson.transition.call_id] for lesson in asked]).reshape(token_ids.shape)
+
+    def _logprobs_of(self, lessons: Sequence[Lesson]) -> dict[str, float]:
+        """Call id → log-probability of the call's only token."""
+        found: dict[str, float] = {}
+        for forest, evaluation in self._evaluate(lessons):
+            found.update(zip(forest.call_ids, evaluation.logprobs.tolist(), strict=True))
+        return found
 
     async def _logprobs(self, prompt_ids: Ints, completion_ids: Ints) -> Doubles:
         return await self._run(self.trainer.logprobs, prompt_ids, completion_ids)

@@ -103,7 +103,7 @@ class Loop:
         lessons, metrics = await self.credit(step, batch)
         metrics |= await self.learn(step, lessons)
         self.watcher.doing(f"step {step + 1}: saving the new weights and serving them")
-        await self.publish(step + 1)
+        metrics |= await self.publish(step + 1)
         metrics |= {"time/collect_s": collected - started, "time/learn_s": time.monotonic() - collected}
         self.cpu.lap("training")
         self.watcher.stepped(step, metrics | self.cpu.since(spent))
@@ -143,6 +143,8 @@ class Loop:
         metrics = dict[str, float]()
         remaining = 1.0 - step / self.config.loop.steps
         seed = derived_seed(self.config.seed, "minibatches", step)
+        for learner in self.learners:
+            await learner.prepare(lessons[learner.name])
         # An engine may share its weights with the trainer. `publish` resumes it.
         await asyncio.gather(*(learner.engine.pause() for learner in self.learners))
         for learner in self.learners:
@@ -154,10 +156,10 @@ class Loop:
                 await asyncio.to_thread(dump_lessons, path, trained)
         return metrics
 
-    async def publish(self, version: int) -> None:
-        """Save the weights and record them in the store, then serve them."""
+    async def publish(self, version: int) -> dict[str, float]:
+        """Save the weights and record them in the store, then serve them. Returns metrics."""
         await self.checkpoints.save(version)
-        await self._serve(version)
+        return await self._serve(version)
 
     async def examine(
         self, version: int, mode: Mode, *, when: str = "", count: int | None = None, recall: bool = False
@@ -169,9 +171,11 @@ class Loop:
         self.cpu.lap("gateway")
         return exam
 
-    async def _serve(self, version: int) -> None:
+    async def _serve(self, version: int) -> dict[str, float]:
+        metrics = dict[str, float]()
         for learner in self.learners:
-            await learner.serve(learner.weights(version))
+            metrics |= self._named(learner, await learner.serve(learner.weights(version)))
+        return metrics
 
     async def _air(self, attempt_ids: Sequence[str], calls: Sequence[Call]) -> list[Reward]:
         """Rewards that the recipe's rules give for spans (AIR). They follow from records and are not stored."""

@@ -78,6 +78,7 @@ def make_learners(
             kind="full" if models[name].adapter is None else "lora",
             routes=config.routes,
             root=config.root,
+            shares_weights=config.engine.name == "embedded",
         )
         learners.append(learner)
     return tuple(learners)

@@ -1,5 +1,6 @@
 import io
 import re
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -31,7 +32,9 @@ def test_exams_are_in_the_columns_of_their_steps() -> None:
     assert exams_chart({0: 0.0, 2: 0.5, 4: 1.0}, steps=4, width=9) == "▁···▅···█"
 
 
-def watched(*, terminal: bool, width: int = 100, steps: int | None = 3) -> str:
+def watched(
+    *, terminal: bool, width: int = 100, steps: int | None = 3, proof: Mapping[str, float] | None = None
+) -> str:
     out = io.StringIO()
     progress = Progress(
         Console(file=out, force_terminal=terminal, width=width), name="small [1]", steps=steps, where="runs/small"
@@ -41,8 +44,22 @@ def watched(*, terminal: bool, width: int = 100, steps: int | None = 3) -> str:
         progress.examined(Exam(version=0, mode="sampled", rollouts=(), rewards=np.array([0.0, 1.0])))
         progress.doing("step 1: running the agent", 3, 8)
         if steps:
-            progress.stepped(0, STEP)
+            progress.stepped(0, STEP | dict(proof or {}))
     return out.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_step_says_whether_the_engine_serves_what_was_trained(terminal: bool) -> None:
+    def line(*confirmed: float) -> str:
+        return watched(
+            terminal=terminal,
+            proof={f"p{i}/engine/confirmed": c for i, c in enumerate(confirmed)}
+            | {f"p{i}/engine/gap": 0.011 / (i + 1) for i in range(len(confirmed))},
+        )
+
+    assert "engine = trainer ✓ 0.011 nats" in line(1.0, 1.0)
+    assert "engine ≈ trainer 0.011 nats" in line(1.0, 0.0)
+    assert "engine" not in line()
 
 
 def frames(shown: str) -> list[str]:

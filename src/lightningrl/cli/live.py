@@ -106,7 +106,8 @@ class Progress:
         if not self._live:
             reward = f"train reward {metrics['reward/mean']:.3f}  {self._tokens_per_s():>6,.0f} tokens/s"
             clocks = f"elapsed {self._elapsed()}  left {self._left()}"
-            say(self._console, f"step {step + 1:>3}/{self._steps}  {reward}  {clocks}")
+            facts = [f"step {step + 1:>3}/{self._steps}", reward, *_proof(metrics), clocks]
+            say(self._console, "  ".join(facts))
 
     def examined(self, exam: Exam) -> None:
         self._latest[exam.mode] = exam.mean
@@ -171,7 +172,20 @@ class Progress:
             facts.append(f"{self._metrics.get('calls/per_rollout', 0):.1f} calls per rollout")
         if "policy/entropy" in self._metrics:  # with several policies, the key has a prefix
             facts.append(f"entropy {self._metrics['policy/entropy']:.2f}")
+        facts += _proof(self._metrics)
         return " · ".join(facts)
+
+
+def _proof(metrics: Mapping[str, float]) -> list[str]:
+    """`engine = trainer ✓ 0.011 nats` if probes have confirmed that the engine serves the new weights; `engine ≈
+    trainer 0.011 nats` if this step has changed too little to tell; nothing if no engine was asked. With several
+    policies, the keys have prefixes, and the line shows the worst.
+    """
+    confirmed = [value for key, value in metrics.items() if key.endswith("engine/confirmed")]
+    if not confirmed:
+        return []
+    gap = max(value for key, value in metrics.items() if key.endswith("engine/gap"))
+    return [f"engine = trainer ✓ {gap:.3f} nats" if all(confirmed) else f"engine ≈ trainer {gap:.3f} nats"]
 
 
 def _latest(rewards: Mapping[int, float]) -> Text:

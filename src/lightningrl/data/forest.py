@@ -130,6 +130,21 @@ def unweighted(transition: Transition, *, rollout_id: str = "", group_id: str = 
     )
 
 
+def next_token(context: Ints, token_id: int, *, call_id: str, rollout_id: str) -> Lesson:
+    """A lesson without weights that asks how likely `token_id` is after `context`."""
+    call = Transition(
+        call_id=call_id,
+        parent_call_id=None,
+        agent="",
+        policy_version=0,
+        prompt_ids=context,
+        completion_ids=np.array([token_id], np.int32),
+        logprobs=np.zeros(1, np.float32),
+        reward=None,
+    )
+    return unweighted(call, rollout_id=rollout_id)
+
+
 def _proximal(lesson: Lesson) -> Floats | Doubles:
     return lesson.transition.logprobs if lesson.proximal is None else lesson.proximal
 

@@ -21,6 +21,11 @@ affinity: ContextVar[str] = ContextVar("affinity", default="")
 each other's prefixes in its cache. Set it around `Engine.generate`. Empty: the first tokens of the prompt are the key.
 """
 
+fresh: ContextVar[bool] = ContextVar("fresh", default=False)
+"""Whether a generation computes its whole prompt, without keys and values of earlier ones. Set it around
+`Engine.generate`.
+"""
+
 
 class EngineBusy(EngineError):
     """The engine is at capacity and has sampled nothing. The request may be sent again."""

@@ -26,7 +26,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from lightningrl.engine.base import Delta, EngineSetup, Unanswerable, check_policy, check_prompt, still_running
+from lightningrl.engine.base import Delta, EngineSetup, Unanswerable, check_policy, check_prompt, fresh, still_running
 from lightningrl.engine.cache import ROWS_PER_SLOT, PrefixCache
 from lightningrl.engine.grammar import Grammars
 from lightningrl.engine.model_runner import ModelRunner
@@ -247,6 +247,7 @@ class EmbeddedEngine:
             stop_ids=self._model.eos_token_ids | frozenset(sampling.stop_token_ids),
             limit=min(sampling.max_tokens, self.max_length - len(prompt)),
             stream=stream,
+            fresh=fresh.get(),
         )
 
     async def _guide(self, sequence: Sequence, grammar: str) -> None:

@@ -1,4 +1,4 @@
-"""Does an engine serve the weights that were published? Compare its log-probabilities with the trainer's."""
+"""Are an engine's log-probabilities those of the trainer, and of what it samples from? Ask for a few short samples."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -6,30 +6,67 @@ from collections.abc import Awaitable, Callable, Sequence
 import numpy as np
 
 from lightningrl.engine.base import Engine
+from lightningrl.errors import EngineError
 from lightningrl.types import Doubles, Ints, Sampling
 
 PROMPTS = tuple(tuple((salt * 11 + i * i * 3 + i) % 31 + 1 for i in range(8)) for salt in range(8))
 """Token ids that every vocabulary has. Several prompts, so that each server of a pool is likely to get one."""
 SAMPLING = Sampling(max_tokens=8, seed=0)
 """Not greedy: on the tokens that a model is most sure of, old and new weights agree."""
+CERTAIN = Sampling(max_tokens=1, top_k=1, seed=0)
+"""Only one token is possible: its log-probability is 0."""
+CERTAIN_GAP = 1e-3
+"""Most nats between 0 and the log-probability of a token that is certain."""
+SERVED_GAP = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.02}
+"""Largest mean |Δ logprob| (nats) between engine and trainer with equal weights. Measured with the SQL recipe's model:
+equal weights differ by 1e-6 in float32, 0.02 in bfloat16 and 0.003 in float16. A missed update makes 0.3 at a learning
+rate of 5e-4 and 7e-4 at 1e-6: `engine.proof` sees what is below these limits.
+"""
 TIMEOUT_S = 300.0
 """A server may compile its kernels at the first request."""
 
 
-async def logprob_gap(engine: Engine, *, policy: str, logprobs: Callable[[Ints, Ints], Awaitable[Doubles]]) -> float:
+async def check_gap(
+    engine: Engine, *, policy: str, version: int, dtype: str, logprobs: Callable[[Ints, Ints], Awaitable[Doubles]]
+) -> float:
     """Mean |Δ logprob| in nats over a few sampled completions. `logprobs(prompt_ids [P], completion_ids [C])` returns
-    [C], the trainer's view. NaN if either side is not finite.
+    [C], the trainer's view. Raises `EngineError` if it is too large, or if either side is not finite.
     """
-    async with asyncio.timeout(TIMEOUT_S):
-        completions = await asyncio.gather(*(_complete(engine, prompt, policy=policy) for prompt in PROMPTS))
     gaps: list[Doubles] = []
-    for prompt, (token_ids, served) in zip(PROMPTS, completions, strict=True):
+    for prompt, (token_ids, served) in zip(PROMPTS, await _answers(engine, SAMPLING, policy=policy), strict=True):
         gaps.append(np.abs(await logprobs(np.array(prompt, np.int32), token_ids) - served))
-    return float(np.mean(np.concatenate(gaps)))
+    gap = float(np.mean(np.concatenate(gaps)))
+    if not gap <= SERVED_GAP[dtype]:  # NaN fails, too
+        raise EngineError(
+            "the engine serves other weights than were published: "
+            f"logprobs of version {version} of `{policy}` differ by `{gap:.2g}` on average",
+            hint="see docs/engines.md: did every server load the folder, in the trainer's dtype?",
+        )
+    return gap
 
 
-async def _complete(engine: Engine, prompt: Sequence[int], *, policy: str) -> tuple[Ints, Doubles]:
+async def check_distribution(engine: Engine, *, policy: str) -> None:
+    """Raises `EngineError` if the log-probabilities are not those of the distribution that is sampled from: raw ones
+    are neither scaled nor masked, and logits are no log-probabilities.
+    """
+    answers = await _answers(engine, CERTAIN, policy=policy)
+    certain = float(np.min(np.concatenate([logprobs for _, logprobs in answers])))
+    if not abs(certain) <= CERTAIN_GAP:
+        raise EngineError(
+            "the engine reports logprobs of another distribution than the one it samples from: "
+            f"a token that is certain has `{certain:.2g}`",
+            hint="start vLLM with `--logprobs-mode processed_logprobs`",
+        )
+
+
+async def _answers(engine: Engine, sampling: Sampling, *, policy: str) -> list[tuple[Ints, Doubles]]:
+    """The completions of all prompts."""
+    async with asyncio.timeout(TIMEOUT_S):
+        return await asyncio.gather(*(_complete(engine, prompt, sampling, policy=policy) for prompt in PROMPTS))
+
+
+async def _complete(engine: Engine, prompt: Sequence[int], sampling: Sampling, *, policy: str) -> tuple[Ints, Doubles]:
     """[C] sampled token ids, and [C] the engine's log-probabilities of them."""
-    deltas = [delta async for delta in engine.generate(prompt, sampling=SAMPLING, policy=policy)]
+    deltas = [delta async for delta in engine.generate(prompt, sampling=sampling, policy=policy)]
     token_ids = np.array([token_id for delta in deltas for token_id in delta.token_ids], np.int32)
     return token_ids, np.array([logprob for delta in deltas for logprob in delta.logprobs])

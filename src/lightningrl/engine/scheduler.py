@@ -130,6 +130,8 @@ class Scheduler:
 
     def _longest_prefix(self, sequence: Sequence) -> _Choice:
         """The row that shares most with a prompt. The last token of a prompt is always computed: it has the logits."""
+        if sequence.fresh:
+            return _Choice(sequence=sequence, source=0, shared=0)
         shared = np.minimum(self.cache.shared_with(sequence.prompt_ids), self.cache.known)
         source = int(shared.argmax())
         return _Choice(sequence=sequence, source=source, shared=min(int(shared[source]), len(sequence.prompt_ids) - 1))

@@ -21,6 +21,8 @@ class Sequence:
     limit: int
     """Most completion tokens: `max_tokens`, or the room left in the row."""
     stream: bool
+    fresh: bool = False
+    """Whether the whole prompt is computed, without keys and values of other rows."""
     token_ids: list[int] = field(default_factory=list[int])
     """The completion so far."""
     logprobs: list[float] = field(default_factory=list[float])

@@ -6,6 +6,7 @@ read.
 """
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Sequence, Set
 from hashlib import blake2b
 from itertools import chain
@@ -14,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from lightningrl.engine.base import Delta, EngineSetup, Top, check_policy
+from lightningrl.engine.base import Delta, EngineSetup, Top, check_policy, fresh
 from lightningrl.engine.http import Pool, Server, decoded
 from lightningrl.engine.http_completions import (
     Choice,
@@ -74,6 +75,8 @@ class _Body(msgspec.Struct, kw_only=True, omit_defaults=True):
     stop_token_ids: tuple[int, ...] = ()
     stream: bool = False
     structured_outputs: _Structured | None = None
+    cache_salt: str | None = None
+    """Requests with different salts do not share keys and values."""
 
 
 class _Logprobs(msgspec.Struct):
@@ -266,6 +269,7 @@ def _body(request: Request) -> _Body:
         stop_token_ids=sampling.stop_token_ids,
         stream=request.stream,
         structured_outputs=None if sampling.grammar is None else _Structured(sampling.grammar),
+        cache_salt=secrets.token_hex(8) if fresh.get() else None,
     )
 
 
