@@ -71,6 +71,7 @@ def test_doctor_tells_required_from_optional_packages(without) -> None:
     assert found["torch"]["ok"] is False and found["torch"]["hint"] == 'pip install "lightningrl[train]"'
     assert found["langgraph"]["ok"] is None and "only `lightningrl demo` needs it" in found["langgraph"]["found"]
     assert found["gpu"]["ok"] is None and "without torch" in found["gpu"]["found"]
+    assert found["fits"]["ok"] is None and found["fits"]["found"] == "unknown without torch"
     assert 'hint: torch: pip install "lightningrl[train]"' in done.stderr, "brackets and all"
     assert without_error(found) == {"torch"}
 

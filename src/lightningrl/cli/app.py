@@ -362,12 +362,20 @@ def health(
 
 
 @app.command()
-def doctor(as_json: Json = False) -> None:
-    """Check that this machine has everything that a run needs."""
+def doctor(
+    recipe: Annotated[
+        Path | None,
+        typer.Argument(metavar="[RECIPE]", help="A recipe.toml, to look for vLLM where its `engine.python` says."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check that this machine has everything that a run needs, and say which models it can train."""
     from lightningrl.cli.doctor import checks, show
 
-    found = list(checks())
-    show(found, make_console(stderr=as_json))
+    console = make_console(stderr=as_json)
+    with console.status("looking at this machine"):
+        found = list(checks(load_config(recipe, []) if recipe else None))
+    show(found, console)
     if as_json:
         typer.echo(json.dumps([asdict(check) for check in found]))
     if any(check.ok is False for check in found):

