@@ -10,7 +10,7 @@ from lightningrl.config import Config
 from lightningrl.engine.vllm_flags import Launch
 from lightningrl.engine.vllm_fleet import Fleet, OwnedServer
 from lightningrl.engine.vllm_process import Say
-from lightningrl.estimate.layout import Layout, owns_vllm
+from lightningrl.estimate.layout import Layout
 from lightningrl.estimate.machine import layout_here
 from lightningrl.estimate.parts import rank_of
 from lightningrl.models.devices import memory_used
@@ -26,7 +26,7 @@ async def owned_fleet(
     kept alive, the block is cancelled and the error raised. `folders`: model path → folder. `folder`: the run's, for
     their logs. `say` receives what is being waited for.
     """
-    if not owns_vllm(config):
+    if not config.engine.owns_vllm:
         yield None
         return
     layout = await asyncio.to_thread(layout_here, config)

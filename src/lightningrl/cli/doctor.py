@@ -101,9 +101,10 @@ def _gpu() -> Check:
     seen, build = devices(), built_for()
     if seen:
         each = [
-            f"{one.name}, {(one.memory_bytes - memory_used(number)) / GIB:.1f} of {one.memory_bytes / GIB:.1f} GiB free, "
+            f"{one.name}, {free / GIB:.1f} of {one.memory_bytes / GIB:.1f} GiB free, "
             f"{'bfloat16' if one.bfloat16 else 'no bfloat16'}"
             for number, one in enumerate(seen)
+            for free in [one.memory_bytes - memory_used(number)]
         ]
         found = f"{build}: {'; '.join(each)}; training runs on `{device_of('auto')}`"
         return Check(name="gpu", ok=True, found=found)
