@@ -68,6 +68,8 @@ def command(launch: Launch, *, port: int) -> list[str]:
     switches = ["--enable-lora"] if launch.lora_rank else []
     if launch.sleeps and launch.gpu is not None:  # a vLLM for CPUs exits if it gets this flag
         switches.append("--enable-sleep-mode")
+    if launch.gpu is None:  # a CPU's generator cannot go back: vLLM dies when it reads a prompt with a seed in parts
+        switches.append("--no-enable-chunked-prefill")
     _check_flags(launch.flags, {*ours, "--enable-lora", "--enable-sleep-mode", "--served-model-name"})
     named = [word for pair in ours.items() for word in pair]
     # the module, not the command `vllm`, which a package for CPUs does not have
