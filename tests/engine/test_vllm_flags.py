@@ -31,7 +31,7 @@ def flags(launch: Launch) -> dict[str, str]:
 
 def test_every_flag_that_capture_and_proof_need_is_set() -> None:
     assert command(LAUNCH, port=8000)[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    assert flags(LAUNCH) == {
+    assert flags(replace(LAUNCH, gpu="0")) == {
         "--model": "model",
         "--host": "127.0.0.1",
         "--port": "8000",
@@ -42,6 +42,7 @@ def test_every_flag_that_capture_and_proof_need_is_set() -> None:
         "--structured-outputs-config.backend": "guidance",
         "--generation-config": "vllm",
         "--seed": "0",
+        "--gpu-memory-utilization": "0.61",
     }
 
 
@@ -56,6 +57,12 @@ def test_a_server_sleeps_only_on_a_gpu() -> None:
     on_gpu = flags(replace(LAUNCH, sleeps=True, gpu="1"))
     assert "--enable-sleep-mode" in on_gpu and on_gpu["--gpu-memory-utilization"] == "0.61"
     assert "--enable-sleep-mode" not in flags(replace(LAUNCH, sleeps=True))  # vLLM for CPUs would exit
+
+
+def test_a_server_without_a_gpu_reads_no_prompt_in_parts() -> None:
+    """vLLM 0.30 to 0.33 for CPUs dies if the prompt of a request with a seed is read in parts."""
+    assert "--no-enable-chunked-prefill" in flags(LAUNCH)
+    assert "--no-enable-chunked-prefill" not in flags(replace(LAUNCH, gpu="0"))
 
 
 @pytest.mark.parametrize("flag", ["--dtype=float16", "--max_model_len", "--kv-cache-memory-bytes", "--enable-lora"])
