@@ -18,7 +18,8 @@ SIMULATED := tests/engine/test_device.py tests/trainer/test_device.py
 # What test-fast leaves out: the command line and whole trainings, recipes, real SDKs in processes of their own, random
 # traffic, and long waits.
 QUICK_CLI := $(addprefix tests/cli/test_,console.py curve.py live.py verdict.py)
-SLOW := $(filter-out $(QUICK_CLI),$(wildcard tests/cli/test_*.py)) tests/recipes tests/engine/test_invariance.py \
+SLOW := $(filter-out $(QUICK_CLI),$(wildcard tests/cli/test_*.py)) tests/recipes \
+	$(addprefix tests/engine/test_,invariance.py vllm_fleet.py) \
 	$(addprefix tests/gateway/test_,emit.py failures.py fuzz.py relay.py retries.py) \
 	$(addprefix tests/loop/test_,checkpoints.py parity.py policies.py served.py) \
 	$(addprefix tests/runner/test_,attach.py leftovers.py neighbours.py pool.py) \

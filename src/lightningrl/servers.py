@@ -8,8 +8,9 @@ from pathlib import Path
 
 from lightningrl.config import Config
 from lightningrl.engine.vllm_flags import Launch
-from lightningrl.engine.vllm_fleet import Fleet, OwnedServer
+from lightningrl.engine.vllm_fleet import Fleet
 from lightningrl.engine.vllm_process import Say
+from lightningrl.engine.vllm_server import OwnedServer
 from lightningrl.estimate.layout import Layout
 from lightningrl.estimate.machine import layout_here
 from lightningrl.estimate.parts import rank_of

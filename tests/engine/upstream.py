@@ -197,7 +197,7 @@ class Upstream:
         text = ""
         for count in range(1, asked["max_tokens"] + 1):
             await asyncio.sleep(self.step_s / 2)
-            raw = self._logprobs(ids, adapter=self.adapters.get(asked["model"], ""))
+            raw = self._logprobs(ids, model=asked["model"])
             row = _shaped(raw, asked)
             target, token_id = rng.random(), row[-1][0]
             for candidate, logprob in row:
@@ -217,8 +217,12 @@ class Upstream:
             if reason is not None:
                 return
 
-    def _logprobs(self, ids: list[int], *, adapter: str) -> Row:
-        digest = hashlib.sha256(json.dumps([self.weights + adapter, ids[-32:]]).encode()).digest()
+    def weights_of(self, model: str) -> str:
+        """What a model's distributions depend on, besides the ids."""
+        return self.weights + self.adapters.get(model, "")
+
+    def _logprobs(self, ids: list[int], *, model: str) -> Row:
+        digest = hashlib.sha256(json.dumps([self.weights_of(model), ids[-32:]]).encode()).digest()
         rng = random.Random(digest)
         return _normed([(token_id, rng.gauss(0.0, 2.0)) for token_id in self.texts])
 

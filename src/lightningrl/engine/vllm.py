@@ -7,7 +7,7 @@ read.
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Sequence, Set
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence, Set
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
@@ -131,14 +131,24 @@ class VLLMEngine:
         A server holds the adapters of several policies. Its prefix cache tells adapters apart by name, so no two
         adapters ever have one name.
         """
+        self.check_load(weights)
         completions = self._completions
-        completions.gate.refuse_if_closed()
-        check_policy(weights.policy, served=completions.policy)
-        if not completions.gate.drained:
-            raise EngineError("weights cannot change while generations run", hint="`pause` the engine first")
         await completions.check()
         await self._load_into(completions.pool.servers, weights)
         completions.version = weights.version
+
+    def check_load(self, weights: Weights) -> None:
+        """Raises `EngineError` if these weights cannot be loaded now, whatever the servers do."""
+        gate = self._completions.gate
+        gate.refuse_if_closed()
+        check_policy(weights.policy, served=self._completions.policy)
+        if not gate.drained:
+            raise EngineError("weights cannot change while generations run", hint="`pause` the engine first")
+        folder = Path(weights.uri).resolve()
+        if not (folder / NEEDED[weights.kind]).is_file():
+            raise EngineError(
+                f"no weights that vLLM can load at `{folder}`", hint="publish a Hugging Face folder, or an adapter's"
+            )
 
     async def check(self) -> None:
         """Check the servers now, not before the first generation. Raises `EngineError` if one is unfit."""
@@ -155,16 +165,12 @@ class VLLMEngine:
 
     async def _load_into(self, servers: Sequence[Server], weights: Weights) -> None:
         folder = Path(weights.uri).resolve()
-        if not (folder / NEEDED[weights.kind]).is_file():
-            raise EngineError(
-                f"no weights that vLLM can load at `{folder}`", hint="publish a Hugging Face folder, or an adapter's"
-            )
         if weights.kind == "lora":
             name = f"{weights.policy}@{weights.version}-{await asyncio.to_thread(_digest, folder)}"
-            await asyncio.gather(*(self._load_adapter(server, folder, name) for server in servers))
+            await _all(self._load_adapter(server, folder, name) for server in servers)
         else:
             async with with_output_head(folder) as whole:
-                await asyncio.gather(*(self._load(server, whole) for server in servers))
+                await _all(self._load(server, whole) for server in servers)
 
     async def pause(self, *, timeout_s: float = 60.0) -> None:
         await self._completions.gate.pause(timeout_s=timeout_s)
@@ -241,6 +247,14 @@ class VLLMEngine:
                 f"`{server.url}` reports no logprobs", hint="does it answer `logprobs` on `/v1/completions`?"
             )
         return logprobs[0]
+
+
+async def _all(loads: Iterable[Awaitable[None]]) -> None:
+    """Wait until all have ended, then raise the first error: no load may go on in the background."""
+    results = await asyncio.gather(*loads, return_exceptions=True)
+    for result in results:
+        if result is not None:
+            raise result
 
 
 def _digest(folder: Path) -> str:

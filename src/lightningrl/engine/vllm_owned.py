@@ -9,9 +9,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence, Set
 from contextlib import aclosing
 from dataclasses import replace
 
-from lightningrl.engine.base import Delta, EngineBusy, EngineSetup
+from lightningrl.engine.base import Delta, EngineBusy, EngineSetup, Unanswerable
 from lightningrl.engine.vllm import VLLMEngine
 from lightningrl.engine.vllm_fleet import Fleet
+from lightningrl.engine.vllm_server import State
 from lightningrl.errors import EngineError
 from lightningrl.types import Sampling, Weights
 
@@ -40,8 +41,8 @@ class OwnedVLLM:
         told: list[int] = []
         version: int | None = None
         while True:
-            await self._fleet.awake()
-            starts = self._fleet.starts
+            await self._fleet.served(self._policy)
+            losses = self._fleet.losses
             asked = self._engine.generate(prompt_ids, sampling=sampling, policy=policy, stream=stream)
             try:
                 async with aclosing(_beyond(asked, told, version=version)) as deltas:
@@ -50,39 +51,38 @@ class OwnedVLLM:
                         version = delta.policy_version
                         yield delta
                 return
-            except EngineBusy:
+            except (EngineBusy, Unanswerable):
                 raise
             except EngineError:
-                if self._fleet.starts == starts:
-                    await self._fleet.ready()  # starts dead servers again
-                if self._fleet.starts == starts:
+                if not await self._fleet.mend(losses):
                     raise
 
     async def load(self, weights: Weights) -> None:
-        await self._fleet.ready(weights_only=True)
-        starts = self._fleet.starts
-        try:
-            await self._engine.load(weights)
-        except EngineError:
-            await self._fleet.ready(weights_only=True)
-            if self._fleet.starts == starts:
+        self._engine.check_load(weights)
+        await self._fleet.want(self._policy, State.WEIGHTS_AWAKE)
+        while True:
+            losses = self._fleet.losses
+            try:
+                await self._engine.load(weights)
+                break
+            except Unanswerable:
                 raise
-            await self._engine.load(weights)
+            except EngineError as error:
+                await self._fleet.replace(losses, f"did not load version {weights.version}: {error.message}")
         self._weights = weights
         self._fleet.updated()
 
     async def pause(self, *, timeout_s: float = 60.0) -> None:
         await self._engine.pause(timeout_s=timeout_s)
-        await self._fleet.paused(self._policy)
+        await self._fleet.want(self._policy, State.ASLEEP)
 
     async def resume(self) -> None:
-        await self._fleet.ready()
-        self._fleet.resumed(self._policy)
+        await self._fleet.want(self._policy, State.SERVING)
         await self._engine.resume()
 
     async def close(self) -> None:
         await self._engine.close()
-        self._fleet.leave()
+        self._fleet.leave(self._policy)
 
     async def _restore(self, urls: Set[str]) -> None:
         await self._engine.restore(self._weights, urls)
@@ -98,7 +98,8 @@ async def _beyond(
     async with aclosing(asked) as deltas:  # pyright: ignore[reportArgumentType]  generators have it
         async for delta in deltas:
             again = delta.token_ids[: len(left)]
-            if left and (delta.policy_version != version or list(again) != left[: len(again)]):
+            shorter = delta.finish_reason is not None and len(again) < len(left)
+            if left and (delta.policy_version != version or list(again) != left[: len(again)] or shorter):
                 raise EngineError(
                     "the server died in the middle of a stream, and samples other tokens after its restart"
                 )

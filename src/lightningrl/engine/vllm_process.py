@@ -25,8 +25,8 @@ Say: TypeAlias = Callable[[str], None]
 """Receives a line for the user about what is being waited for."""
 
 POLL_S = 0.25
-PROBE_S = 5.0
-"""Timeout of one health check."""
+PROBE_S = 30.0
+"""Timeout of one health check. A server with much work on few cores may take seconds."""
 EXIT_S = 10.0
 """Grace period for a server that was asked to exit."""
 START_S = 1800.0
@@ -109,6 +109,13 @@ class VLLMProcess:
                 return answer.status == 200
         except (aiohttp.ClientError, OSError, TimeoutError):
             return False
+
+    async def exits(self, *, within_s: float) -> bool:
+        """Whether it exits by itself within a time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._process.wait()
+        return not self.alive
 
     async def stop(self) -> None:
         """Ask it to exit, and kill what is left of it. Returns when all of its processes are gone."""
