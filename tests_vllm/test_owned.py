@@ -62,7 +62,7 @@ async def owned(recipe: SmallRecipe, *overrides: str, said: list[str] | None = N
     folder = recipe.folder / "run"
     folder.mkdir()
     config = load_config(recipe.path, ["tasks.heldout=1", *OWNED, *overrides])
-    async with lightning(config, folder, starting=(said if said is not None else []).append) as server:
+    async with lightning(config, folder, waiting=(said if said is not None else []).append) as server:
         yield server
 
 

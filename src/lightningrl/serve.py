@@ -21,6 +21,7 @@ from lightningrl.chat import ChatTemplate
 from lightningrl.checkpoints import Checkpoints
 from lightningrl.config import Config
 from lightningrl.engine.base import Engine
+from lightningrl.engine.vllm_process import Say
 from lightningrl.engines import make_engine, make_engines, model_paths
 from lightningrl.gateway.assembly import make_gateway, opened
 from lightningrl.gateway.scripted import PLAIN
@@ -74,10 +75,11 @@ class LightningServer:
 
 @asynccontextmanager
 async def lightning(
-    config: Config, folder: Path, *, starting: Starting = lambda what: None
+    config: Config, folder: Path, *, starting: Starting = lambda what: None, waiting: Say = lambda what: None
 ) -> AsyncIterator[LightningServer]:
     """Start everything; end it in reverse order when the block is left. What users get wrong most often comes first:
-    the port, the device, then the model, then the agent.
+    the port, the device, then the model, then the agent. `waiting` receives what a server of the run does, at any time;
+    empty: nothing that needs waiting.
     """
     async with AsyncExitStack() as stack:
         sock = stack.enter_context(bound(config.gateway))
@@ -88,7 +90,7 @@ async def lightning(
         models = await asyncio.to_thread(load_models, config, folders)
         store = await _open_store(stack, folder)
         starting(f"starting the engine `{config.engine.name}`")
-        fleet = await stack.enter_async_context(owned_fleet(config, folders, folder, say=starting))
+        fleet = await stack.enter_async_context(owned_fleet(config, folders, folder, say=waiting))
         engines = make_engines(config, folders, template=template, models=models, fleet=fleet)
         for engine in engines.values():
             stack.push_async_callback(engine.close)

@@ -1,5 +1,6 @@
 import io
 import re
+import time
 from collections.abc import Mapping
 
 import numpy as np
@@ -81,6 +82,29 @@ def test_in_a_terminal_a_panel_shows_the_progress() -> None:
     assert any("loading the model `small`" in frame for frame in frames(watched(terminal=True)))
     for said in ("small [1]", "step 1/3", "0:06 left", "held-out", "3/8", "step 1: running the agent", "runs/small"):
         assert said in last
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_an_activity_waits_for_is_shown_until_it_is_over(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, now, waits = io.StringIO(), 100.0, ""
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    progress = Progress(Console(file=out, force_terminal=terminal, width=100), name="small", steps=3, where="")
+    progress.doing("step 1: serving the new weights")
+    for _ in range(2):  # the second update
+        progress.waiting("vLLM wakes up")
+        now += 65.0
+        waits = "".join(_texts(progress))
+        progress.waiting("")
+    assert "step 1: serving the new weights · vLLM wakes up 1:05" in waits
+    assert "vLLM" not in "".join(_texts(progress))
+    if not terminal:
+        assert out.getvalue() == "vLLM wakes up\n", "told once"
+
+
+def _texts(progress: Progress) -> list[str]:
+    shown = io.StringIO()
+    Console(file=shown, width=100).print(progress._frame())
+    return frames(shown.getvalue())
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])

@@ -177,7 +177,7 @@ async def _trial(config: Config, console: Console) -> Workload:
         progress.starting("trying a few rollouts, to count their tokens")
         from lightningrl.serve import lightning  # slow to import, so the progress is shown first
 
-        async with lightning(config, Path(folder), starting=progress.starting) as server:
+        async with lightning(config, Path(folder), starting=progress.starting, waiting=progress.waiting) as server:
             loop = server.loop(_Quiet(progress))
             await loop.restore()
             tasks = [task for task in loop.rollouts.heldout(TASKS) for _ in range(EACH)]

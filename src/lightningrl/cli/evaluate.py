@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,8 @@ async def _examine(one: Contestant, *, console: Console) -> dict[Mode, Exam]:
         progress.starting("loading torch")
         from lightningrl.serve import lightning, relaying  # slow to import, so the progress is shown first
 
-        async with (relaying if one.server else lightning)(config, Path(scratch), starting=progress.starting) as server:
+        serving = relaying if one.server else partial(lightning, waiting=progress.waiting)
+        async with serving(config, Path(scratch), starting=progress.starting) as server:
             loop = server.loop(progress)
             if not one.server:
                 await loop.restore()

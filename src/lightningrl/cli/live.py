@@ -73,6 +73,8 @@ class Progress:
         self._latest: dict[str, float] = {}  # exam mode → reward
         self._metrics: dict[str, float] = {}
         self._doing = ("starting", 0, 0)
+        self._waits, self._since = "", 0.0
+        self._told: set[str] = set()
         live = Live(console=console, refresh_per_second=4, get_renderable=self._frame, transient=True)
         self._live = live if console.is_terminal else None
 
@@ -91,6 +93,17 @@ class Progress:
         """Show a slow activity that precedes the first rollout."""
         self.doing(what)
         if not self._live:
+            say(self._console, what)
+
+    def waiting(self, what: str) -> None:
+        """Show what the present activity waits for, and for how long; empty: nothing any more. Without a panel, each
+        text is told once.
+        """
+        self._waits, self._since = what, time.monotonic()
+        if self._live:
+            self._live.refresh()
+        elif what and what not in self._told:
+            self._told.add(what)
             say(self._console, what)
 
     def doing(self, what: str, done: int = 0, total: int = 0) -> None:
@@ -147,7 +160,8 @@ class Progress:
             charts.add_row("held-out", Text(heldout, style="green"), _latest(self._heldout))
         bars = Text.assemble(("━" * filled, "magenta"), ("━" * (width - filled), "dim"))
         charts.add_row("now", bars, f"{done}/{total}" if total else "")
-        charts.add_row("", Text(what))
+        waits = f" · {self._waits} {clock(time.monotonic() - self._since)}" if self._waits else ""
+        charts.add_row("", Text(what + waits))
         body = Group(Text(self._head()), "", charts, "", Text(self._facts(), style="dim"))
         title = Text(f"⚡ {self._name}", style="bold")
         return Panel(

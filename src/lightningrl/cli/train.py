@@ -65,7 +65,7 @@ async def _train(config: Config, folder: RunFolder, *, console: Console) -> Resu
         progress.starting("loading torch")
         from lightningrl.serve import lightning  # slow to import, so the progress is shown first
 
-        async with lightning(config, folder.path, starting=progress.starting) as server:
+        async with lightning(config, folder.path, starting=progress.starting, waiting=progress.waiting) as server:
             version = await server.version()
             journal = Journal(folder, version=version)
             loop = server.loop(Watchers(journal, progress, curve, HealthWatcher(console, config, before=folder.rows())))

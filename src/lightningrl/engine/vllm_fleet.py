@@ -181,7 +181,7 @@ class Fleet:
             self._give_up(lost[0])
         why = ", ".join(dict.fromkeys(server.why.partition("\n")[0].rstrip(":") for server in lost))
         began = time.monotonic()
-        self.say(f"vLLM {why}; starting it again")
+        self.say("vLLM is starting again")
         try:
             await _together(server.start(self.say) for server in lost)
             for member in tuple(self._members.values()):
