@@ -21,6 +21,7 @@ from lightningrl.chat import ChatTemplate
 from lightningrl.checkpoints import Checkpoints
 from lightningrl.config import Config
 from lightningrl.engine.base import Engine
+from lightningrl.engine.vllm_fleet import Fleet
 from lightningrl.engine.vllm_process import Say
 from lightningrl.engines import make_engine, make_engines, model_paths
 from lightningrl.gateway.assembly import make_gateway, opened
@@ -31,7 +32,7 @@ from lightningrl.loop import Loop
 from lightningrl.models.load import local_folder
 from lightningrl.policies import load_models, make_learners, set_up_devices
 from lightningrl.progress import Watcher
-from lightningrl.runner.dispatch import Dispatcher
+from lightningrl.runner.dispatch import Dispatcher, never
 from lightningrl.runner.pool import WorkerPool
 from lightningrl.servers import owned_fleet
 from lightningrl.store import Store, open_store
@@ -101,7 +102,8 @@ async def lightning(
             # Rollouts of an earlier run may be queued; they wait until the loop has restored their weights.
             await learner.engine.pause()
         starting(_workers(config))
-        await stack.enter_async_context(_agents(config, sock, folder, store=store, template=template, engines=engines))
+        serving = _agents(config, sock, folder, store=store, template=template, engines=engines, fleet=fleet)
+        await stack.enter_async_context(serving)
         checkpoints = Checkpoints(folder, store=store, learners=learners)
         yield LightningServer(
             config=config, folder=folder, store=store, template=template, learners=learners, checkpoints=checkpoints
@@ -150,6 +152,7 @@ async def _agents(
     store: Store,
     template: ChatTemplate,
     engines: Mapping[str, Engine],
+    fleet: Fleet | None = None,
 ) -> AsyncIterator[None]:
     """Answer agents, and run the rollouts that are queued."""
     async with AsyncExitStack() as stack:
@@ -160,7 +163,8 @@ async def _agents(
         runner = WorkerPool(config.agent, root=config.root, env=env, secrets=config.secrets(), log_path=log_path)
         await runner.start()
         stack.push_async_callback(runner.close)
-        await stack.enter_async_context(_dispatching(config, store, runner, base_url))
+        interrupted = never if fleet is None else fleet.was_down
+        await stack.enter_async_context(_dispatching(config, store, runner, base_url, interrupted=interrupted))
         yield
 
 
@@ -170,10 +174,17 @@ def _workers(config: Config) -> str:
 
 
 @asynccontextmanager
-async def _dispatching(config: Config, store: Store, runner: WorkerPool, base_url: str) -> AsyncIterator[None]:
+async def _dispatching(
+    config: Config, store: Store, runner: WorkerPool, base_url: str, *, interrupted: Callable[[float], bool]
+) -> AsyncIterator[None]:
     """Run queued rollouts while the block runs. If dispatching fails, cancel the block and raise the error."""
     dispatcher = Dispatcher(
-        store=store, runner=runner, base_url=base_url, concurrency=config.agent.concurrency, worker="local"
+        store=store,
+        runner=runner,
+        base_url=base_url,
+        concurrency=config.agent.concurrency,
+        worker="local",
+        interrupted=interrupted,
     )
     block = asyncio.current_task()
     assert block is not None

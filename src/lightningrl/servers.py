@@ -51,6 +51,7 @@ async def owned_fleet(
         yield fleet
     except asyncio.CancelledError:
         if fleet.failed.done():
+            block.uncancel()
             raise fleet.failed.result() from None
         raise
     finally:

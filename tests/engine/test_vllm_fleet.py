@@ -5,6 +5,7 @@ import itertools
 import logging
 import os
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from contextvars import ContextVar
@@ -391,3 +392,15 @@ def test_whatever_happens_no_weights_are_stale_and_no_server_is_left(cases: list
 
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(judge_all(Path(folder)))
+
+
+async def test_the_time_of_a_restart_is_remembered(tmp_path: Path) -> None:
+    """An agent that timed out meanwhile did nothing wrong."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    plan = Plan(faults={("/v1/completions", 6): "die before"})
+    before = time.monotonic()
+    async with owned(folder, plan, kind="full") as run:
+        await run.go()
+        assert run.told == ["vLLM died (killed by SIGKILL); it was started again in 0 s"]
+        assert run.fleet.was_down(before) and not run.fleet.was_down(time.monotonic())

@@ -14,6 +14,7 @@ every engine loads into it what it has loaded before.
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence, Set
 from dataclasses import dataclass, field
@@ -56,6 +57,7 @@ class Fleet:
         """The error with which the fleet has given up."""
         self._members: dict[str, _Member] = {}
         self._deaths = 0
+        self._up_since = -math.inf
         self._changing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -122,6 +124,10 @@ class Fleet:
             await self._carry_on(self._lose_all(why))
             await self._carry_on(self._settle())
 
+    def was_down(self, began: float) -> bool:
+        """Whether a server was being started again at any time since `began` (of `time.monotonic`)."""
+        return self._up_since > began
+
     def updated(self) -> None:
         """New weights were loaded: earlier deaths are forgiven."""
         self._deaths = 0
@@ -181,6 +187,7 @@ class Fleet:
             self._give_up(lost[0])
         why = ", ".join(dict.fromkeys(server.why.partition("\n")[0].rstrip(":") for server in lost))
         began = time.monotonic()
+        self._up_since = math.inf
         self.say("vLLM is starting again")
         try:
             await _together(server.start(self.say) for server in lost)
@@ -191,7 +198,8 @@ class Fleet:
             return
         for server in lost:
             server.state = State.SERVING
-        log.warning("vLLM %s; it was started again in %.0f s", why, time.monotonic() - began)
+        self._up_since = time.monotonic()
+        log.warning("vLLM %s; it was started again in %.0f s", why, self._up_since - began)
 
     def _give_up(self, server: OwnedServer) -> NoReturn:
         message = f"vLLM failed {self._deaths} times since the last update. At last it {server.why}"
