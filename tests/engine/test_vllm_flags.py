@@ -43,6 +43,7 @@ def test_every_flag_that_capture_and_proof_need_is_set() -> None:
         "--generation-config": "vllm",
         "--seed": "0",
         "--gpu-memory-utilization": "0.61",
+        "--disable-uvicorn-access-log": "",
     }
 
 

@@ -1,8 +1,8 @@
-"""What the log of a starting vLLM says. The lines are vLLM's own: those for GPUs are from its source."""
+"""What the log of a vLLM says. The lines are vLLM's own: those for GPUs are from its source."""
 
 import pytest
 
-from lightningrl.engine.vllm_process import phase_of
+from lightningrl.engine.vllm_process import cause_of, phase_of
 
 CPU = """\
 WARNING 11-22 15:34:03 [vllm.py:1703] Enforce eager set, disabling torch.compile, CUDAGraphs, and JIT kernel warmup.
@@ -48,3 +48,22 @@ INFO 11-22 15:34:43 [core.py:402] init engine (profile, create kv cache, warmup 
 def test_each_line_of_the_log_names_the_phase_of_the_start(log: str, expected: list[str | None]) -> None:
     lines = log.splitlines(keepends=True)
     assert [phase_of("".join(lines[: count + 1])) for count in range(len(lines))] == expected
+
+
+FAILED = """\
+(Worker pid=8824) ERROR 11-22 16:06:26 [multiproc_executor.py:1063] RuntimeError: CPU Generator does not use offset
+(EngineCore pid=8708) ERROR 11-22 16:06:26 [core.py:1512] EngineCore encountered a fatal error.
+(EngineCore pid=8708) ERROR 11-22 16:06:26 [core.py:1512] Traceback (most recent call last):
+(EngineCore pid=8708) ERROR 11-22 16:06:26 [core.py:1512]     engine_core.run_busy_loop()
+(EngineCore pid=8708) ERROR 11-22 16:06:26 [core.py:1512] RuntimeError: Worker failed with error 'CPU Generator does \
+not use offset', please check the stack trace above for the root cause
+(APIServer pid=8685) ERROR 11-22 16:06:26 [vllm_error.py:52] vllm.v1.engine.exceptions.EngineDeadError: see above
+"""
+
+
+def test_the_error_with_which_an_engine_failed_is_found_in_its_log() -> None:
+    assert cause_of(FAILED) == "RuntimeError: Worker failed with error 'CPU Generator does not use offset'"
+    start = FAILED.replace("encountered a fatal error", "failed to start")
+    memory = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    assert cause_of(start.replace("RuntimeError: Worker failed", f"{memory}\n")) == memory
+    assert cause_of(CPU) is None

@@ -65,7 +65,9 @@ def command(launch: Launch, *, port: int) -> list[str]:
         ours |= {"--max-loras": str(launch.adapters), "--max-lora-rank": str(_rank(launch.lora_rank))}
     if launch.gpu is not None:
         ours["--gpu-memory-utilization"] = f"{launch.utilization:g}"
-    switches = ["--enable-lora"] if launch.lora_rank else []
+    switches = ["--disable-uvicorn-access-log"]  # a line for every request would hide the rest of the log
+    if launch.lora_rank:
+        switches.append("--enable-lora")
     if launch.sleeps and launch.gpu is not None:  # a vLLM for CPUs exits if it gets this flag
         switches.append("--enable-sleep-mode")
     if launch.gpu is None:  # a CPU's generator cannot go back: vLLM dies when it reads a prompt with a seed in parts

@@ -44,14 +44,22 @@ PHASES = (
 """What a line of the log says about the phase of the start, in the order of the phases. vLLM 0.30 to 0.33 print these
 lines.
 """
+FAILED = re.compile(r"EngineCore (?:encountered a fatal error|failed to start)")
+"""vLLM 0.30 to 0.33 print this, and then the traceback."""
+ERROR = re.compile(r"\] ((?:\w+\.)*[A-Z]\w*(?:Error|Exception): .*)")
+ADVICE = ", please check the stack trace above for the root cause"
+"""vLLM's, at the end of an error."""
 
 
 class VLLMProcess:
     """A running server. `start` makes one."""
 
-    def __init__(self, process: asyncio.subprocess.Process, line: socket.socket, *, url: str, log: Path) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, line: socket.socket, *, url: str, log: Path, offset: int
+    ) -> None:
+        """`offset`: where its part of the log begins, in bytes."""
         self.url = url
-        self._process, self._line, self._log = process, line, log
+        self._process, self._line, self._log, self._offset = process, line, log, offset
 
     @classmethod
     async def start(
@@ -81,13 +89,13 @@ class VLLMProcess:
                 start_new_session=True,  # Ctrl-C in the terminal is not for it
             )
         count_as_engine(process.pid)
-        server = cls(process, ours, url=f"http://127.0.0.1:{port}", log=log)
+        server = cls(process, ours, url=f"http://127.0.0.1:{port}", log=log, offset=offset)
         try:
             async with asyncio.timeout(timeout_s):
-                await server._healthy(offset, say)
+                await server._healthy(say)
         except TimeoutError as error:
             await server.stop()
-            message = f"vLLM was not ready within {timeout_s:g} s:\n{server.tail(offset)}"
+            message = f"vLLM was not ready within {timeout_s:g} s:\n{server.tail()}"
             raise EngineError(message, hint=f"its log: `{log}`") from error
         except BaseException:
             await server.stop()
@@ -141,9 +149,11 @@ class VLLMProcess:
     def ending(self) -> str:
         """How it ended, for people."""
         code = self._process.returncode
-        if code is None:
-            return "it runs, but answers no health check"
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        if code is not None and code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        if cause := cause_of(self._logged()):  # the server whose engine has failed exits with code 0
+            return cause
+        return "it runs, but answers no health check" if code is None else f"exit code {code}"
 
     def resident_bytes(self) -> int:
         """Host memory of all of its processes. Shared pages are counted once for each."""
@@ -153,17 +163,17 @@ class VLLMProcess:
                 total += int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1]) * page
         return total
 
-    def tail(self, offset: int = 0) -> str:
-        """The last lines of its log, from `offset` bytes on."""
-        return "\n".join(self._since(offset).splitlines()[-TAIL:])
+    def tail(self) -> str:
+        """The last lines of its log."""
+        return "\n".join(self._logged().splitlines()[-TAIL:])
 
-    async def _healthy(self, offset: int, say: Say) -> None:
+    async def _healthy(self, say: Say) -> None:
         began, said = time.monotonic(), ""
         while not await self.healthy():
             if not self.alive:
-                message = f"vLLM ended before it was ready ({self.ending()}):\n{self.tail(offset)}"
+                message = f"vLLM ended before it was ready ({self.ending()}):\n{self.tail()}"
                 raise EngineError(message, hint=f"its log: `{self._log}`")
-            phase = phase_of(self._since(offset)) or "starting"
+            phase = phase_of(self._logged()) or "starting"
             if phase != said:
                 say(f"vLLM is {phase}")
                 said = phase
@@ -173,9 +183,9 @@ class VLLMProcess:
     def _children(self) -> list[int]:
         return [process for process, parent in keeper.parents().items() if parent == self._process.pid]
 
-    def _since(self, offset: int) -> str:
+    def _logged(self) -> str:
         with self._log.open("rb") as file:
-            file.seek(offset)
+            file.seek(self._offset)
             return file.read().decode(errors="replace")
 
 
@@ -188,3 +198,10 @@ def free_port() -> int:
 def phase_of(log: str) -> str | None:
     """The latest phase of a start that its log tells of; None: none yet."""
     return next((phase for pattern, phase in reversed(PHASES) if re.search(pattern, log)), None)
+
+
+def cause_of(log: str) -> str | None:
+    """The error with which the engine failed, if its log tells of one. Later lines repeat it for every request."""
+    failed = FAILED.search(log)
+    error = ERROR.search(log, failed.end()) if failed else None
+    return error[1].removesuffix(ADVICE) if error else None
