@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lightningrl.chat import ChatTemplate
-from lightningrl.cli.console import say
+from lightningrl.cli.console import make_console, say
 from lightningrl.cli.folder import RUNS, dated
 from lightningrl.cli.rollouts import tally
 from lightningrl.cli.stop import Interrupted, run
@@ -130,7 +130,12 @@ async def _run(command: Sequence[str], config: Config, folder: Path) -> Captured
         sock = stack.enter_context(bound(config.gateway))
         template = ChatTemplate.load(_model_folder(config, config.model.path))
         folders = {path: _model_folder(config, path) for path in set(model_paths(config).values())}
-        engines = make_engines(config, folders, template=template, root=Path.cwd())
+        fleet = None
+        if config.engine.name == "vllm" and not config.engine.urls:
+            from lightningrl.servers import owned_fleet  # loads torch
+
+            fleet = await stack.enter_async_context(owned_fleet(config, folders, folder, say=_waiting_for))
+        engines = make_engines(config, folders, template=template, fleet=fleet, root=Path.cwd())
         for engine in engines.values():
             stack.push_async_callback(engine.close)
         store = await open_store(f"sqlite://{path.resolve()}", exclusive=True)
@@ -212,6 +217,12 @@ def _plain_tree(command: Sequence[str], options: RunOptions) -> dict[str, Any]:
         "engine": engine,
         "gateway": {"strict": True},  # strict calls are not trained, and nothing is trained here
     }
+
+
+def _waiting_for(what: str) -> None:
+    """Tell what the start of an engine waits for; the command starts afterwards."""
+    if what:
+        say(make_console(stderr=True), what)
 
 
 def _route(text: str) -> RouteConfig:
