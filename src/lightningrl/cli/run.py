@@ -131,7 +131,7 @@ async def _run(command: Sequence[str], config: Config, folder: Path) -> Captured
         template = ChatTemplate.load(_model_folder(config, config.model.path))
         folders = {path: _model_folder(config, path) for path in set(model_paths(config).values())}
         fleet = None
-        if config.engine.name == "vllm" and not config.engine.urls:
+        if config.engine.owns_vllm:
             from lightningrl.servers import owned_fleet  # loads torch
 
             fleet = await stack.enter_async_context(owned_fleet(config, folders, folder, say=_waiting_for))
