@@ -97,3 +97,16 @@ def test_each_policy_is_served_with_its_own_dtype_device_and_model(plain: ChatTe
     }
     assert (engines["solver"].setup.folder, engines["solver"].setup.model) == (Path("own"), model)
     assert (engines["frozen"].setup.folder, engines["frozen"].setup.model) == (PLAIN, None)
+
+
+def test_one_server_answers_for_adapters_and_for_the_model_under_them(plain: ChatTemplate, tmp_path: Path) -> None:
+    servers, routes = (
+        'engine={name="vllm", urls=["http://127.0.0.1:1"]}',
+        'routes=[{model="fixed", policy="frozen"}, {}]',
+    )
+    config = recipe(tmp_path, "Engine", routes, servers, "model.lora_rank=8")
+    folders = {path: Path(path) for path in model_paths(config).values()}
+    assert set(make_engines(config, folders, template=plain)) == {"policy", "frozen"}
+    config = recipe(tmp_path, "Engine", routes, servers)  # all weights learn, so the server has no others
+    with pytest.raises(UserError, match="serves one model, but a route also needs `frozen`"):
+        make_engines(config, folders, template=plain)

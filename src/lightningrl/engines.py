@@ -59,9 +59,10 @@ def make_engine(
     the run owns. A plugin named by `engine.name` is imported from `root`; None: the recipe's folder.
     """
     learners = config.learners()
-    adapters = all(learner.model.lora_rank for learner in learners.values())  # one server can hold many of them
-    shared = policy in learners and adapters
-    if (config.engine.urls or fleet) and policy != next(iter(learners)) and not shared:
+    paths, first = model_paths(config), next(iter(learners))
+    # a server holds one model, and adapters of all policies beside it
+    shared = paths[policy] == paths[first] and all(learner.model.lora_rank for learner in learners.values())
+    if (config.engine.urls or fleet) and policy != first and not shared:
         message = f"engine `{config.engine.name}` serves one model, but a route also needs `{policy}`"
         hint = 'start a server for it, name it in `[upstreams.NAME]`, and let the route say `policy = "upstreams.NAME"`'
         raise UserError(message, hint=hint)
@@ -77,7 +78,7 @@ def make_engine(
         model=model,
     )
     if fleet is not None:
-        return OwnedVLLM(setup, fleet=fleet)
+        return OwnedVLLM(setup, fleet=fleet, learns=policy in learners)
     return load_engine(setup, template=template, root=root or config.root)
 
 

@@ -404,3 +404,24 @@ async def test_the_time_of_a_restart_is_remembered(tmp_path: Path) -> None:
         await run.go()
         assert run.told == ["vLLM died (killed by SIGKILL); it was started again in 0 s"]
         assert run.fleet.was_down(before) and not run.fleet.was_down(time.monotonic())
+
+
+async def test_a_policy_that_does_not_learn_lets_servers_sleep_and_waits(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    async with owned(folder, Plan(), kind="lora") as run:
+        frozen = OwnedVLLM(setup_of("frozen"), fleet=run.fleet, learns=False)
+        await run.go()
+        await asyncio.gather(*(engine.pause() for engine in run.engines.values()))
+        await run.train()  # the GPU is free
+        prompt = [1, 2, 3]
+        answer = frozen.generate(prompt, sampling=Sampling(max_tokens=8, seed=0), policy="frozen")
+        asked = asyncio.create_task(anext(answer))  # pyright: ignore[reportArgumentType]  generators are coroutines
+        await asyncio.sleep(0.05)
+        assert not asked.done()
+        for engine in run.engines.values():
+            await engine.resume()
+        shape = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_tokens": 8}
+        base = await sampled("first", {"model": "served", "prompt": prompt, "seed": 0, **shape})
+        assert list((await asked).token_ids) == base
+        await frozen.close()

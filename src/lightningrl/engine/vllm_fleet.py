@@ -41,7 +41,7 @@ class _Member:
     """An engine of the fleet."""
 
     restore: Restore
-    wants: State = State.SERVING
+    wants: State
     served: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while all servers serve, with the weights of all engines."""
 
@@ -82,9 +82,12 @@ class Fleet:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(server.stop() for server in self.servers))
 
-    def join(self, policy: str, *, restore: Restore) -> None:
-        """Add the engine of a policy. It has loaded nothing yet."""
-        self._members[policy] = _Member(restore=restore)
+    def join(self, policy: str, *, restore: Restore, learns: bool = True) -> None:
+        """Add the engine of a policy, which has loaded nothing yet. One that does not `learn` is never paused: the
+        others decide whether servers sleep, and its generations wait meanwhile.
+        """
+        wants = State.SERVING if learns else State.STOPPED
+        self._members[policy] = _Member(restore=restore, wants=wants)
         self._members[policy].served.set()
 
     def leave(self, policy: str) -> None:
@@ -151,7 +154,8 @@ class Fleet:
     async def _settle(self) -> None:
         async with self._changing:
             self._refuse_if_failed()
-            goal = max((member.wants for member in self._members.values()), default=State.SERVING)
+            wanted = max((member.wants for member in self._members.values()), default=State.STOPPED)
+            goal = State.SERVING if wanted is State.STOPPED else wanted  # no engine is ever paused
             if goal is not State.SERVING:
                 self._tell_members(served=False)
             while True:

@@ -20,12 +20,12 @@ from lightningrl.types import Sampling, Weights
 class OwnedVLLM:
     """An `Engine`. Its servers may sleep while it is paused."""
 
-    def __init__(self, setup: EngineSetup, *, fleet: Fleet) -> None:
+    def __init__(self, setup: EngineSetup, *, fleet: Fleet, learns: bool = True) -> None:
         self._policy, self._fleet = setup.policy, fleet
         config = setup.config.model_copy(update={"urls": fleet.urls})
         self._engine = VLLMEngine(replace(setup, config=config))
         self._weights: Weights | None = None
-        fleet.join(setup.policy, restore=self._restore)
+        fleet.join(setup.policy, restore=self._restore, learns=learns)
 
     @property
     def version(self) -> int:
