@@ -161,6 +161,56 @@ def test_a_card_without_bfloat16_is_given_float16() -> None:
     assert any("`model.dtype=float16`" in hint for hint in found.advice)
 
 
+OWNED = {"name": "vllm", "max_length": 4096}
+
+
+def test_trainer_and_vllm_take_turns_on_one_card_so_that_more_fits() -> None:
+    config, given = recipe(engine=OWNED), recipe(engine={**OWNED, "urls": ["http://127.0.0.1:8000"]})
+    found, awake = made(config, CARDS["4090"]), made(recipe(engine={**OWNED, "sleep": "off"}), CARDS["4090"])
+    trains, serves = found.memory.phases
+    assert found.needed_bytes == max(total(trains.parts), total(serves.parts)) <= CARDS["4090"].memory_bytes
+    assert "vLLM, asleep" in {part.name for part in trains.parts} and "KV cache" not in {p.name for p in trains.parts}
+    assert "activations" not in {part.name for part in serves.parts}
+    assert found.memory.forests.tokens > made(given, CARDS["4090"]).memory.forests.tokens
+    assert found.memory.host_bytes == 2 * found.parameters
+    assert found.seconds.sleeping > 2.0 and awake.seconds.sleeping == 0.0
+    assert awake.memory.forests.tokens < found.memory.forests.tokens
+    larger = {"path": "Qwen/Qwen3-0.6B", "lora_rank": 0}
+    shared, beside = (made(recipe(model=larger, engine=one), CARDS["l4"]) for one in (OWNED, {**OWNED, "sleep": "off"}))
+    assert shared.fits and shared.memory.forests.tokens > beside.memory.forests.tokens
+
+
+def test_a_vllm_on_cards_of_its_own_leaves_the_trainers_alone() -> None:
+    config = recipe(engine={**OWNED, "gpus": [1, 2]})
+    found = made(config, replace(CARDS["4090"], count=3))
+    assert (found.memory.servers, found.memory.servers_here, found.memory.sleeps) == (2, 0, False)
+    assert found.memory.host_bytes == 0 and "vLLM has 2 cards of the same kind" in found.assumptions
+    one = made(recipe(engine={**OWNED, "gpus": [1]}), replace(CARDS["4090"], count=2))
+    assert one.seconds.generation and found.seconds.generation and found.seconds.generation < one.seconds.generation
+    with pytest.raises(UserError, match=r"`engine.gpus` names GPU `1`"):
+        made(config, CARDS["4090"])
+
+
+def test_a_second_card_is_proposed_where_one_cannot_hold_both_copies() -> None:
+    config = recipe("Qwen/Qwen3-8B", engine=OWNED, trainer={"max_tokens": 32768})
+    found = made(config, CARDS["4090"])
+    assert not found.fits
+    assert "with a second such card for vLLM, this would fit: `engine.gpus=[1] trainer.max_tokens=auto`" in found.advice
+    other = changed(config, {"engine.gpus": [1], "trainer.max_tokens": "auto"})
+    assert made(other, replace(CARDS["4090"], count=2)).fits
+
+
+def test_a_recipe_whose_vllm_cannot_fit_is_refused_before_it_is_loaded() -> None:
+    config = recipe("Qwen/Qwen3-8B", engine=OWNED)
+    with pytest.raises(UserError, match="needs at least"):
+        check_memory(config, sizes_for(config), CARDS["4090"])
+    check_memory(config, sizes_for(config), CARDS["a100"])
+    with pytest.raises(UserError, match=r"weights take 15.3 GiB of the machine's memory .* and it has 16.0 GiB"):
+        check_memory(config, sizes_for(config), replace(CARDS["a100"], host_bytes=16 * GIB))
+    apart = recipe("Qwen/Qwen3-8B", engine={**OWNED, "gpus": [1]})
+    check_memory(apart, sizes_for(apart), replace(CARDS["a100"], count=2, host_bytes=16 * GIB))
+
+
 def test_known_cards_are_found_by_the_names_that_torch_gives_them() -> None:
     for name, key in (("NVIDIA A100-SXM4-80GB", "a100"), ("Tesla T4", "t4"), ("NVIDIA GeForce RTX 4090", "4090")):
         memory = CARDS[key].memory_bytes + 7

@@ -122,16 +122,22 @@ def estimate(
         assumptions=tuple(_assumptions(config, card, work, seconds, memory)),
         advice=(),
     )
-    second = not enough and card.is_gpu and _fits_on_two(config, sizes, card, work=work)
+    second = None if enough or changes else _on_two(config, sizes, card, work=work)
     return replace(found, advice=tuple(_advice(config, found, changes, second=second)))
 
 
-def _fits_on_two(config: Config, sizes: Mapping[str, Sizes], card: Card, *, work: Workload) -> bool:
-    """Whether the recipe fits if the vLLM that it owns gets a second such card."""
-    if not config.engine.owns_vllm or card.count > 1:
-        return False
-    other = changed(config, {"engine.gpus": [1], "engine.sleep": "auto"})
-    return memory_of(other, sizes, replace(card, count=2), work=work).needed_bytes <= card.memory_bytes
+def _on_two(config: Config, sizes: Mapping[str, Sizes], card: Card, *, work: Workload) -> Changes | None:
+    """The settings with which the recipe fits if the vLLM that it owns gets a second such card; None if none do."""
+    if not config.engine.owns_vllm or not card.is_gpu or card.count > 1:
+        return None
+    apart, two = {"engine.gpus": [1], "engine.sleep": "auto"}, replace(card, count=2)
+
+    def fits(other: Config) -> bool:
+        return memory_of(other, sizes, two, work=work).needed_bytes <= two.memory_bytes
+
+    other = changed(config, apart)
+    more = {} if fits(other) else changes_that_fit(other, two, fits)
+    return None if more is None else {"engine.gpus": [1], **more}
 
 
 def _chosen(config: Config, sizes: Mapping[str, Sizes], card: Card, *, work: Workload) -> tuple[Memory, Seconds]:
@@ -158,7 +164,7 @@ def _cannot_run(config: Config, card: Card) -> str:
     return ""
 
 
-def _advice(config: Config, found: Estimate, changes: Changes | None, *, second: bool) -> Iterator[str]:
+def _advice(config: Config, found: Estimate, changes: Changes | None, *, second: Changes | None) -> Iterator[str]:
     card, memory, learner = found.card, found.memory, next(iter(config.learners().values()))
     dtype, fits, here = learner.model.dtype, found.needed_bytes <= card.memory_bytes, given_here(config, card)
     if found.cannot_run:
@@ -170,7 +176,7 @@ def _advice(config: Config, found: Estimate, changes: Changes | None, *, second:
     if not fits and here and total(memory.trainer) <= card.memory_bytes:
         yield f"the trainer alone fits: give vLLM a card of its own, and estimate with `{ELSEWHERE}`"
     elif second:
-        yield "it would fit with a second such card for vLLM: estimate with `--gpu NAME engine.gpus=[1]`"
+        yield f"with a second such card for vLLM, this would fit: {overrides(second)}"
     elif not fits and not changes:
         yield "choose a smaller model, or a larger device"
     if fits and here:
