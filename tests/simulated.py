@@ -89,6 +89,8 @@ class Simulation(TorchDispatchMode):
         """Operation → how often it made the host wait for the device."""
         self.uploads = 0
         """Copies from the host to the device."""
+        self.emptied = 0
+        """How often unused memory was given back."""
         self.lock = threading.Lock()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -120,6 +122,9 @@ class Simulation(TorchDispatchMode):
             return result
         wrapped = pytree.tree_map(lambda x: OnDevice(x) if isinstance(x, Tensor) else x, result)
         return return_and_correct_aliasing(func, args, kwargs, wrapped) if aliasing else wrapped
+
+    def empty(self) -> None:
+        self.emptied += 1
 
     def _moved(self, source: Tensor, result: Tensor, target: torch.device | None) -> Tensor:
         target = source.device if target is None else target
@@ -172,6 +177,7 @@ def simulated_gpu() -> Iterator[Simulation]:
     _register()
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch.cuda, "_lazy_init", lambda: None))
+        stack.enter_context(mock.patch.object(torch.cuda, "empty_cache", simulation.empty))
         stack.enter_context(mock.patch.object(torch.cuda, "mem_get_info", lambda device: (FREE, FREE)))
         # transformers would load in threads that are in no mode
         stack.enter_context(mock.patch.dict(os.environ, HF_DEACTIVATE_ASYNC_LOAD="1"))

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 STEPS = 3
 AT_ONCE = 8
 """Runs at a time: mostly, they wait."""
-EXAMPLES = int(os.environ.get("LIGHTNINGRL_FUZZ", "96")) // AT_ONCE
+EXAMPLES = int(os.environ.get("LIGHTNINGRL_FUZZ", "64")) // AT_ONCE
 """Number of examples, of so many random runs each."""
 Kind: TypeAlias = Literal["full", "lora"]
 KINDS: tuple[Kind, ...] = ("full", "lora")
@@ -49,6 +49,8 @@ FAULTS: tuple[Fault, ...] = (
 )
 
 
+LIARS = ("/collective_rpc", "/v1/load_lora_adapter", "/reset_prefix_cache")
+"""Where a lie leaves other weights or keys than the server says: only probes find that (`engine/proof.py`)."""
 told: ContextVar[list[str]] = ContextVar("told")
 """The lines that the user of this run has seen."""
 
@@ -97,6 +99,8 @@ class Run:
     asked: list["asyncio.Task[None]"] = field(default_factory=list["asyncio.Task[None]"])
     said: list[str] = field(default_factory=list[str])
     seeds: Iterator[int] = field(default_factory=itertools.count)
+    stale: int = 0
+    """Answers of other weights than they named."""
     refused: list[EngineError] = field(default_factory=list[EngineError])
 
     async def go(self) -> None:
@@ -105,6 +109,20 @@ class Run:
             await engine.check()
             await engine.pause()
         await self.publish(0)
+        chatting = asyncio.create_task(self.chat())
+        try:
+            await self.train_steps()
+        finally:
+            chatting.cancel()
+            (chatted,) = await asyncio.gather(chatting, return_exceptions=True)
+            assert isinstance(chatted, asyncio.CancelledError), chatted
+
+    async def chat(self) -> None:
+        """Ask at any time, also while servers sleep or start."""
+        for name in itertools.cycle(self.engines):
+            await asyncio.gather(asyncio.sleep(0.02), *(self.ask(name, stream=stream) for stream in (False, True)))
+
+    async def train_steps(self) -> None:
         for version in range(1, STEPS):
             self.asked = [asyncio.create_task(self.ask(name, stream=i == 0)) for name in self.engines for i in range(3)]
             straggler = self.asked[-1]
@@ -118,6 +136,11 @@ class Run:
         """The clients of all generations under way hang up."""
         for task in self.asked:
             task.cancel()
+
+    @property
+    def lied_to(self) -> bool:
+        """Whether a server has said that it serves what it does not: the next probe finds out."""
+        return any(hit.startswith(LIARS) and "said done" in hit for hit in self.machine.plan.hit)
 
     async def train(self) -> None:
         """The trainer has the GPU to itself, unless the user was told."""
@@ -158,12 +181,16 @@ class Run:
         except EngineError as error:
             self.refused.append(error)
             return
-        except asyncio.CancelledError:  # by `leave`
-            return
+        except asyncio.CancelledError:
+            if asyncio.current_task() in self.asked:  # by `leave`
+                return
+            raise
         (answered,) = {delta.policy_version for delta in deltas}
         assert version <= answered <= self.version + 1
         tokens = [token for delta in deltas for token in delta.token_ids]
-        assert tokens == await self.expected(name, answered, prompt, seed=seed), "stale or mixed weights"
+        if tokens != await self.expected(name, answered, prompt, seed=seed):
+            assert self.lied_to, "stale or mixed weights"
+            self.stale += 1
 
     async def expected(self, name: str, version: int, prompt: list[int], *, seed: int) -> list[int]:
         weights = weights_in(Path(self.weights(name, version).uri))
@@ -240,6 +267,7 @@ async def outcome(folder: Path, plan: Plan, *, kind: Kind, servers: int = 1, lea
             for name, engine in run.engines.items():
                 assert engine.version == STEPS - 1
                 await run.ask(name, stream=False)
+            assert not run.stale
     except EngineError as error:
         return error.message
     return None
@@ -255,12 +283,12 @@ async def test_each_step_of_the_cycle_may_fail_once(tmp_path: Path) -> None:
             ended = await outcome(tmp_path / f"{next(number)}", plan, kind=kind)
         assert plan.hit
         case = f"{kind}, {operation}, {fault}: {ended}"
-        if (expected := _clear_error(operation, fault)) is None:
-            assert ended is None, case
-        else:
-            assert ended is not None and expected in ended, case
+        expected = _clear_error(operation, fault)
+        may_go_on = expected is None or operation == "/v1/completions"
+        assert may_go_on if ended is None else expected is not None and expected in ended, case
 
-    for kind in KINDS:
+    tried = set[str]()
+    for kind in ("lora", "full"):
         whole = Plan()
         assert await outcome(tmp_path / kind, whole, kind=kind) is None
         assert not whole.hit and told.get() == []
@@ -268,10 +296,11 @@ async def test_each_step_of_the_cycle_may_fail_once(tmp_path: Path) -> None:
             *(
                 judge(kind, operation, count // 2, fault)
                 for operation, count in whole.met.items()
-                if operation != "start" and count > 1
+                if operation != "start" and count > 1 and operation not in tried
                 for fault in FAULTS
             )
         )
+        tried |= whole.met.keys() - {"/v1/completions", "/reset_prefix_cache"}
 
 
 def _clear_error(operation: str, fault: Fault) -> str | None:
@@ -351,17 +380,21 @@ class Case:
     interrupt_at: int | None
     """Number of the request at which the run is cancelled, as by Ctrl-C."""
 
+    def plan(self) -> Plan:
+        lies = [key for key, fault in self.faults.items() if key[0] in LIARS and "said done" in fault]
+        return Plan(faults={key: fault for key, fault in self.faults.items() if key not in lies}, frees=self.frees)
+
 
 CASES = st.builds(
     Case,
     faults=st.dictionaries(
-        st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 12)), st.sampled_from(FAULTS), max_size=5
+        st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 20)), st.sampled_from(FAULTS), max_size=5
     ),
     kind=st.sampled_from(KINDS),
     servers=st.integers(1, 2),
     frees=st.booleans(),
-    leave_at=st.integers(0, 150),
-    interrupt_at=st.none() | st.integers(1, 150),
+    leave_at=st.integers(0, 250),
+    interrupt_at=st.none() | st.integers(1, 250),
 )
 
 
@@ -378,7 +411,7 @@ def test_whatever_happens_no_weights_are_stale_and_no_server_is_left(cases: list
     async def judge(case: Case, folder: Path) -> None:
         running = asyncio.current_task()
         assert running is not None
-        plan = Plan(faults=case.faults, frees=case.frees)
+        plan = case.plan()
         if case.interrupt_at is not None:
             plan.at[case.interrupt_at] = running.cancel
         with suppress(asyncio.CancelledError):
@@ -425,3 +458,16 @@ async def test_a_policy_that_does_not_learn_lets_servers_sleep_and_waits(tmp_pat
         base = await sampled("first", {"model": "served", "prompt": prompt, "seed": 0, **shape})
         assert list((await asked).token_ids) == base
         await frozen.close()
+
+
+async def test_keys_and_values_from_before_a_sleep_are_never_used(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    async with owned(folder, Plan(), kind="lora") as run:
+        await run.go()
+        for engine in run.engines.values():
+            await engine.pause()
+        for engine in run.engines.values():  # with the same weights
+            await engine.resume()
+        for name in run.engines:
+            await run.probe(name, STEPS - 1)

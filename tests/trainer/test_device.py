@@ -152,8 +152,11 @@ def learn_once(model: Decoder, simulation: Simulation) -> tuple[float, np.ndarra
 def test_a_checkpoint_returns_to_the_gpu(rank: int, model_folder: Path, tmp_path: Path, simulation: Simulation) -> None:
     straight, resumed = (trainer_on(GPU, model_folder, rank=rank) for _ in range(2))
     learn(straight, seeds=(0,))
+    simulation.emptied = 0
     straight.save(tmp_path / "state")
+    assert simulation.emptied == 1, "an engine may need the memory"
     resumed.load(tmp_path / "state")
+    assert simulation.emptied == 2
     moments = [value for state in resumed._optimizer.state.values() for value in state.values()]
     assert {value.device for value in moments} == {GPU}
     simulation.strict = True

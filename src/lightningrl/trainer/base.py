@@ -51,7 +51,9 @@ class Trainer(Protocol):
         ...
 
     def save(self, path: Path) -> None:
-        """Write weights, optimizer and counters, so that `load` resumes bit for bit. Complete or absent."""
+        """Write weights, optimizer and counters, so that `load` resumes bit for bit. Complete or absent. `save` and
+        `load` leave no unused memory reserved on a GPU: an engine in another process may wake up on it next.
+        """
         ...
 
     def load(self, path: Path) -> None: ...

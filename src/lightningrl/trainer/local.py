@@ -172,6 +172,7 @@ class LocalTrainer:
     def save(self, path: Path) -> None:
         counters = {"steps": self.steps, **self._scale.counters(), **budget_counters(self._budget)}
         checkpoint.save(path, self._masters.tensors, self._optimizer, reference=self._started_from(), counters=counters)
+        self._give_back()
 
     def load(self, path: Path) -> None:
         """Read a checkpoint in place: an engine that shares the weights serves the loaded ones."""
@@ -182,9 +183,15 @@ class LocalTrainer:
         self._masters.round()
         self._optimizer.zero_grad(set_to_none=True)
         self._poisoned = False
+        self._give_back()
 
     def publish(self, path: Path) -> None:
         self._export(self.model, path)
+
+    def _give_back(self) -> None:
+        """Return unused memory to the GPU: an engine in another process wakes up on it next."""
+        if self.model.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _started_from(self) -> Mapping[str, Tensor]:
         return self._reference.parameters() if self._reference else {}
