@@ -14,7 +14,7 @@ import asyncio
 import dataclasses
 import json
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -52,6 +52,8 @@ NAMED: dict[Fault, str] = {
     "raw": "another distribution",
 }
 """Fault → what the error must say."""
+OTHER = "other"
+"""Folder of an adapter that no learner here has made."""
 PROMPTS, SAMPLES, PROMPT_TOKENS, COMPLETION_TOKENS = 8, 4, 150, 24
 
 
@@ -63,6 +65,17 @@ class Arm:
     dtype: DTypeName
     rank: int = 0
     """Of the adapter; 0: all weights are trained."""
+
+
+Serve: TypeAlias = Callable[[Arm, Path, Path], Engine]
+"""An engine with the fault of an arm. Given are the model, and a folder for the files that the fault needs."""
+
+
+def in_process(arm: Arm, model: Path, folder: Path) -> Engine:
+    """A faulty engine in this process, over a copy of the model."""
+    narrower: DTypeName = "bfloat16" if arm.dtype == "float32" else "float32"
+    copy = load_model(str(model), dtype=narrower if arm.fault == "dtype" else arm.dtype)
+    return Faulty(EmbeddedEngine(copy, slots=32, max_length=256), arm.fault, folder=folder, other=folder / OTHER)
 
 
 class Faulty:
@@ -187,26 +200,20 @@ def _lesson(prompt: np.ndarray, delta: Delta, p: int, k: int, total: int, rng: n
 
 @asynccontextmanager
 async def publications(
-    arm: Arm, folder: Path, *, seed: int, model: Path = MODEL, engine: Engine | None = None
+    arm: Arm, folder: Path, *, seed: int, model: Path = MODEL, serve: Serve = in_process
 ) -> AsyncIterator[Publications]:
-    """`engine`: a server's; None: one in this process, over a copy of the model."""
     trained, tokenizer = load_model(str(model), dtype=arm.dtype), load_tokenizer(str(model))
-    other = folder / "other"
     if arm.rank:
         stranger = with_adapter(load_model(str(model), dtype=arm.dtype), rank=arm.rank, seed=seed + 1)
         _perturb(stranger.trainable(), seed=seed, size=10 * arm.rate)
-        export_folder(stranger, other, tokenizer=tokenizer)
+        export_folder(stranger, folder / OTHER, tokenizer=tokenizer)
         trained = with_adapter(trained, rank=arm.rank, seed=seed)
-    if engine is None:
-        narrower: DTypeName = "bfloat16" if arm.dtype == "float32" else "float32"
-        copy = load_model(str(model), dtype=narrower if arm.fault == "dtype" else arm.dtype)
-        engine = EmbeddedEngine(copy, slots=32, max_length=256)
     settings = TrainerConfig(learning_rate=arm.rate, schedule="constant", minibatches=1, threads=1)
     trainer = LocalTrainer(
         trained, config=settings, loss=LossConfig(), export=partial(export_folder, tokenizer=tokenizer)
     )
     config = LearnerConfig(model=ModelConfig(path=str(model), dtype=arm.dtype, lora_rank=arm.rank), trainer=settings)
-    faulty = Faulty(engine, arm.fault, folder=folder, other=other)
+    faulty = serve(arm, model, folder)
     with ThreadPoolExecutor(1) as compute:
         learner = Learner(
             "policy",
@@ -235,11 +242,11 @@ def _perturb(parameters: dict[str, torch.Tensor], *, seed: int, size: float) -> 
             parameter += size * torch.randn(parameter.shape, generator=chance)
 
 
-async def run(arm: Arm, *, seed: int, steps: int, engine: Engine | None = None, model: Path = MODEL) -> dict[str, Any]:
+async def run(arm: Arm, *, seed: int, steps: int, model: Path = MODEL, serve: Serve = in_process) -> dict[str, Any]:
     """Publish up to `steps` versions, until the fault is seen. Returns the version, the error and all metrics."""
     rows: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as name:
-        async with publications(arm, Path(name), seed=seed, model=model, engine=engine) as made:
+        async with publications(arm, Path(name), seed=seed, model=model, serve=serve) as made:
             for version in range(steps + 1):
                 try:
                     rows.append(await (made.step(version) if version else made.publish(0)))

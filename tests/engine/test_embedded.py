@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightningrl.engine import base
 from lightningrl.engine.base import Delta
 from lightningrl.engine.embedded import EmbeddedEngine
 from lightningrl.errors import EngineError, UserError
@@ -59,6 +60,19 @@ async def test_conversations_stay_cached_as_long_as_there_are_rows() -> None:
     for prompt in prompts:
         await ask(engine, prompt, sampling=Sampling(max_tokens=2, seed=2))
     assert engine.statistics.prompt_tokens_computed - before == 8
+    await engine.close()
+
+
+async def test_a_fresh_generation_computes_its_whole_prompt_and_gives_equal_bits() -> None:
+    engine, sampling = EmbeddedEngine(build_model(300), slots=2, max_length=64), Sampling(max_tokens=4, seed=1)
+    first = await ask(engine, PROMPT, sampling=sampling)
+    token = base.fresh.set(True)
+    again = await ask(engine, PROMPT, sampling=sampling)
+    base.fresh.reset(token)
+    assert again == first
+    assert (engine.statistics.prompt_tokens_computed, engine.statistics.prompt_tokens_reused) == (80, 0)
+    await ask(engine, PROMPT, sampling=sampling)
+    assert engine.statistics.prompt_tokens_reused == 39
     await engine.close()
 
 

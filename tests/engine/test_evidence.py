@@ -77,6 +77,12 @@ def test_tokens_that_the_engine_no_longer_reports_are_left_out() -> None:
     assert judge(weigh(before, Answers(engine=engine, trainer=after.trainer, second=after.second))) == "new"
 
 
+def test_probes_of_which_the_engine_reports_nothing_any_more_are_not_taken_for_old_answers() -> None:
+    before, after = answers(5.0, 1.0, noise=1e-3, seed=0)
+    engine = np.where(np.arange(P)[:, None] % 2 == 0, np.nan, after.engine)
+    assert judge(weigh(before, Answers(engine=engine, trainer=after.trainer, second=after.second))) == "new"
+
+
 def test_few_probes_accuse_nobody_by_votes() -> None:
     before, after = answers(0.05, 0.0, noise=0.02, seed=0)
     few = [Answers(engine=a.engine[:8], trainer=a.trainer[:8], second=a.second[:8]) for a in (before, after)]

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from lightningrl.config import EngineConfig
 from lightningrl.engine import http_completions
-from lightningrl.engine.base import Delta, Engine, EngineBusy, EngineSetup, Unanswerable, affinity
+from lightningrl.engine.base import Delta, Engine, EngineBusy, EngineSetup, Unanswerable, affinity, fresh
 from lightningrl.engine.conformance import CHECKS, LOAD_CHECKS, Conformance
 from lightningrl.engine.vllm import VLLMEngine
 from lightningrl.errors import EngineError, UserError
@@ -476,6 +476,39 @@ async def test_every_server_takes_the_adapter(tmp_path: Path) -> None:
         assert [len(upstream.adapters) for upstream in upstreams] == [1, 1]
         assert upstreams[0].adapters == upstreams[1].adapters
         assert (await ask(engine))[0].policy_version == 2
+
+
+async def test_an_adapter_that_the_server_reads_from_another_folder_is_refused(tmp_path: Path) -> None:
+    async with serving(Upstream(texts=TEXTS, lora_room=1, swapped="/elsewhere")) as engine:
+        await engine.pause()
+        with pytest.raises(EngineError, match=r"serves another adapter as `policy@1-.*`: the one in `/elsewhere`"):
+            await engine.load(lora(adapter_of(tmp_path / "one", "1")))
+
+
+@pytest.mark.parametrize("kind", ["full", "lora"])
+async def test_weights_are_not_loaded_into_a_server_of_another_dtype(
+    kind: str, two_versions: tuple[Weights, Weights], tmp_path: Path
+) -> None:
+    weights = two_versions[0] if kind == "full" else lora(adapter_of(tmp_path / "adapter", "1"))
+    upstream = Upstream(texts=TEXTS, lora_room=1, dtype="float16")
+    async with serving(upstream) as engine:
+        await engine.pause()
+        with pytest.raises(EngineError, match="computes in `float16`, the trainer in `float32`"):
+            await engine.load(weights)
+    assert not upstream.loaded and not upstream.adapters
+
+
+async def test_a_fresh_generation_shares_no_keys_and_values() -> None:
+    upstream = Upstream(texts=TEXTS)
+    async with serving(upstream) as engine:
+        await ask(engine)
+        token = fresh.set(True)
+        await ask(engine)
+        await ask(engine)
+        fresh.reset(token)
+        await ask(engine)
+    salts = [asked.get("cache_salt") for asked in upstream.asked[1:]]  # the first asks whether logprobs are right
+    assert salts[0] is None and salts[3] is None and salts[1] and salts[2] and salts[1] != salts[2]
 
 
 async def test_adapters_that_cannot_be_loaded_are_refused(tmp_path: Path) -> None:

@@ -49,6 +49,11 @@ class Upstream:
     """Most adapters at a time; None: adapters are disabled."""
     adapters: dict[str, str] = field(default_factory=dict[str, str])
     """Name → hash of the folder."""
+    roots: dict[str, str] = field(default_factory=dict[str, str])
+    """Name of an adapter → folder that it was read from."""
+    swapped: str | None = None
+    """Folder that every adapter is read from; None: the one that was asked for."""
+    dtype: str = "float32"
     weights: str = "first"
     loaded: list[dict[str, str]] = field(default_factory=list)
     """For each loaded folder: file name → hash."""
@@ -62,7 +67,11 @@ class Upstream:
         app.add_routes([web.get("/v1/models", self._models), web.post("/v1/completions", self._completions)])
         if self.dev_mode:
             app.add_routes(
-                [web.post("/collective_rpc", self._rpc), web.post("/reset_prefix_cache", self._reset_prefix_cache)]
+                [
+                    web.post("/collective_rpc", self._rpc),
+                    web.post("/reset_prefix_cache", self._reset_prefix_cache),
+                    web.get("/server_info", self._server_info),
+                ]
             )
         if self.lora_room is not None:
             app.add_routes(
@@ -76,7 +85,8 @@ class Upstream:
     async def _models(self, request: web.Request) -> web.Response:
         base = {"id": "served", "object": "model", "max_model_len": self.max_model_len}
         adapters = [
-            {"id": name, "object": "model", "parent": "served", "max_model_len": None} for name in self.adapters
+            {"id": name, "object": "model", "parent": "served", "max_model_len": None, "root": self.roots.get(name)}
+            for name in self.adapters
         ]
         return web.json_response({"object": "list", "data": [base, *adapters]})
 
@@ -90,6 +100,7 @@ class Upstream:
         ):
             return _bad(f"The lora adapter '{name}' cannot be loaded.")
         self.adapters[name] = hashlib.sha256((folder / "adapter_model.safetensors").read_bytes()).hexdigest()
+        self.roots[name] = self.swapped or str(folder)
         return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
 
     async def _unload_lora(self, request: web.Request) -> web.Response:
@@ -108,6 +119,10 @@ class Upstream:
 
     async def _reset_prefix_cache(self, request: web.Request) -> web.Response:
         return web.json_response({"success": self.reset})
+
+    async def _server_info(self, request: web.Request) -> web.Response:
+        assert request.query["config_format"] == "json"
+        return web.json_response({"vllm_config": {"model_config": {"dtype": f"torch.{self.dtype}"}}})
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         asked = await request.json()

@@ -96,7 +96,7 @@ def weigh(before: Answers, after: Answers) -> Evidence:
         beyond=int((e > (1 + MARGIN) * t).sum()),
         slope=_ratio(float(e.sum()), float(t.sum())),
         size=_ratio(float(np.linalg.norm(d_engine)), float(np.linalg.norm(d_trainer))),
-        still=int((~d_engine.any(1)).sum()),
+        still=int((known.any(1) & ~d_engine.any(1)).sum()),
         trainer_still=trainer_still,
         answers=2 * len(d_engine),
     )

@@ -120,9 +120,14 @@ class Pool:
                 await _rest(response, began=began)
                 self._refuse_if_closed()
 
-    async def post(self, server: Server, path: str, payload: object = None, *, hint: str | None = None) -> bytes:
+    async def post(
+        self, server: Server, path: str, payload: object = None, *, hint: str | None = None, absent: bytes | None = None
+    ) -> bytes:
+        """`absent` stands for a 404; None: a 404 is an error."""
         body = b"" if payload is None else msgspec.json.encode(payload)
         async with self._request(server, "POST", path, body) as response:
+            if response.status == 404 and absent is not None:
+                return absent
             return _accepted(server, response, await _read(server, response), hint=hint)
 
     async def get(self, server: Server, path: str, *, hint: str | None = None, absent: bytes | None = None) -> bytes:

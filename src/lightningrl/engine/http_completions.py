@@ -183,6 +183,8 @@ class Model(msgspec.Struct):
     id: str
     max_model_len: int | None = None
     """Tokens of prompt and completion together. Only vLLM reports it."""
+    root: str | None = None
+    """Path that it was loaded from. Only vLLM reports it."""
 
 
 class _Models(msgspec.Struct):

@@ -28,6 +28,7 @@ from lightningrl.engine.http_completions import (
     models_in,
 )
 from lightningrl.engine.vllm_folder import with_output_head
+from lightningrl.engine.vllm_weights import WeightCheck
 from lightningrl.errors import EngineError
 from lightningrl.types import Sampling, Weights
 
@@ -93,7 +94,21 @@ class _Reset(msgspec.Struct):
     success: bool
 
 
+class _ModelConfig(msgspec.Struct, frozen=True):
+    dtype: str = ""
+    """`torch.bfloat16`; empty: not reported."""
+
+
+class _Config(msgspec.Struct, frozen=True):
+    model_config: _ModelConfig = _ModelConfig()
+
+
+class _Info(msgspec.Struct):
+    vllm_config: _Config = _Config()
+
+
 _encode = msgspec.json.Encoder().encode
+_info = msgspec.json.Decoder(_Info)
 _plain = msgspec.json.Decoder(list[Completion[_Logprobs]])
 _reset = msgspec.json.Decoder(_Reset)
 _with_top = msgspec.json.Decoder(list[Completion[_TopLogprobs]])
@@ -113,6 +128,9 @@ class VLLMEngine:
             refused=lambda sampling: LARK if sampling.grammar else None,
         )
         self._completions = Completions(setup, kind=kind)
+        self._dtype, self._loaded = setup.dtype, False
+        self._checks: dict[str, WeightCheck] = {}
+        """Server URL → the check that it loads all weights."""
         self._adapters: dict[str, str] = {}
         """Server URL → name of this policy's adapter on it."""
 
@@ -134,7 +152,10 @@ class VLLMEngine:
         self.check_load(weights)
         completions = self._completions
         await completions.check()
+        if not self._loaded:
+            await _all(self._check_dtype(server) for server in completions.pool.servers)
         await self._load_into(completions.pool.servers, weights)
+        self._loaded = True
         completions.version = weights.version
 
     def check_load(self, weights: Weights) -> None:
@@ -170,7 +191,7 @@ class VLLMEngine:
             await _all(self._load_adapter(server, folder, name) for server in servers)
         else:
             async with with_output_head(folder) as whole:
-                await _all(self._load(server, whole) for server in servers)
+                await _all(self._load(server, folder, whole) for server in servers)
 
     async def pause(self, *, timeout_s: float = 60.0) -> None:
         await self._completions.gate.pause(timeout_s=timeout_s)
@@ -181,12 +202,17 @@ class VLLMEngine:
     async def close(self) -> None:
         await self._completions.close()
 
-    async def _load(self, server: Server, folder: Path) -> None:
+    async def _load(self, server: Server, folder: Path, whole: Path) -> None:
+        """`whole`: the folder as vLLM needs it."""
         pool = self._completions.pool
         hint = f"{DEV_MODE}; it must see the folder under the same path"
-        await pool.post(
-            server, "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}, hint=hint
-        )
+
+        async def reload() -> None:
+            payload = {"method": "reload_weights", "kwargs": {"weights_path": str(whole)}}
+            await pool.post(server, "/collective_rpc", payload, hint=hint)
+
+        check = self._checks.setdefault(server.url, WeightCheck(pool, server))
+        await check.load(folder, reload)
         reset = await pool.post(server, "/reset_prefix_cache", hint=hint)
         if not decoded(server, reset, _reset).success:
             raise EngineError(
@@ -211,8 +237,31 @@ class VLLMEngine:
                 payload,
                 hint=f"{LORA_MODE}; it must see the folder under the same path",
             )
+            await self._check_root(server, name, folder)
         self._adapters[server.url] = name
         self._completions.use_model(server, name)
+
+    async def _check_root(self, server: Server, name: str, folder: Path) -> None:
+        """Raises `EngineError` if the server says that it has read the adapter from another folder."""
+        served = models_in(server, await self._completions.pool.get(server, "/v1/models"))
+        root = next((model.root for model in served if model.id == name), None)
+        if root is not None and Path(root) != folder:
+            raise EngineError(
+                f"`{server.url}` serves another adapter as `{name}`: the one in `{root}`, not in `{folder}`",
+                hint="is the server used by something else? restart it",
+            )
+
+    async def _check_dtype(self, server: Server) -> None:
+        """Raises `EngineError` if the server computes in another dtype than the trainer. Only in dev mode does it say
+        in which.
+        """
+        answer = await self._completions.pool.get(server, "/server_info?config_format=json", absent=b"{}")
+        dtype = decoded(server, answer, _info).vllm_config.model_config.dtype.removeprefix("torch.")
+        if dtype and dtype != self._dtype:
+            raise EngineError(
+                f"`{server.url}` computes in `{dtype}`, the trainer in `{self._dtype}`",
+                hint=f"start vLLM with `--dtype {self._dtype}`, or set `model.dtype`",
+            )
 
     async def _check(self, pool: Pool, server: Server) -> str:
         """The name of the server's model. Raises `EngineError` if the model's context is too short, or if its
