@@ -105,10 +105,7 @@ class Run:
 
     async def go(self) -> None:
         """Raises the first error that ends a run."""
-        for engine in self.engines.values():
-            await engine.check()
-            await engine.pause()
-        await self.publish(0)
+        await self.begin()
         chatting = asyncio.create_task(self.chat())
         try:
             await self.train_steps()
@@ -116,6 +113,12 @@ class Run:
             chatting.cancel()
             (chatted,) = await asyncio.gather(chatting, return_exceptions=True)
             assert isinstance(chatted, asyncio.CancelledError), chatted
+
+    async def begin(self) -> None:
+        """What a run does first."""
+        for engine in self.engines.values():
+            await engine.pause()
+        await self.publish(0)
 
     async def chat(self) -> None:
         """Ask at any time, also while servers sleep or start."""
@@ -471,3 +474,22 @@ async def test_keys_and_values_from_before_a_sleep_are_never_used(tmp_path: Path
             await engine.resume()
         for name in run.engines:
             await run.probe(name, STEPS - 1)
+
+
+@pytest.mark.parametrize("hangs_up", [True, False])
+async def test_a_restart_is_complete_before_anything_is_answered(hangs_up: bool, tmp_path: Path) -> None:
+    """Even if the client whose request has found the server dead goes away in the middle of it."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    plan = Plan(faults={("/collective_rpc", 1): "slow"})
+    async with owned(folder, plan, kind="full") as run:
+        await run.begin()
+        run.machine.alive[0].dead.set()
+        first = asyncio.create_task(run.ask("policy", stream=False))
+        run.asked.append(first)
+        while plan.met["/collective_rpc"] == 1:
+            await asyncio.sleep(0.001)
+        if hangs_up:
+            first.cancel()
+        await asyncio.gather(first, *(run.ask("policy", stream=stream) for stream in (True, False)))
+        assert not run.refused and plan.met["start"] == 2

@@ -31,10 +31,6 @@ class OwnedVLLM:
     def version(self) -> int:
         return self._engine.version
 
-    async def check(self) -> None:
-        """Check the servers, which have just been started."""
-        await self._engine.check()
-
     async def generate(
         self, prompt_ids: Sequence[int], *, sampling: Sampling, policy: str, stream: bool = False
     ) -> AsyncIterator[Delta]:
@@ -74,6 +70,7 @@ class OwnedVLLM:
 
     async def pause(self, *, timeout_s: float = 60.0) -> None:
         await self._engine.pause(timeout_s=timeout_s)
+        await self._check()
         await self._fleet.want(self._policy, State.ASLEEP)
 
     async def resume(self) -> None:
@@ -83,6 +80,18 @@ class OwnedVLLM:
     async def close(self) -> None:
         await self._engine.close()
         self._fleet.leave(self._policy)
+
+    async def _check(self) -> None:
+        """Check all servers, once: one that sleeps cannot be checked."""
+        while True:
+            losses = self._fleet.losses
+            try:
+                return await self._engine.check()
+            except Unanswerable:
+                raise
+            except EngineError:
+                if not await self._fleet.mend(losses):
+                    raise
 
     async def _restore(self, urls: Set[str]) -> None:
         await self._engine.restore(self._weights, urls)

@@ -128,8 +128,9 @@ class VLLMProcess:
     async def stop(self) -> None:
         """Ask it to exit, and kill what is left of it. Returns when all of its processes are gone."""
         try:
-            if self.alive:
-                for child in self._children():
+            children = self._children() if self.alive else []
+            if children:
+                for child in children:
                     with suppress(ProcessLookupError):
                         os.kill(child, signal.SIGTERM)
                 with suppress(TimeoutError):
