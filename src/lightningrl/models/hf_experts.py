@@ -57,7 +57,8 @@ def _expert(module: Any, rows: Tensor, first: Any, first_bias: Any, second: Any,
     inner = F.linear(F.pad(rows, (0, 0, 0, -len(rows) % ROWS)), first, first_bias)
     inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
     out = F.linear(inner, second, second_bias)
-    return (module.post_expert_norm(out) if module.has_post_expert_norm else out)[: len(rows)]
+    normed = getattr(module, "has_post_expert_norm", False)  # transformers 5.19 knows no such norm
+    return (module.post_expert_norm(out) if normed else out)[: len(rows)]
 
 
 ExpertsInterface.register(NAME, _experts)
