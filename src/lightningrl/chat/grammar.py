@@ -90,7 +90,7 @@ class _Language:
         optional = "" if thinking == "begun" else "?"
         return [
             f"start: thought{optional} {answer}",
-            f'thought: {begin} thinking "\\n"~0..2',
+            f'thought: {begin} thinking ("\\n" "\\n"?)?',  # llguidance 1.7 cannot read `~0..2`
             *self._up_to("thinking", think[1]),
         ]
 
