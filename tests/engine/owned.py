@@ -244,6 +244,7 @@ class Machine:
     ) -> FakeProcess:
         fault = self.plan.next("start")
         say("vLLM is starting")
+        await asyncio.sleep(0.02)
         if fault is not None:
             raise EngineError("vLLM ended before it was ready (exit code 1):\nthe end of its log")
         fake = FakeVLLM(self.plan, lora_room=self.lora_room)

@@ -493,3 +493,17 @@ async def test_a_restart_is_complete_before_anything_is_answered(hangs_up: bool,
             first.cancel()
         await asyncio.gather(first, *(run.ask("policy", stream=stream) for stream in (True, False)))
         assert not run.refused and plan.met["start"] == 2
+
+
+async def test_a_run_that_ends_during_a_restart_leaves_no_server(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    plan = Plan()
+    async with owned(folder, plan, kind="full") as run:
+        await run.begin()
+        run.machine.alive[0].dead.set()
+        run.asked.append(asyncio.create_task(run.ask("policy", stream=False)))
+        while plan.met["start"] == 1:
+            await asyncio.sleep(0.001)
+    await asyncio.sleep(0.05)
+    assert not run.machine.alive
