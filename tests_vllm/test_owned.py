@@ -25,6 +25,7 @@ OWNED = ("engine.name=vllm", f"engine.python={PYTHON}", 'engine.flags=["--enforc
 ADAPTER = ("model.lora_rank=8", "trainer.learning_rate=1e-2")
 API, CORE = "vllm.entrypoints", "VLLM::EngineCore"
 """Parts of the command lines of vLLM's processes."""
+OTHERS = set[int]()
 GONE_S = 6.0
 """Seconds until a keeper has killed what it keeps."""
 
@@ -38,9 +39,17 @@ def commands(parent: int | None = None) -> dict[int, str]:
     return found
 
 
+@pytest.fixture(autouse=True)
+def others() -> None:
+    """Leave out the processes of other tests, such as a server for the whole session."""
+    OTHERS.clear()
+    OTHERS.update(commands())
+
+
 def vllm_processes(part: str) -> list[int]:
-    """Processes of vLLM below this one whose command line has `part`, oldest first."""
-    return sorted(process for process, line in commands().items() if part in line and "keeper.py" not in line)
+    """Processes of the test's own vLLM whose command line has `part`, oldest first."""
+    own = {process: line for process, line in commands().items() if process not in OTHERS}
+    return sorted(process for process, line in own.items() if part in line and "keeper.py" not in line)
 
 
 class Steps:
