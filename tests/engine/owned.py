@@ -5,6 +5,7 @@ remembers which weights computed a prefix, so that stale weights and stale keys 
 """
 
 import asyncio
+import contextlib
 import hashlib
 import json
 from collections import Counter
@@ -251,7 +252,7 @@ class Machine:
         runner = web.AppRunner(fake.app(), handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
         await runner.setup()
         assert runner.server is not None
-        listening = await asyncio.get_running_loop().create_server(runner.server, "127.0.0.1", port)
+        listening = await _listening(runner.server, port)
         process = FakeProcess(fake, runner, listening, url=f"http://127.0.0.1:{port}")
         self.processes.append(process)
         return process
@@ -259,6 +260,15 @@ class Machine:
     @property
     def alive(self) -> list[FakeVLLM]:
         return [process.fake for process in self.processes if not process.fake.dead.is_set()]
+
+
+async def _listening(server: web.Server, port: int) -> asyncio.Server:
+    """Listen on a port. While no server listened, a connection of another run may have taken it."""
+    for _ in range(100):
+        with contextlib.suppress(OSError):
+            return await asyncio.get_running_loop().create_server(server, "127.0.0.1", port)
+        await asyncio.sleep(0.05)
+    raise EngineError("vLLM ended before it was ready (exit code 1):\naddress already in use")
 
 
 def sampled(weights: str, asked: Mapping[str, Any]) -> Awaitable[list[int]]:
