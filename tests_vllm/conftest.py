@@ -36,6 +36,7 @@ FLAGS = (
     *("--max-num-seqs", "32"),
     *("--max-loras", "2"),
     *("--max-lora-rank", "8"),
+    "--no-enable-chunked-prefill",  # vLLM for CPUs dies when it reads a prompt with a seed in parts
     "--enable-lora",
     "--enforce-eager",
 )

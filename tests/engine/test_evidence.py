@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lightningrl.engine.evidence import ALARM, SKEW, Answers, judge, tail, weigh
+from lightningrl.engine.probe import is_certain
 from lightningrl.engine.proof import repeated_by_chance
 
 P, K = 64, 12
@@ -94,6 +95,11 @@ def test_chances_are_those_of_the_binomial_distribution() -> None:
     assert tail(40, 64, chance=0.5) == pytest.approx((rng.binomial(64, 0.5, 200_000) >= 40).mean(), rel=0.05)
     assert tail(56, 64, chance=SKEW) < ALARM < tail(55, 64, chance=SKEW)
     assert tail(0, 10, chance=0.5) == pytest.approx(1.0)
+
+
+def test_a_certain_token_may_be_one_of_a_few_with_equal_logits() -> None:
+    assert all(is_certain(logprob) for logprob in (0.0, -1e-6, -math.log(2), -math.log(4)))
+    assert not any(is_certain(logprob) for logprob in (-0.01, -0.5, -7.5, 1.0, math.nan, -math.inf))
 
 
 def test_noise_seldom_changes_many_answers_and_then_repeats_them_all() -> None:

@@ -1,6 +1,7 @@
 """Are an engine's log-probabilities those of the trainer, and of what it samples from? Ask for a few short samples."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
@@ -14,9 +15,11 @@ PROMPTS = tuple(tuple((salt * 11 + i * i * 3 + i) % 31 + 1 for i in range(8)) fo
 SAMPLING = Sampling(max_tokens=8, seed=0)
 """Not greedy: on the tokens that a model is most sure of, old and new weights agree."""
 CERTAIN = Sampling(max_tokens=1, top_k=1, seed=0)
-"""Only one token is possible: its log-probability is 0."""
+"""Only the likeliest token is possible. In narrow dtypes several can be: equal logits are all kept."""
 CERTAIN_GAP = 1e-3
-"""Most nats between 0 and the log-probability of a token that is certain."""
+"""Most nats between the log-probability of such a token and that of one of `TIED` equal ones."""
+TIED = 4
+"""Most tokens with equal logits."""
 SERVED_GAP = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.02}
 """Largest mean |Δ logprob| (nats) between engine and trainer with equal weights. Measured with the SQL recipe's model:
 equal weights differ by 1e-6 in float32, 0.02 in bfloat16 and 0.003 in float16. A missed update makes 0.3 at a learning
@@ -50,13 +53,20 @@ async def check_distribution(engine: Engine, *, policy: str) -> None:
     are neither scaled nor masked, and logits are no log-probabilities.
     """
     answers = await _answers(engine, CERTAIN, policy=policy)
-    certain = float(np.min(np.concatenate([logprobs for _, logprobs in answers])))
-    if not abs(certain) <= CERTAIN_GAP:
+    wrong = [logprob for _, logprobs in answers for logprob in logprobs.tolist() if not is_certain(logprob)]
+    if wrong:
         raise EngineError(
             "the engine reports logprobs of another distribution than the one it samples from: "
-            f"a token that is certain has `{certain:.2g}`",
+            f"a token that is certain has `{wrong[0]:.2g}`",
             hint="start vLLM with `--logprobs-mode processed_logprobs`",
         )
+
+
+def is_certain(logprob: float) -> bool:
+    """Whether a token sampled with `top_k=1` has the log-probability of the only possible one, or of one of a few with
+    equal logits: 0, -log 2, …
+    """
+    return any(abs(logprob + math.log(count)) <= CERTAIN_GAP for count in range(1, TIED + 1))
 
 
 async def _answers(engine: Engine, sampling: Sampling, *, policy: str) -> list[tuple[Ints, Doubles]]:

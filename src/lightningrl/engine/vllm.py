@@ -27,6 +27,7 @@ from lightningrl.engine.http_completions import (
     likeliest,
     models_in,
 )
+from lightningrl.engine.probe import is_certain
 from lightningrl.engine.vllm_folder import with_output_head
 from lightningrl.engine.vllm_weights import WeightCheck
 from lightningrl.errors import EngineError
@@ -46,8 +47,6 @@ TOKEN_ID = "token_id:"
 """vLLM's prefix of a token id in place of the token's text."""
 PROBE_IDS = [1, 2, 3, 5, 8]
 """Prompt of the check of a server; every vocabulary has these ids."""
-CERTAIN = 1e-3
-"""Nats: the only possible token must have a log-probability this close to 0."""
 
 
 class _Structured(msgspec.Struct):
@@ -278,7 +277,7 @@ class VLLMEngine:
             )
             raise EngineError(message, hint="lower `engine.max_length`, or start vLLM with a larger `--max-model-len`")
         # raw logprobs are neither scaled nor masked, and logits are no logprobs
-        if abs(await self._certain_logprob(pool, server, model.id)) > CERTAIN:
+        if not is_certain(await self._certain_logprob(pool, server, model.id)):
             hint = f"start vLLM with `{FLAG}`"
             raise EngineError(
                 f"`{server.url}` reports logprobs of another distribution than the one it samples from", hint=hint
@@ -286,7 +285,7 @@ class VLLMEngine:
         return model.id
 
     async def _certain_logprob(self, pool: Pool, server: Server, model: str) -> float:
-        """The reported log-probability of a token sampled with `top_k=1`, where it is certain: 0 if all is well."""
+        """The reported log-probability of a token sampled with `top_k=1`."""
         sampling = Sampling(top_k=1, seed=0)
         request = Request(model=model, prompt=PROBE_IDS, max_tokens=1, sampling=sampling, stream=False)
         (answer,) = decoded(server, b"[%b]" % await pool.complete(server, _encode(_body(request))), _plain)

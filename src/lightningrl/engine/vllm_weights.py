@@ -68,9 +68,9 @@ class WeightCheck:
             await self._refuse_unwritten(hashes)
         else:
             expected = await asyncio.to_thread(changed_tensors, self._folder, folder)
-            loadable, unchanged = kept(self._hashes, hashes, changed=expected)
+            unchanged, rest = kept(self._hashes, hashes, changed=expected)
             if unchanged:
-                what = "the old weights" if len(unchanged) == loadable else "a mixture of old and new weights"
+                what = "a mixture of old and new weights" if rest else "the old weights, or a part of them"
                 raise self._error(f"still serves {what}: nothing has changed in", unchanged)
             self._done = bool(expected)  # else nothing has changed: ask again at the next load
             self._hashes, self._folder = hashes, folder
@@ -92,12 +92,13 @@ class WeightCheck:
         return EngineError(f"`{self._server.url}` {what} {shown}{more}", hint="see docs/engines.md; try another vLLM")
 
 
-def kept(before: Mapping[str, str], after: Mapping[str, str], *, changed: Set[str]) -> tuple[int, list[str]]:
-    """How many of the server's tensors should have changed, and those that have not. `changed`: the folder's names of
-    the tensors that have changed in it.
+def kept(before: Mapping[str, str], after: Mapping[str, str], *, changed: Set[str]) -> tuple[list[str], list[str]]:
+    """The server's tensors that should have changed: those that have not, and those that have. `changed`: the folder's
+    names of the tensors that have changed in it.
     """
     expected = [name for name, digest in after.items() if digest != NOTHING and changed & parts_of(_plain(name))]
-    return len(expected), [name for name in expected if after[name] == before.get(name)]
+    unchanged = [name for name in expected if after[name] == before.get(name)]
+    return unchanged, [name for name in expected if name not in unchanged]
 
 
 def parts_of(name: str) -> set[str]:
