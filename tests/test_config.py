@@ -110,6 +110,16 @@ def test_dumped_config_reads_back_the_same(recipe: Path, tmp_path: Path) -> None
             "`cuda:1`: on the second",
         ),
         (
+            "engine.cache_gib=-1",
+            "`engine.cache_gib` in `RECIPE` is `-1`: it should be 'auto' or greater than 0",
+            "GiB of keys and values",
+        ),
+        (
+            "trainer.max_tokens=lots",
+            "`trainer.max_tokens` in `RECIPE` is `lots`: it should be 'auto' or a valid integer",
+            "Most unique tokens",
+        ),
+        (
             "air=[{rule='slow', value=nan}]",
             "`air.0.value` in `RECIPE` is `nan`: it should be a finite number",
             "Reward when the rule holds",

@@ -3,7 +3,7 @@
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast, get_args, get_origin
+from typing import Any, Literal, cast, get_args, get_origin
 
 import tomli_w
 from pydantic import ValidationError
@@ -81,7 +81,7 @@ def _explain(error: ValidationError, *, where: str) -> UserError:
             return UserError(f"unknown key `{key}` in `{where}`", hint=meant(loc[-1], _keys(first["loc"][:-1])))
         case "missing" if isinstance(first["loc"][-1], str):
             return UserError(f"`{key}` is missing in `{where}`", hint=hint)
-        case "literal_error":
+        case "literal_error" if get_origin(kind) is Literal:
             return UserError(f"`{key}` in `{where}` cannot be `{given}`", hint=meant(str(given), get_args(kind)))
         case "value_error":
             return UserError(f"`{key}` in `{where}`: {cause}", hint=hint)
@@ -89,7 +89,8 @@ def _explain(error: ValidationError, *, where: str) -> UserError:
             return UserError(f"`{key}` in `{where}` should be a section, not `{given}`", hint=hint)
         case _:
             given = f" is `{given}`" if isinstance(given, str | int | float) else ""
-            should = first["msg"].replace("Input", "it").partition(", unable")[0]
+            told = [line["msg"].partition(", unable")[0] for line in error.errors() if _place(line["loc"])[0] == loc]
+            should = " or ".join(told).replace(" or Input should be", " or").replace("Input", "it")
             return UserError(f"`{key}` in `{where}`{given}: {should}", hint=hint)
 
 
