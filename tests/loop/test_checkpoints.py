@@ -24,6 +24,7 @@ from lightningrl.types import Rollout, Task
 from tests.conftest import AGENT, RECIPE, SmallRecipe
 from tests.loop.test_policies import digest
 from tests.loop.test_policies import recipe as two_policies
+from tests.loop.test_served import ENGINES
 
 __all__ = ["two_policies"]
 
@@ -156,6 +157,16 @@ async def test_what_was_queued_waits_for_the_weights_that_it_is_to_run_with(fini
         (rollout,) = await wait(server.store, ["next"])
         calls = await server.store.calls([rollout.accepted_attempt_id or ""])
     assert [call.policy_version for call in calls] == [2, 2]
+
+
+async def test_an_engine_with_weights_of_its_own_is_not_asked_before_it_serves_some(finished: SmallRecipe) -> None:
+    run = finished.folder / "run"
+    flip_a_bit(run / "checkpoints/step-00002/model.safetensors")
+    (finished.folder / "weighty.py").write_text(ENGINES)
+    config = load_config(finished.path, ["engine.name=weighty:Faithful", "tasks.heldout=1"])
+    async with asyncio.timeout(60), lightning(config, run) as server:
+        await server.loop(SilentWatcher()).run()
+        assert await server.version() == 2
 
 
 @pytest.fixture(scope="module")

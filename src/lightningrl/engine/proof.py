@@ -85,10 +85,13 @@ class Proof:
         self._engine, self._policy, self._dtype = engine, policy, dtype
         self._evaluate, self._logprobs, self._shares_weights = evaluate, logprobs, shares_weights
         self._probes: _Probes | None = None
+        self._checked = False
 
     async def before_update(self, lessons: Sequence[Lesson]) -> None:
-        """Ask the engine while it serves the old weights."""
-        if self._shares_weights:
+        """Ask the engine while it serves the old weights. It serves none, and is paused, if a run that resumes has to
+        compute a damaged version again.
+        """
+        if self._shares_weights or not self._checked:
             return
         if self._probes is None:
             contexts = contexts_of(lessons)
@@ -122,6 +125,7 @@ class Proof:
         gap = await check_gap(
             self._engine, policy=self._policy, version=version, dtype=self._dtype, logprobs=self._logprobs
         )
+        self._checked = True
         return found | {"engine/gap": gap}
 
     async def _compare(self, version: int) -> dict[str, float]:
