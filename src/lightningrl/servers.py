@@ -72,12 +72,12 @@ def launches_of(config: Config, layout: Layout, folders: Mapping[str, Path]) -> 
             adapters=len(learners),
             cache_bytes=layout.cache_bytes,
             utilization=layout.utilization,
-            sleeps=layout.sleeps,
+            sleeps=sleeps,
             gpu=visible,
             python=config.engine.python,
             flags=tuple(config.engine.flags),
         )
-        for visible in layout.visible
+        for visible, sleeps in zip(layout.visible, layout.sleeps, strict=True)
     ]
 
 

@@ -13,7 +13,7 @@ from aiohttp import web
 from safetensors.numpy import load_file, save_file
 
 from lightningrl.engine.http import Pool
-from lightningrl.engine.vllm_weights import WeightCheck, changed_tensors, parts_of
+from lightningrl.engine.vllm_weights import WeightCheck, changed_tensors, kept, parts_of
 from lightningrl.errors import EngineError
 
 LAYER = "model.layers.0"
@@ -170,3 +170,10 @@ def test_folders_are_compared_byte_by_byte(versions: list[Path]) -> None:
 def test_joined_tensors_have_the_parts_of_the_folder() -> None:
     assert parts_of(QKV) == set(NAMES[:3])
     assert parts_of(DOWN) == {DOWN}
+
+
+def test_one_shard_of_a_tensor_may_stay_as_it_was() -> None:
+    before = {"tp0:embed.weight": "a", "tp1:embed.weight": "b", "tp0:norm.weight": "c"}
+    changed = {"embed.weight", "norm.weight"}
+    assert kept(before, before | {"tp0:embed.weight": "A"}, changed=changed) == (["norm.weight"], ["embed.weight"])
+    assert kept(before, before, changed=changed) == (["embed.weight", "norm.weight"], [])

@@ -9,7 +9,7 @@ from lightningrl.config import Config
 from lightningrl.engines import model_paths
 from lightningrl.errors import UserError
 from lightningrl.estimate.cards import GIB
-from lightningrl.estimate.layout import Layout, host_bytes, layout, place, resting_bytes, visible_to
+from lightningrl.estimate.layout import Layout, host_bytes, layout, place, resting_bytes, visible_to, vllm_parts
 from lightningrl.models.footprint import cache_bytes
 from lightningrl.models.sizes import Sizes, sizes_of_all
 from lightningrl.recipe import make_config
@@ -116,12 +116,26 @@ def test_the_cache_fits_beside_what_the_trainer_keeps() -> None:
     sizes = sizes_for(config)
     weights = 2 * sizes[MODEL].parameters
     shared, own = made(config, 22), made(config, 22, 22)
-    assert shared.sleeps and not own.sleeps
+    assert shared.sleeps == (True,) and own.sleeps == (False,)
     assert own.cache_bytes - shared.cache_bytes == pytest.approx(resting_bytes(config, sizes, kind="cuda"), abs=2)
     assert shared.cache_bytes + weights + resting_bytes(config, sizes, kind="cuda") < 0.9 * 22 * GIB
     awake = made(recipe(engine={"sleep": "off"}), 22)
     assert awake.cache_bytes == pytest.approx(shared.cache_bytes / 2, abs=2)  # the trainer has the other half
     assert own.utilization * 22 * GIB == pytest.approx(own.cache_bytes + weights, rel=0.05)
+
+
+def test_only_a_server_on_the_trainers_gpu_sleeps() -> None:
+    assert made(recipe(engine={"gpus": [0, 1]}), 80, 80).sleeps == (True, False)
+
+
+def test_each_policy_has_a_slot_of_the_largest_rank_that_vllm_takes() -> None:
+    def adapters(rank: int) -> int:
+        config = recipe(model={"path": MODEL, "lora_rank": rank})
+        found = place(config, count=1)
+        parts = vllm_parts(config, sizes_for(config), found, memory_bytes=80 * GIB)
+        return next(part.bytes for part in parts if part.name == "adapters")
+
+    assert adapters(9) == adapters(16) == 2 * adapters(8)
 
 
 def test_all_weights_that_learn_leave_a_smaller_cache_than_an_adapter() -> None:
@@ -133,7 +147,7 @@ def test_all_weights_that_learn_leave_a_smaller_cache_than_an_adapter() -> None:
 
 def test_a_cpu_gives_the_cache_a_share_of_its_memory() -> None:
     found = made(recipe("auto"), machine=23)
-    assert found.gpus == () and found.visible == (None,) and not found.sleeps
+    assert found.gpus == () and found.visible == (None,) and found.sleeps == (False,)
     assert tokens(found) > 4096 and found.cache_bytes < 23 * GIB / 4
 
 

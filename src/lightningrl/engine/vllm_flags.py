@@ -62,7 +62,7 @@ def command(launch: Launch, *, port: int) -> list[str]:
         "--seed": "0",
     }
     if launch.lora_rank:
-        ours |= {"--max-loras": str(launch.adapters), "--max-lora-rank": str(_rank(launch.lora_rank))}
+        ours |= {"--max-loras": str(launch.adapters), "--max-lora-rank": str(slot_rank(launch.lora_rank))}
     if launch.gpu is not None:
         ours["--gpu-memory-utilization"] = f"{launch.utilization:g}"
     switches = ["--disable-uvicorn-access-log"]  # a line for every request would hide the rest of the log
@@ -93,7 +93,7 @@ def environment(launch: Launch, inherited: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in inherited.items() if name not in WITHHELD} | own
 
 
-def _rank(rank: int) -> int:
+def slot_rank(rank: int) -> int:
     """The smallest value of `--max-lora-rank` with room for `rank`."""
     fitting = [value for value in RANKS if value >= rank]
     if not fitting:

@@ -94,11 +94,15 @@ class WeightCheck:
 
 def kept(before: Mapping[str, str], after: Mapping[str, str], *, changed: Set[str]) -> tuple[list[str], list[str]]:
     """The server's tensors that should have changed: those that have not, and those that have. `changed`: the folder's
-    names of the tensors that have changed in it.
+    names of the tensors that have changed in it. Of a tensor that several GPUs share, one part may stay as it was: an
+    update changes the embeddings of the tokens that it has seen, and no others.
     """
-    expected = [name for name, digest in after.items() if digest != NOTHING and changed & parts_of(_plain(name))]
-    unchanged = [name for name in expected if after[name] == before.get(name)]
-    return unchanged, [name for name in expected if name not in unchanged]
+    shards: dict[str, list[str]] = {}
+    for name, digest in after.items():
+        if digest != NOTHING and changed & parts_of(_plain(name)):
+            shards.setdefault(_plain(name), []).append(name)
+    still = {plain for plain, names in shards.items() if all(after[name] == before.get(name) for name in names)}
+    return [name for name in shards if name in still], [name for name in shards if name not in still]
 
 
 def parts_of(name: str) -> set[str]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lightningrl.config import Config
+from lightningrl.engine.vllm_flags import slot_rank
 from lightningrl.errors import UserError
 from lightningrl.estimate.cards import GIB
 from lightningrl.estimate.parts import (
@@ -67,8 +68,8 @@ class Layout:
     """GPU of each server, as torch numbers them; empty: there is one server, on the CPU."""
     visible: tuple[str | None, ...]
     """`CUDA_VISIBLE_DEVICES` of each server; None: as in this process."""
-    sleeps: bool
-    """Whether the servers give their GPU memory to the trainer for each update."""
+    sleeps: tuple[bool, ...]
+    """Whether each server gives its GPU memory to the trainer for each update."""
     cache_bytes: int
     """Memory of each server for keys and values: `--kv-cache-memory-bytes`."""
     utilization: float
@@ -129,10 +130,11 @@ def layout(
     parts = vllm_parts(config, sizes, found, memory_bytes=memory)
     cache = next(part.bytes for part in parts if part.name == CACHE)
     needed = total(parts) - VLLM_RESERVED["cuda" if found.gpus else "cpu"]
+    trainers = trainer_gpus(config, count=len(gpus))
     return Layout(
         gpus=found.gpus,
         visible=visible_to(found.gpus, ours=visible),
-        sleeps=found.sleeps,
+        sleeps=tuple(found.sleeps and number in trainers for number in found.gpus) or (found.sleeps,),
         cache_bytes=cache,
         utilization=min(max(math.floor(1000 * needed / memory) / 1000, 0.001), VLLM_SHARE),
     )
@@ -147,7 +149,9 @@ def vllm_parts(
     learner = next(iter(config.learners().values()))
     size, b = sizes[learner.model.path], itemsize(learner)
     kind = "cuda" if found.gpus else "cpu"
-    adapters = sum(rank_of(one, sizes[one.model.path]) for one in config.learners().values()) * size.adapted * b
+    learners = config.learners().values()
+    rank = max(rank_of(one, sizes[one.model.path]) for one in learners)
+    adapters = len(learners) * slot_rank(rank) * size.adapted * b if rank else 0
     parts = [
         Part(name="weights", bytes=size.parameters * b, note=learner.model.dtype),
         Part(name="adapters", bytes=adapters),
