@@ -382,3 +382,9 @@ def test_invalid_options_are_refused_with_a_hint(place: Place, arguments: list[s
         file.write('\nSCRIPTS = ""\n')
     done = place.run(*arguments)
     assert done.returncode == 2 and said in " ".join(done.stderr.split()) and "hint:" in done.stderr, done.stderr
+
+
+def test_a_vllm_that_cannot_start_is_refused_before_there_is_a_folder(place: Place) -> None:
+    done = place.run("--engine", "vllm", "--model", "m", "--set", "engine.python=/bin/false", "--", "true")
+    assert done.returncode == 2 and "`/bin/false`, which cannot be run" in " ".join(done.stderr.split()), done.stderr
+    assert not (place.folder / "runs").exists()

@@ -17,6 +17,7 @@ from rich.text import Text
 from lightningrl.chat import ChatTemplate
 from lightningrl.cli.console import make_console, say
 from lightningrl.cli.folder import RUNS, dated
+from lightningrl.cli.ready import check_servers
 from lightningrl.cli.rollouts import tally
 from lightningrl.cli.stop import Interrupted, run
 from lightningrl.config import Config, RouteConfig
@@ -86,6 +87,7 @@ def run_command(command: Sequence[str], options: RunOptions) -> Captured:
     """Run a command and count its calls. Raises `UserError` if it cannot start."""
     sys.path.insert(0, str(Path.cwd()))  # scripts are imported from the current folder
     config = _config(command, options)
+    check_servers(config)
     folder = _folder(options.run_dir)
     try:
         return run(_run(command, config, folder))
