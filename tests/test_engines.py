@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lightningrl.chat import ChatTemplate
+from lightningrl.cli.ready import check_servers
 from lightningrl.config import Config
 from lightningrl.engine.base import Engine
 from lightningrl.engines import make_engine, make_engines, model_paths
@@ -108,5 +109,19 @@ def test_one_server_answers_for_adapters_and_for_the_model_under_them(plain: Cha
     folders = {path: Path(path) for path in model_paths(config).values()}
     assert set(make_engines(config, folders, template=plain)) == {"policy", "frozen"}
     config = recipe(tmp_path, "Engine", routes, servers)  # all weights learn, so the server has no others
-    with pytest.raises(UserError, match="serves one model, but a route also needs `frozen`"):
+    with pytest.raises(UserError, match="serves one model, but a route also needs `frozen`") as refused:
         make_engines(config, folders, template=plain)
+    assert "`model.lora_rank=16`" in str(refused.value.hint) and "`[upstreams.NAME]`" in str(refused.value.hint)
+
+
+def test_policies_that_one_vllm_cannot_serve_are_refused_before_it_is_looked_for(tmp_path: Path) -> None:
+    routes, engine = "routes=[{policy='solver'}]", 'engine={name="vllm", python="/nowhere/python"}'
+    alike, other = "policies={solver={}, checker={}}", "policies={solver={}, checker={model={path='other'}}}"
+    with pytest.raises(UserError, match="also needs `checker`") as refused:
+        check_servers(recipe(tmp_path, "Engine", routes, engine, other, "model.lora_rank=8"))
+    assert "the same `model.path`" in str(refused.value.hint)
+    with pytest.raises(UserError, match="also needs `checker`") as refused:
+        check_servers(recipe(tmp_path, "Engine", routes, engine, alike))
+    assert str(refused.value.hint).startswith("set `model.lora_rank=16`") and "upstream" not in str(refused.value.hint)
+    with pytest.raises(UserError, match="/nowhere/python"):
+        check_servers(recipe(tmp_path, "Engine", routes, engine, alike, "model.lora_rank=8"))

@@ -22,6 +22,31 @@ def model_paths(config: Config) -> dict[str, str]:
     return learning | {frozen(path): path or config.model.path for path in weights}
 
 
+def check_served(config: Config) -> None:
+    """Raises `UserError` if a policy needs other weights than the one model of the servers. A server holds one model,
+    and adapters of all policies beside it.
+    """
+    if not (config.engine.urls or config.engine.owns_vllm):
+        return
+    learners, paths = config.learners(), model_paths(config)
+    first = next(iter(learners))
+    adapters = all(learner.model.lora_rank for learner in learners.values())
+    for policy, path in paths.items():
+        if policy == first or (path == paths[first] and adapters):
+            continue
+        hints: list[str] = []
+        if path == paths[first]:
+            hints.append("set `model.lora_rank=16`: one server then has the model and the adapters of all policies")
+        if policy not in learners:
+            hints.append("start a server for it, name it in `[upstreams.NAME]`, and route to `upstreams.NAME`")
+        elif not hints:
+            hints.append(
+                "give all policies the same `model.path` and `model.lora_rank=16`, or set `engine.name=embedded`"
+            )
+        message = f"engine `{config.engine.name}` serves one model, but a route also needs `{policy}`"
+        raise UserError(message, hint="; or ".join(hints))
+
+
 def make_engines(
     config: Config,
     folders: Mapping[str, Path],
@@ -34,6 +59,7 @@ def make_engines(
     """Make the engine of each policy. `folders`: model path → folder. `models`: policy → the model that a trainer in
     this process updates. See `make_engine` for the rest.
     """
+    check_served(config)
     models = models or {}
     return {
         policy: make_engine(
@@ -59,13 +85,6 @@ def make_engine(
     the run owns. A plugin named by `engine.name` is imported from `root`; None: the recipe's folder.
     """
     learners = config.learners()
-    paths, first = model_paths(config), next(iter(learners))
-    # a server holds one model, and adapters of all policies beside it
-    shared = paths[policy] == paths[first] and all(learner.model.lora_rank for learner in learners.values())
-    if (config.engine.urls or fleet) and policy != first and not shared:
-        message = f"engine `{config.engine.name}` serves one model, but a route also needs `{policy}`"
-        hint = 'start a server for it, name it in `[upstreams.NAME]`, and let the route say `policy = "upstreams.NAME"`'
-        raise UserError(message, hint=hint)
     learner = learners.get(policy, config)
     setup = EngineSetup(
         policy=policy,

@@ -19,7 +19,7 @@ from lightningrl.cli.console import say
 from lightningrl.config import Config
 from lightningrl.data.tasks import asked, derived_seed, in_both_splits, load_tasks
 from lightningrl.engine.vllm_package import require
-from lightningrl.engines import model_paths
+from lightningrl.engines import check_served, model_paths
 from lightningrl.errors import UserError, meant
 from lightningrl.health import DISJOINT
 
@@ -72,11 +72,12 @@ def _naming(key: str) -> Iterator[None]:
 
 
 def check_servers(config: Config) -> None:
-    """Raises `UserError` for the first server in `engine.urls` that takes no connection, or if the run is to start its
-    own vLLM and none is installed. The embedded engine has no server.
+    """Raises `UserError` for the first server in `engine.urls` that takes no connection, if the run is to start its own
+    vLLM and none is installed, or if the servers cannot answer for all policies. The embedded engine has no server.
     """
     if config.engine.name == "embedded":
         return
+    check_served(config)
     if config.engine.owns_vllm:
         require(config.engine.python)
     for url in config.engine.urls:
