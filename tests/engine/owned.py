@@ -238,6 +238,7 @@ class Machine:
 
     plan: Plan
     lora_room: int | None
+    fake: type[FakeVLLM] = FakeVLLM
     processes: list[FakeProcess] = field(default_factory=list[FakeProcess])
 
     async def start(
@@ -248,7 +249,7 @@ class Machine:
         await asyncio.sleep(0.02)
         if fault is not None:
             raise EngineError("vLLM ended before it was ready (exit code 1):\nthe end of its log")
-        fake = FakeVLLM(self.plan, lora_room=self.lora_room)
+        fake = self.fake(self.plan, lora_room=self.lora_room)
         runner = web.AppRunner(fake.app(), handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
         await runner.setup()
         assert runner.server is not None

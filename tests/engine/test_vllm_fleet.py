@@ -26,7 +26,7 @@ from lightningrl.engine.vllm_owned import OwnedVLLM
 from lightningrl.engine.vllm_server import OwnedServer
 from lightningrl.errors import EngineError
 from lightningrl.types import Sampling, Weights
-from tests.engine.owned import CACHE_BYTES, TEXTS, Fault, Machine, Plan, sampled, weights_in
+from tests.engine.owned import CACHE_BYTES, TEXTS, FakeVLLM, Fault, Machine, Plan, sampled, weights_in
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # sockets of killed servers
 STEPS = 3
@@ -213,10 +213,12 @@ class Run:
 
 
 @asynccontextmanager
-async def owned(folder: Path, plan: Plan, *, kind: Kind, servers: int = 1) -> AsyncIterator[Run]:
+async def owned(
+    folder: Path, plan: Plan, *, kind: Kind, servers: int = 1, fake: type[FakeVLLM] = FakeVLLM
+) -> AsyncIterator[Run]:
     policies = ("planner", "solver") if kind == "lora" else ("policy",)
     room = len(policies) if kind == "lora" else None
-    machine = Machine(plan=plan, lora_room=room)
+    machine = Machine(plan=plan, lora_room=room, fake=fake)
     said, lines = list[str](), list[str]()
     told.set(lines)
     fleet = Fleet(

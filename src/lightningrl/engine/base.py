@@ -36,7 +36,7 @@ class EngineBusy(EngineError):
 
 
 class Unanswerable(EngineError):
-    """The engine can never serve this request. Sending it again gives the same error."""
+    """The engine can never serve this request, or these weights. Trying again gives the same error."""
 
 
 def still_running(timeout_s: float) -> EngineError:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from lightningrl.engine.base import Delta, EngineSetup, Top, check_policy, fresh
+from lightningrl.engine.base import Delta, EngineSetup, Top, Unanswerable, check_policy, fresh
 from lightningrl.engine.http import Pool, Server, decoded
 from lightningrl.engine.http_completions import (
     Choice,
@@ -178,6 +178,7 @@ class VLLMEngine:
         """Serve the same weights again from servers that have been restarted since; None: the model's own."""
         for url in urls:
             self._adapters.pop(url, None)
+            self._checks.pop(url, None)
             self._completions.forget_model(url)
         await self._completions.check()
         if weights is not None:
@@ -241,23 +242,23 @@ class VLLMEngine:
         self._completions.use_model(server, name)
 
     async def _check_root(self, server: Server, name: str, folder: Path) -> None:
-        """Raises `EngineError` if the server says that it has read the adapter from another folder."""
+        """Raises `Unanswerable` if the server says that it has read the adapter from another folder."""
         served = models_in(server, await self._completions.pool.get(server, "/v1/models"))
         root = next((model.root for model in served if model.id == name), None)
         if root is not None and Path(root) != folder:
-            raise EngineError(
+            raise Unanswerable(
                 f"`{server.url}` serves another adapter as `{name}`: the one in `{root}`, not in `{folder}`",
                 hint="is the server used by something else? restart it",
             )
 
     async def _check_dtype(self, server: Server) -> None:
-        """Raises `EngineError` if the server computes in another dtype than the trainer. Only in dev mode does it say
+        """Raises `Unanswerable` if the server computes in another dtype than the trainer. Only in dev mode does it say
         in which.
         """
         answer = await self._completions.pool.get(server, "/server_info?config_format=json", absent=b"{}")
         dtype = decoded(server, answer, _info).vllm_config.model_config.dtype.removeprefix("torch.")
         if dtype and dtype != self._dtype:
-            raise EngineError(
+            raise Unanswerable(
                 f"`{server.url}` computes in `{dtype}`, the trainer in `{self._dtype}`",
                 hint=f"start vLLM with `--dtype {self._dtype}`, or set `model.dtype`",
             )

@@ -55,15 +55,15 @@ class OwnedVLLM:
 
     async def load(self, weights: Weights) -> None:
         self._engine.check_load(weights)
-        await self._fleet.want(self._policy, State.WEIGHTS_AWAKE)
         while True:
+            await self._fleet.want(self._policy, State.WEIGHTS_AWAKE)
             losses = self._fleet.losses
             try:
                 await self._engine.load(weights)
                 break
-            except Unanswerable:
-                raise
             except EngineError as error:
+                if isinstance(error, Unanswerable) and self._fleet.losses == losses:
+                    raise
                 await self._fleet.replace(losses, f"did not load version {weights.version}: {error.message}")
         self._weights = weights
         self._fleet.updated()

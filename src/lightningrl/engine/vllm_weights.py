@@ -1,4 +1,4 @@
-"""Does a vLLM server load every tensor? Asked once a run, at the first two loads of whole models.
+"""Does a vLLM server load every tensor? Asked once a server, at the first two loads of whole models.
 
     first load     load → hash → zero all tensors → load again → hash: equal, or a tensor is not written
     second load    hash: each tensor that has changed in the folder must have changed on the server
@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from lightningrl.engine.base import Unanswerable
 from lightningrl.engine.http import Pool, Server, decoded
-from lightningrl.errors import EngineError
 from lightningrl.models.folder import safetensors_header
 
 PATH = "/weight_checker"
@@ -54,7 +54,7 @@ class WeightCheck:
         self._done = False
 
     async def load(self, folder: Path, load: Callable[[], Awaitable[None]]) -> None:
-        """Load `folder` by calling `load`, and check it. Raises `EngineError` if a tensor is not loaded."""
+        """Load `folder` by calling `load`, and check it. Raises `Unanswerable` if a tensor is not loaded."""
         await load()
         if self._done:
             return
@@ -62,10 +62,10 @@ class WeightCheck:
         if hashes is None:
             self._done = True
         elif self._folder is None:
-            self._hashes, self._folder = hashes, folder
             await self._pool.post(self._server, PATH, {"action": "reset"})
             await load()
             await self._refuse_unwritten(hashes)
+            self._hashes, self._folder = hashes, folder
         else:
             expected = await asyncio.to_thread(changed_tensors, self._folder, folder)
             unchanged, rest = kept(self._hashes, hashes, changed=expected)
@@ -86,10 +86,10 @@ class WeightCheck:
         if not compared.match:
             raise self._error("does not load all tensors: zeros stay in", compared.mismatches)
 
-    def _error(self, what: str, names: list[str]) -> EngineError:
+    def _error(self, what: str, names: list[str]) -> Unanswerable:
         shown = ", ".join(f"`{_plain(name)}`" for name in names[:SHOWN])
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        return EngineError(f"`{self._server.url}` {what} {shown}{more}", hint="see docs/engines.md; try another vLLM")
+        return Unanswerable(f"`{self._server.url}` {what} {shown}{more}", hint="see docs/engines.md; try another vLLM")
 
 
 def kept(before: Mapping[str, str], after: Mapping[str, str], *, changed: Set[str]) -> tuple[list[str], list[str]]:

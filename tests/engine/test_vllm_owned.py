@@ -1,0 +1,70 @@
+"""What an engine over owned servers does if something happens to them in the middle of its work."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from lightningrl.engine.base import Unanswerable
+from tests.engine.owned import FakeVLLM, Plan
+from tests.engine.test_vllm_fleet import impatient as impatient
+from tests.engine.test_vllm_fleet import owned
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # sockets of killed servers
+
+
+class Checked(FakeVLLM):
+    """It has a `/weight_checker`."""
+
+    norm = "first"
+    """A tensor beside the other weights."""
+
+    def app(self) -> web.Application:
+        app = super().app()
+        app.router.add_post("/weight_checker", self._checker)
+        return app
+
+    async def _rpc(self, request: web.Request) -> web.Response:
+        self.norm = "first"
+        return await super()._rpc(request)
+
+    async def _checker(self, request: web.Request) -> web.Response:
+        asked = await request.json()
+        if asked["action"] == "reset":
+            self.weights = self.norm = "zeros"
+        hashes = {name: hashlib.sha256(value.encode()).hexdigest() for name, value in tensors_of(self).items()}
+        wrong = [name for name, digest in hashes.items() if asked.get("baseline", {}).get(name) != digest]
+        return web.json_response({"checksums": hashes, "match": not wrong, "mismatches": wrong})
+
+
+class Unwritten(Checked):
+    """It does not load one of its tensors."""
+
+    async def _rpc(self, request: web.Request) -> web.Response:
+        kept = self.norm
+        response = await super()._rpc(request)
+        self.norm = kept
+        return response
+
+
+def tensors_of(fake: Checked) -> dict[str, str]:
+    return {"model.embed_tokens.weight": fake.weights, "model.norm.weight": fake.norm}
+
+
+async def test_a_tensor_that_is_not_loaded_ends_the_run_and_no_restart_hides_it(tmp_path: Path) -> None:
+    plan = Plan()
+    async with owned(tmp_path, plan, kind="full", fake=Unwritten) as run:
+        with pytest.raises(Unanswerable, match=r"does not load all tensors: zeros stay in `model\.norm\.weight`"):
+            await run.begin()
+    assert plan.met["start"] == 1
+
+
+async def test_a_server_that_was_started_again_is_checked_again(tmp_path: Path) -> None:
+    plan = Plan()
+    async with owned(tmp_path, plan, kind="full", fake=Checked) as run:
+        await run.begin()
+        asked = plan.met["/weight_checker"]
+        run.machine.alive[0].dead.set()
+        await run.ask("policy", stream=False)
+        assert asked == 3 and plan.met["/weight_checker"] == 2 * asked and not run.refused
