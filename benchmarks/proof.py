@@ -2,11 +2,11 @@
 
     python benchmarks/proof.py                           all faults, in this process
     python benchmarks/proof.py --fault half --steps 40   one of them, for longer
-    python benchmarks/proof.py --healthy 10              only healthy publications, with ten seeds per arm
+    python benchmarks/proof.py --healthy 5 --steps 5     only healthy publications, with five seeds per arm
 
 A learner trains on samples of its own engine, which has a copy of the weights, and publishes after each update. From
 version 1 on the engine has one fault. Printed and written to results/proof.json: how often the fault was named, at
-which version, and the statistics of healthy publications.
+which version, and the statistics of healthy publications. Arms of the file that are not run again are kept.
 """
 
 import argparse
@@ -296,6 +296,14 @@ def show(arm: Arm, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return summary
 
 
+def keep(path: Path, summary: dict[str, Any]) -> None:
+    """Write the summary of an arm to a results file, in place of an earlier one of this arm."""
+    arm = [field.name for field in dataclasses.fields(Arm)]
+    found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    others = [each for each in found if any(each[name] != summary[name] for name in arm)]
+    path.write_text(json.dumps([*others, summary], indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fault", choices=FAULTS, action="append")
@@ -309,13 +317,12 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     faults: Sequence[Fault] = ("none",) if options.healthy else cast(Any, options.fault) or FAULTS
-    found = []
     for arm in arms(
         faults, options.dtype or ["bfloat16", "float32"], options.rate or [1e-6, 1e-4], options.rank or [0, 8]
     ):
         seeds = range(options.healthy or options.seeds)
-        found.append(show(arm, [asyncio.run(run(arm, seed=seed, steps=options.steps)) for seed in seeds]))
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
+        found = [asyncio.run(run(arm, seed=seed, steps=options.steps)) for seed in seeds]
+        keep(options.out, show(arm, found))
 
 
 if __name__ == "__main__":
