@@ -251,7 +251,11 @@ def run(
         typer.Option("--model", help="A Hugging Face folder. A script uses only its tokenizer and chat template."),
     ] = None,
     url: Annotated[
-        list[str] | None, typer.Option("--url", help="Base URL of a server for `vllm` or `relay`; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--url",
+            help="Base URL of a server for `vllm` or `relay`; may be repeated. `vllm` without it starts a server.",
+        ),
     ] = None,
     recipe: Annotated[Path | None, typer.Option("--recipe", help="Take settings from a recipe.toml.")] = None,
     overrides: Annotated[
