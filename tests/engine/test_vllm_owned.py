@@ -1,5 +1,6 @@
 """What an engine over owned servers does if something happens to them in the middle of its work."""
 
+import asyncio
 import hashlib
 from pathlib import Path
 
@@ -48,6 +49,19 @@ class Unwritten(Checked):
         return response
 
 
+class Waiting(FakeVLLM):
+    """It loads adapters when it may."""
+
+    def __init__(self, plan: Plan, *, lora_room: int | None) -> None:
+        super().__init__(plan, lora_room=lora_room)
+        self.may_load = asyncio.Event()
+        self.may_load.set()
+
+    async def _load_lora(self, request: web.Request) -> web.Response:
+        await self.may_load.wait()
+        return await super()._load_lora(request)
+
+
 def tensors_of(fake: Checked) -> dict[str, str]:
     return {"model.embed_tokens.weight": fake.weights, "model.norm.weight": fake.norm}
 
@@ -68,3 +82,25 @@ async def test_a_server_that_was_started_again_is_checked_again(tmp_path: Path) 
         run.machine.alive[0].dead.set()
         await run.ask("policy", stream=False)
         assert asked == 3 and plan.met["/weight_checker"] == 2 * asked and not run.refused
+
+
+async def test_a_server_that_restarts_while_another_loads_has_the_new_weights(tmp_path: Path) -> None:
+    """A request of another policy finds it dead, after its part of the load was done."""
+    plan = Plan()
+    async with owned(tmp_path, plan, kind="lora", servers=2, fake=Waiting) as run:
+        await run.begin()
+        solver = run.engines["solver"]
+        await solver.pause()
+        first, second = run.machine.processes
+        assert isinstance(second.fake, Waiting)
+        second.fake.may_load.clear()
+        loading = asyncio.create_task(solver.load(run.weights("solver", 1, write=True)))
+        while not any("solver@1" in name for name in first.fake.adapters):
+            await asyncio.sleep(0.001)
+        first.fake.dead.set()
+        while plan.met["start"] == 2:
+            await run.ask("planner", stream=False)
+        second.fake.may_load.set()
+        await loading
+        adapters = [name for fake in run.machine.alive for name in fake.adapters if name.startswith("solver")]
+        assert len(adapters) == 2 and all(name.startswith("solver@1") for name in adapters)

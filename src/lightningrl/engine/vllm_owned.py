@@ -55,17 +55,19 @@ class OwnedVLLM:
 
     async def load(self, weights: Weights) -> None:
         self._engine.check_load(weights)
+        self._weights = weights  # a server that is started again meanwhile gets these
         while True:
             await self._fleet.want(self._policy, State.WEIGHTS_AWAKE)
             losses = self._fleet.losses
             try:
                 await self._engine.load(weights)
-                break
             except EngineError as error:
                 if isinstance(error, Unanswerable) and self._fleet.losses == losses:
                     raise
                 await self._fleet.replace(losses, f"did not load version {weights.version}: {error.message}")
-        self._weights = weights
+            else:
+                if self._fleet.losses == losses:
+                    break
         self._fleet.updated()
 
     async def pause(self, *, timeout_s: float = 60.0) -> None:
