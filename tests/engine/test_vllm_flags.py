@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lightningrl.engine.vllm_flags import Launch, command, environment
+from lightningrl.engine.vllm_flags import OURS, Launch, check_flags, command, environment
 from lightningrl.errors import UserError
 
 LAUNCH = Launch(
@@ -71,6 +71,22 @@ def test_a_recipe_cannot_change_the_flags_of_the_run(flag: str) -> None:
     with pytest.raises(UserError, match=f"`{flag.partition('=')[0].replace('_', '-')}`, which the run sets itself"):
         command(replace(LAUNCH, flags=(flag, "1")), port=8000)
     assert command(replace(LAUNCH, flags=("--enforce-eager",)), port=8000)[-1] == "--enforce-eager"
+
+
+@pytest.mark.parametrize(
+    ("flag", "own"), [("--dtyp=float16", "--dtype"), ("--logprobs-mod", "--logprobs-mode"), ("--conf", "--config")]
+)
+def test_the_beginning_of_a_flag_is_that_flag(flag: str, own: str) -> None:
+    with pytest.raises(UserError, match=f"short for `{own}`, which the run sets itself"):
+        check_flags([flag])
+    with pytest.raises(UserError, match="`--config`, which the run sets itself"):
+        check_flags(["--enforce-eager", "--config=more.yaml"])
+    check_flags(["--enforce-eager", "--max-num-seqs", "8", "-O0", "--tensor-parallel-size=2"])
+
+
+def test_every_flag_that_the_run_sets_is_refused() -> None:
+    ours = flags(replace(LAUNCH, gpu="0", lora_rank=8, sleeps=True))
+    assert set(ours) - set(OURS) == {"--disable-uvicorn-access-log"}
 
 
 def test_a_server_inherits_what_does_not_break_sleep() -> None:

@@ -18,6 +18,7 @@ from lightningrl.algorithms.options import discount_of
 from lightningrl.cli.console import say
 from lightningrl.config import Config
 from lightningrl.data.tasks import asked, derived_seed, in_both_splits, load_tasks
+from lightningrl.engine.vllm_flags import check_flags
 from lightningrl.engine.vllm_package import require
 from lightningrl.engines import check_served, model_paths
 from lightningrl.errors import UserError, meant
@@ -79,6 +80,7 @@ def check_servers(config: Config) -> None:
         return
     check_served(config)
     if config.engine.owns_vllm:
+        check_flags(config.engine.flags)
         require(config.engine.python)
     for url in config.engine.urls:
         try:

@@ -19,6 +19,14 @@ WITHHELD = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_
 last one would override `--kv-cache-memory-bytes`.
 """
 
+OURS = (
+    *("--model", "--served-model-name", "--host", "--port", "--dtype", "--max-model-len", "--kv-cache-memory-bytes"),
+    *("--gpu-memory-utilization", "--logprobs-mode", "--structured-outputs-config.backend", "--generation-config"),
+    *("--seed", "--max-loras", "--max-lora-rank", "--enable-lora", "--no-enable-lora", "--enable-sleep-mode"),
+    *("--no-enable-sleep-mode", "--config"),
+)
+"""Flags that a recipe cannot have. `--config` names a file with flags."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
@@ -72,7 +80,7 @@ def command(launch: Launch, *, port: int) -> list[str]:
         switches.append("--enable-sleep-mode")
     if launch.gpu is None:  # a CPU's generator cannot go back: vLLM dies when it reads a prompt with a seed in parts
         switches.append("--no-enable-chunked-prefill")
-    _check_flags(launch.flags, {*ours, "--enable-lora", "--enable-sleep-mode", "--served-model-name"})
+    check_flags(launch.flags)
     named = [word for pair in ours.items() for word in pair]
     # the module, not the command `vllm`, which a package for CPUs does not have
     module = ["-m", "vllm.entrypoints.openai.api_server"]
@@ -103,9 +111,12 @@ def slot_rank(rank: int) -> int:
     return fitting[0]
 
 
-def _check_flags(flags: Sequence[str], ours: set[str]) -> None:
+def check_flags(flags: Sequence[str]) -> None:
+    """Raises `UserError` for the first flag that the run sets itself, or the beginning of one, which vLLM takes too."""
     for flag in flags:
         name = flag.partition("=")[0].replace("_", "-")
-        if name in ours:
+        meant = next((own for own in OURS if name.startswith("--") and own.startswith(name)), None)
+        if meant is not None:
             hint = "leave it out: settings of the recipe decide it (docs/engines.md)"
-            raise UserError(f"`engine.flags` has `{name}`, which the run sets itself", hint=hint)
+            shown = f"`{name}`" if name == meant else f"`{name}`, short for `{meant}`"
+            raise UserError(f"`engine.flags` has {shown}, which the run sets itself", hint=hint)
