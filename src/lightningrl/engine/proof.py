@@ -32,6 +32,8 @@ are still among the first 20.
 """
 CACHED = 16
 """Number of probes that are also answered from the prefix cache."""
+BLOCK = 16
+"""Tokens of the smallest block of a prefix cache. Contexts that differ there share no keys and values."""
 Evaluate: TypeAlias = Callable[[Sequence[Ints], Ints], Awaitable[Doubles]]
 """Contexts [P] of token ids, tokens [P K] → [P K] the trainer's log-probability of each token after its context."""
 
@@ -194,17 +196,23 @@ class Proof:
 def contexts_of(lessons: Sequence[Lesson]) -> list[Ints]:
     """At most `PROBES` contexts that end before a trained token, spread evenly over those of the batch.
 
-    Each lacks the first tokens of its conversation, so that it shares no keys and values with agents' requests.
+    Each lacks the first tokens of its conversation, so that it shares no keys and values with agents' requests. The
+    first `CACHED` also share none with each other.
     """
     places = [(k, i) for k, lesson in enumerate(lessons) for i in np.flatnonzero(lesson.weights * lesson.advantages)]
     spread = [places[n] for n in np.linspace(0, len(places) - 1, min(PROBES, len(places))).astype(int)]
     found: dict[bytes, Ints] = {}
+    begun: set[bytes] = set()
     for k, i in spread:
         end = len(lessons[k].transition.prompt_ids) + int(i)
-        start = max(end - LENGTH, min(1 + len(found) % CACHED, end - 2))
-        if start >= 0:
-            context = read_ids(lessons[k].transition)[start:end]
-            found.setdefault(context.tobytes(), context)
+        start = min(max(end - LENGTH, 1) + len(found) % CACHED, end - 2)
+        if start < 0:
+            continue
+        ids = read_ids(lessons[k].transition)[:end]
+        while len(found) < CACHED and end - start >= BLOCK and ids[start : start + BLOCK].tobytes() in begun:
+            start += 1
+        begun.add(ids[start : start + BLOCK].tobytes())
+        found.setdefault(ids[start:].tobytes(), ids[start:])
     return list(found.values())
 
 
