@@ -346,6 +346,13 @@ async def test_a_server_that_always_dies_is_one_clear_error(tmp_path: Path) -> N
     assert ended.startswith("vLLM failed 4 times since the last update. At last it died (killed by SIGKILL):\nthe end")
 
 
+async def test_a_server_that_lives_but_always_fails_is_one_clear_error_with_its_log(tmp_path: Path) -> None:
+    plan = Plan(faults={("/collective_rpc", n): "error" for n in range(1, 40)})
+    ended = await outcome(tmp_path / "run", plan, kind="full")
+    assert ended is not None
+    assert ended.startswith("vLLM failed 4 times since the last update. At last it did not") and "\nthe end of" in ended
+
+
 async def test_sleep_that_frees_nothing_is_told_once_and_the_run_goes_on_awake(tmp_path: Path) -> None:
     plan = Plan(frees=False)
     folder = tmp_path / "run"

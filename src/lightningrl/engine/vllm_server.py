@@ -126,8 +126,10 @@ class OwnedServer:
         """End it, because of what it did: it `died`, or `did not wake up: …`."""
         self.losses += 1
         self.state, self.why = State.STOPPED, why
-        if self._process is not None and await self._process.exits(within_s=EXITING_S):
-            self.why = f"died ({self._process.ending()}):\n{self._process.tail()}"
+        if self._process is not None:
+            if await self._process.exits(within_s=EXITING_S):
+                why = f"died ({self._process.ending()})"
+            self.why = f"{why}:\n{self._process.tail()}"
         await self.stop()
 
     async def check(self) -> None:
