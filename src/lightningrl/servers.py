@@ -21,16 +21,16 @@ from lightningrl.models.sizes import sizes_of
 
 @asynccontextmanager
 async def owned_fleet(
-    config: Config, folders: Mapping[str, Path], folder: Path, *, say: Say
+    config: Config, folders: Mapping[str, Path], folder: Path, *, say: Say, training: bool = True
 ) -> AsyncIterator[Fleet | None]:
     """The servers, while the block runs; None: the engine is another one, or its servers are given. If they cannot be
     kept alive, the block is cancelled and the error raised. `folders`: model path → folder. `folder`: the run's, for
-    their logs. `say` receives what is being waited for.
+    their logs. `say` receives what is being waited for. `training`: beside a trainer.
     """
     if not config.engine.owns_vllm:
         yield None
         return
-    layout = await asyncio.to_thread(layout_here, config)
+    layout = await asyncio.to_thread(layout_here, config, training=training)
     launches = await asyncio.to_thread(launches_of, config, layout, folders)
     gpus = layout.gpus or (None,)
     servers = [

@@ -73,6 +73,13 @@ def test_vllm_gets_the_gpus_that_the_trainer_leaves_or_else_shares_its_own(
     assert (found.gpus, found.sleeps) == (gpus, sleeps)
 
 
+@pytest.mark.parametrize("engine", [{}, {"sleep": "on"}])
+def test_without_a_trainer_vllm_has_all_gpus_and_never_sleeps(engine: dict[str, Any]) -> None:
+    for count in (1, 2):
+        found = place(recipe(engine=engine), count=count, training=False)
+        assert (found.gpus, found.shared, found.sleeps) == (tuple(range(count)), False, False)
+
+
 def test_policies_on_two_gpus_leave_vllm_the_third() -> None:
     policies = {"a": {"trainer": {"device": "cuda:0"}}, "b": {"trainer": {"device": "cuda:2"}}}
     config = recipe(policies=policies, routes=[{"policy": "a"}])

@@ -136,7 +136,8 @@ async def _run(command: Sequence[str], config: Config, folder: Path) -> Captured
         if config.engine.owns_vllm:
             from lightningrl.servers import owned_fleet  # loads torch
 
-            fleet = await stack.enter_async_context(owned_fleet(config, folders, folder, say=_waiting_for))
+            serving = owned_fleet(config, folders, folder, say=_waiting_for, training=False)
+            fleet = await stack.enter_async_context(serving)
         engines = make_engines(config, folders, template=template, fleet=fleet, root=Path.cwd())
         for engine in engines.values():
             stack.push_async_callback(engine.close)

@@ -78,16 +78,18 @@ class Layout:
     """
 
 
-def place(config: Config, *, count: int) -> Placement:
-    """Where servers go on a machine with `count` GPUs. Raises `UserError` for settings that it cannot follow."""
-    wanted, sleep = config.engine.gpus, config.engine.sleep
+def place(config: Config, *, count: int, training: bool = True) -> Placement:
+    """Where servers go on a machine with `count` GPUs. Without `training`, no GPU is kept for a trainer.
+    Raises `UserError` for settings that it cannot follow.
+    """
+    wanted, sleep = config.engine.gpus, config.engine.sleep if training else "off"
     missing = [number for number in wanted if not 0 <= number < count]
     if missing:
         hint = f"this machine has GPUs 0 to {count - 1}" if count else "this machine has none that torch can use"
         raise UserError(f"`engine.gpus` names GPU `{missing[0]}`", hint=f"{hint}; leave `engine.gpus` out to choose")
     if len(set(wanted)) < len(wanted):
         raise UserError(f"`engine.gpus` is `{wanted}`", hint="each GPU runs one server; name it once")
-    trainers = trainer_gpus(config, count=count)
+    trainers = trainer_gpus(config, count=count) if training else set[int]()
     gpus = wanted or [number for number in range(count) if number not in trainers] or sorted(trainers)
     both = not trainers.isdisjoint(gpus)
     if sleep == "on" and gpus and not both:
@@ -120,12 +122,18 @@ def visible_to(gpus: Sequence[int], *, ours: str | None) -> tuple[str | None, ..
 
 
 def layout(
-    config: Config, sizes: Mapping[str, Sizes], *, gpus: Sequence[int], machine_bytes: int, visible: str | None
+    config: Config,
+    sizes: Mapping[str, Sizes],
+    *,
+    gpus: Sequence[int],
+    machine_bytes: int,
+    visible: str | None,
+    training: bool = True,
 ) -> Layout:
-    """How to start the servers. `gpus`: bytes of each GPU of this machine. `visible`: as `ours` in `visible_to`. Raises
-    `UserError` for settings that it cannot follow.
+    """How to start the servers. `gpus`: bytes of each GPU of this machine. `visible`: as `ours` in `visible_to`.
+    `training`: as in `place`. Raises `UserError` for settings that it cannot follow.
     """
-    found = place(config, count=len(gpus))
+    found = place(config, count=len(gpus), training=training)
     memory = min((gpus[number] for number in found.gpus), default=machine_bytes)
     parts = vllm_parts(config, sizes, found, memory_bytes=memory)
     cache = next(part.bytes for part in parts if part.name == CACHE)

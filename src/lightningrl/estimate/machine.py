@@ -44,9 +44,9 @@ def this_machine(config: Config, *, timed: bool = True) -> Card:
     )
 
 
-def layout_here(config: Config) -> Layout:
-    """How the run starts its own vLLM servers on this machine. Raises `UserError` for settings that this machine cannot
-    follow.
+def layout_here(config: Config, *, training: bool = True) -> Layout:
+    """How the run starts its own vLLM servers on this machine, beside a trainer if it is `training`. Raises
+    `UserError` for settings that this machine cannot follow.
     """
     package = installed(config.engine.python)
     on_cpu = package is not None and package.name == CPU_PACKAGE
@@ -56,4 +56,5 @@ def layout_here(config: Config) -> Layout:
         gpus=[] if on_cpu else [device.memory_bytes for device in devices()],
         machine_bytes=machine_memory(),
         visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        training=training,
     )
