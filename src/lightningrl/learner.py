@@ -51,10 +51,11 @@ class Learner:
         routes: Sequence[RouteConfig],
         root: Path,
         shares_weights: bool = False,
+        servers: Sequence[str] = (),
     ) -> None:
         """`compute`: the one thread that runs all training. `folder`: the run's. `checkpoints`: the folder of a version
         in it, e.g. `checkpoints/step-{:05d}`. `root`: where the recipe's own functions are imported from.
-        `shares_weights`: the engine reads the trainer's own tensors.
+        `shares_weights`: the engine reads the trainer's own tensors. `servers`: the URLs of the engine's servers.
         """
         self.name = name
         self.config = config
@@ -73,6 +74,7 @@ class Learner:
             evaluate=self._next_logprobs,
             logprobs=self._logprobs,
             shares_weights=shares_weights,
+            servers=servers,
         )
 
     # records → lessons

@@ -1,6 +1,6 @@
 """Which weights does each policy train, and with which trainer? Models and learners are made here."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
@@ -54,8 +54,9 @@ def make_learners(
     *,
     compute: Executor,
     folder: Path,
+    servers: Sequence[str],
 ) -> tuple[Learner, ...]:
-    """One learner for each policy, in the order of the recipe. `compute` and `folder` as in `Learner`."""
+    """One learner for each policy, in the order of the recipe. `compute`, `folder`, `servers` as in `Learner`."""
     learners: list[Learner] = []
     for name, settings in config.learners().items():
         make_trainer = plugins.load(settings.trainer.name, kind="trainer", root=config.root)
@@ -79,6 +80,7 @@ def make_learners(
             routes=config.routes,
             root=config.root,
             shares_weights=config.engine.name == "embedded",
+            servers=servers,
         )
         learners.append(learner)
     return tuple(learners)

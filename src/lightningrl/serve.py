@@ -96,7 +96,8 @@ async def lightning(
         for engine in engines.values():
             stack.push_async_callback(engine.close)
         compute = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="trainer"))
-        making = partial(make_learners, config, models, engines, folders, compute=compute, folder=folder)
+        urls = config.engine.urls if fleet is None else fleet.urls
+        making = partial(make_learners, config, models, engines, folders, compute=compute, folder=folder, servers=urls)
         learners = await asyncio.get_running_loop().run_in_executor(compute, making)
         for learner in learners:
             # Rollouts of an earlier run may be queued; they wait until the loop has restored their weights.

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from lightningrl.config import EngineConfig
 from lightningrl.engine import http_completions
-from lightningrl.engine.base import Delta, Engine, EngineBusy, EngineSetup, Unanswerable, affinity, fresh
+from lightningrl.engine.base import Delta, Engine, EngineBusy, EngineSetup, Unanswerable, affinity, fresh, on_server
 from lightningrl.engine.conformance import CHECKS, LOAD_CHECKS, Conformance
 from lightningrl.engine.vllm import VLLMEngine
 from lightningrl.errors import EngineError, UserError
@@ -341,6 +341,20 @@ async def test_a_rollout_stays_on_one_server() -> None:
             assert len(used) == 1
             places += used
         assert set(places) == {0, 1, 2, 3}
+
+
+async def test_a_generation_goes_to_the_server_that_is_asked_for() -> None:
+    upstreams = of(3)
+    async with serving(*upstreams) as engine:
+        await ask(engine, max_tokens=1)
+        for number in (2, 0, 1, 1):
+            before = [len(u.asked) for u in upstreams]
+            place = on_server.set(number)
+            await ask(engine, max_tokens=1)
+            on_server.reset(place)
+            assert [len(u.asked) - b for u, b in zip(upstreams, before, strict=True)] == [
+                int(i == number) for i in range(3)
+            ]
 
 
 async def test_without_affinity_prompts_with_one_prefix_go_to_one_server() -> None:

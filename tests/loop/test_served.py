@@ -14,6 +14,7 @@ ENGINES = '''
 """Engines with weights of their own, as on other machines."""
 import dataclasses
 
+from lightningrl.engine.base import on_server
 from lightningrl.engine.embedded import embedded
 
 
@@ -44,6 +45,26 @@ class Stale(Faithful):
 
     async def load(self, weights):
         self.engine.version = weights.version
+
+
+class OneStale(Faithful):
+    """Has eight servers, of which the last loads nothing."""
+
+    def __init__(self, setup):
+        super().__init__(setup)
+        self.last = Stale(setup)
+
+    def generate(self, prompt_ids, *, sampling, policy, stream=False):
+        engine = self.last if on_server.get() == 7 else self.engine
+        return engine.generate(prompt_ids, sampling=sampling, policy=policy, stream=stream)
+
+    async def load(self, weights):
+        await self.engine.load(weights)
+        await self.last.load(weights)
+
+    async def close(self):
+        await self.engine.close()
+        await self.last.close()
 
 
 class Boastful(Faithful):
@@ -78,6 +99,14 @@ async def test_an_engine_that_ignores_new_weights_is_found_out(recipe: SmallReci
     with pytest.raises(EngineError, match=r"still serves the old weights, not version `1` ") as raised:
         await learn(recipe, "Stale")
     assert "hint:" in str(raised.value)
+
+
+async def test_one_server_of_many_that_ignores_new_weights_is_named(recipe: SmallRecipe) -> None:
+    urls = ", ".join(f'"http://127.0.0.1:{port}"' for port in range(8000, 8008))
+    with pytest.raises(
+        EngineError, match=r"^server `http://127.0.0.1:8007` still serves the old weights, not version `1`"
+    ):
+        await learn(recipe, "OneStale", f"engine.urls=[{urls}]")
 
 
 async def test_an_engine_whose_logprobs_are_not_those_of_its_policy_is_found_out_at_once(recipe: SmallRecipe) -> None:

@@ -26,6 +26,11 @@ fresh: ContextVar[bool] = ContextVar("fresh", default=False)
 `Engine.generate`.
 """
 
+on_server: ContextVar[int | None] = ContextVar("on_server", default=None)
+"""Number of the server that answers a generation, in the order of `engine.urls`. Set it around `Engine.generate`.
+None: the engine chooses.
+"""
+
 
 class EngineBusy(EngineError):
     """The engine is at capacity and has sampled nothing. The request may be sent again."""

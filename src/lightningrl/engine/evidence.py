@@ -22,7 +22,7 @@ Verdict: TypeAlias = Literal["new", "unclear", "old", "part", "other"]
 
 ALARM = 1e-7
 """Chance of a false alarm of each test that can stop a run. `judge` makes three, on at most two pairs of versions, and
-a test of the cache is the seventh: in all, below 1e-6 per publication.
+a test of the cache is the seventh: in all, below 1e-6 per publication. Several servers share it.
 """
 CONFIRM = 1e-3
 """Chance that old weights pass for new ones. It stops nothing: it only ends the comparison with these old weights."""
@@ -102,14 +102,14 @@ def weigh(before: Answers, after: Answers) -> Evidence:
     )
 
 
-def judge(evidence: Evidence) -> Verdict:
-    """The verdict. `new` and `unclear` let a run go on."""
+def judge(evidence: Evidence, *, alarm: float = ALARM) -> Verdict:
+    """The verdict. `new` and `unclear` let a run go on. `alarm`: chance of a false alarm of each test."""
     expected = STILL + 2 * evidence.trainer_still / max(evidence.answers, 1)
-    if tail(evidence.still, evidence.answers // 2, chance=min(expected, 1.0)) < ALARM:
+    if tail(evidence.still, evidence.answers // 2, chance=min(expected, 1.0)) < alarm:
         return "old"
-    if tail(evidence.lacking, evidence.probes, chance=SKEW) < ALARM:
+    if tail(evidence.lacking, evidence.probes, chance=SKEW) < alarm:
         return _named(evidence)
-    if tail(evidence.beyond, evidence.probes, chance=SKEW) < ALARM:
+    if tail(evidence.beyond, evidence.probes, chance=SKEW) < alarm:
         return "other"
     return "new" if tail(evidence.nearer, evidence.probes, chance=0.5) < CONFIRM else "unclear"
 

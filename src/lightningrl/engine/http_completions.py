@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import numpy as np
 
-from lightningrl.engine.base import Delta, EngineSetup, Top, affinity, check_policy, check_prompt
+from lightningrl.engine.base import Delta, EngineSetup, Top, affinity, check_policy, check_prompt, on_server
 from lightningrl.engine.http import BROKEN, Pool, Problem, Server, decoded, split
 from lightningrl.engine.http_gate import Gate
 from lightningrl.errors import EngineError
@@ -104,8 +104,7 @@ class Completions:
         await self.gate.enter()
         try:
             await self.check()
-            servers = self.pool.servers
-            server = self.pool.choose(_key(prompt_ids)) if len(servers) > 1 else servers[0]
+            server = self._choose(prompt_ids)
             request = Request(
                 model=self._models[server.url],
                 prompt=list(prompt_ids),
@@ -147,6 +146,12 @@ class Completions:
         """Running and waiting generations fail with an `EngineError`."""
         self.gate.close()
         await self.pool.close()
+
+    def _choose(self, prompt_ids: Sequence[int]) -> Server:
+        servers, number = self.pool.servers, on_server.get()
+        if number is not None:
+            return servers[number]
+        return self.pool.choose(_key(prompt_ids)) if len(servers) > 1 else servers[0]
 
     async def _whole(self, server: Server, request: Request) -> Delta:
         kind, version, sampling = self._kind, self.version, request.sampling

@@ -6,17 +6,19 @@
 
 Probes end where the batch trains a token: there an update has its largest effect. If a change is too small to tell, the
 probes stay, and the next version is compared with the last one that was confirmed: changes add up, noise does not.
+
+Each server of an engine answers all probes, and is judged by its own answers.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
 
 from lightningrl.data.forest import Lesson, read_ids
-from lightningrl.engine.base import Engine, Top, affinity, fresh
+from lightningrl.engine.base import Engine, Top, fresh, on_server
 from lightningrl.engine.evidence import ALARM, Answers, Evidence, Verdict, judge, tail, weigh
 from lightningrl.engine.probe import TIMEOUT_S, check_distribution, check_gap
 from lightningrl.errors import EngineError
@@ -58,12 +60,12 @@ class _Probes:
     contexts: list[Ints]
     token_ids: Ints
     """[P K]"""
-    answered: Doubles
-    """[P K] the engine's latest log-probabilities."""
-    first: Answers | None = None
-    """Under the version that was confirmed last; None until the trainer has evaluated the probes."""
-    last: Answers | None = None
-    """Under the version before the update."""
+    answered: list[Doubles]
+    """For each server [P K] its first log-probabilities."""
+    first: list[Answers] = field(default_factory=list[Answers])
+    """For each server, under the version that was confirmed last; empty until the trainer has evaluated the probes."""
+    last: list[Answers] = field(default_factory=list[Answers])
+    """The same under the version before the update."""
     trained: tuple[Doubles, Doubles] | None = None
     """The trainer's two views after the update."""
 
@@ -80,12 +82,15 @@ class Proof:
         evaluate: Evaluate,
         logprobs: Callable[[Ints, Ints], Awaitable[Doubles]],
         shares_weights: bool,
+        servers: Sequence[str] = (),
     ) -> None:
         """`logprobs`: prompt [P], completion [C] → [C] the trainer's. `shares_weights`: the engine reads the trainer's
-        own tensors, so it needs no proof that it loads them.
+        own tensors, so it needs no proof that it loads them. `servers`: the URLs of the engine's servers.
         """
         self._engine, self._policy, self._dtype = engine, policy, dtype
         self._evaluate, self._logprobs, self._shares_weights = evaluate, logprobs, shares_weights
+        self._names = [f"server `{url}`" for url in servers] if len(servers) > 1 else ["the engine"]
+        self._alarm = ALARM / len(self._names)
         self._probes: _Probes | None = None
         self._checked = False
 
@@ -99,17 +104,17 @@ class Proof:
             contexts = contexts_of(lessons)
             if not contexts:
                 return
-            tops = await self._ask(contexts)
-            token_ids = np.array([[token_id for token_id, _ in top[:KEPT]] for top in tops], np.int32)
-            self._probes = _Probes(contexts=contexts, token_ids=token_ids, answered=_at(tops, token_ids))
+            asked = await self._ask(contexts)
+            token_ids = np.array([[token_id for token_id, _ in top[:KEPT]] for top in asked[0]], np.int32)
+            answered = [_at(tops, token_ids) for tops in asked]
+            self._probes = _Probes(contexts=contexts, token_ids=token_ids, answered=answered)
         await self._ask(self._probes.contexts[:CACHED], cached=True)  # their keys and values are in the cache now
 
     async def trainer_before(self) -> None:
         """Evaluate the probes under the weights that are about to change."""
         probes = self._probes
-        if probes is not None and probes.last is None:
-            trainer, second = await self._views(probes)
-            probes.first = probes.last = Answers(engine=probes.answered, trainer=trainer, second=second)
+        if probes is not None and not probes.last:
+            probes.first = probes.last = _next_to(probes.answered, await self._views(probes))
 
     async def trainer_after(self) -> None:
         """Evaluate the probes under the new weights."""
@@ -133,57 +138,64 @@ class Proof:
     async def _compare(self, version: int) -> dict[str, float]:
         """Compare the changes of engine and trainer. {} if nothing was asked before the update."""
         probes = self._probes
-        if probes is None or probes.first is None or probes.last is None or probes.trained is None:
+        if probes is None or probes.trained is None:
             return {}
         few = probes.contexts[:CACHED]  # first: computing a prompt again would renew its keys and values
-        cached = _at(await self._ask(few, cached=True), probes.token_ids[:CACHED])
-        answered = _at(await self._ask(probes.contexts), probes.token_ids)
-        trainer, second = probes.trained
-        now = Answers(engine=answered, trainer=trainer, second=second)
-        finding = find(probes.first, probes.last, now)
-        if finding.verdict not in ("new", "unclear"):
-            raise _fault(finding, version=version, policy=self._policy)
-        await self._check_cache(probes, cached, answered, version=version)
-        if finding.verdict == "new":
-            self._probes = None
-        else:
+        cached = [_at(tops, probes.token_ids[:CACHED]) for tops in await self._ask(few, cached=True)]
+        answered = [_at(tops, probes.token_ids) for tops in await self._ask(probes.contexts)]
+        now = _next_to(answered, probes.trained)
+        each = zip(probes.first, probes.last, now, strict=True)
+        findings = [find(*answers, alarm=self._alarm) for answers in each]
+        for name, finding in zip(self._names, findings, strict=True):
+            if finding.verdict not in ("new", "unclear"):
+                raise _fault(finding, name=name, version=version, policy=self._policy)
+        for number in range(len(self._names)):
+            await self._check_cache(probes, number, cached[number], answered[number], version=version)
+        unclear = [finding for finding in findings if finding.verdict == "unclear"]
+        if unclear:
             probes.last, probes.trained = now, None
-        return finding.metrics()
+        else:
+            self._probes = None
+        return (unclear or findings)[0].metrics()
 
-    async def _check_cache(self, probes: _Probes, cached: Doubles, answered: Doubles, *, version: int) -> None:
+    async def _check_cache(
+        self, probes: _Probes, number: int, cached: Doubles, answered: Doubles, *, version: int
+    ) -> None:
         """Answers from the cache must equal, bit for bit, those computed without it. This is asked only of engines that
         repeat an answer bit for bit.
         """
         few, token_ids = probes.contexts[:CACHED], probes.token_ids[:CACHED]
         wrong = _differing(cached, answered[:CACHED])
-        # The chance that noise changes so many answers, and then none of the same answers: at most `ALARM`.
-        if not wrong or repeated_by_chance(wrong, len(few)) >= ALARM:
+        # The chance that noise changes so many answers, and then none of the same answers: at most `alarm`.
+        if not wrong or repeated_by_chance(wrong, len(few)) >= self._alarm:
             return
-        again = _at(await self._ask(few), token_ids)
+        again = _at(await self._ask_server(number, few), token_ids)
         if not _differing(again, answered[:CACHED]):
             raise EngineError(
-                f"the engine answers from keys and values of other weights than version `{version}` of "
+                f"{self._names[number]} answers from keys and values of other weights than version `{version}` of "
                 f"`{self._policy}`: `{wrong}` of `{len(few)}` answers change if the prompt is computed again",
                 hint="empty the engine's prefix cache after weights are loaded; see docs/engines.md",
             )
 
-    async def _ask(self, contexts: Sequence[Ints], *, cached: bool = False) -> list[Top]:
+    async def _ask(self, contexts: Sequence[Ints], *, cached: bool = False) -> list[list[Top]]:
+        """For each server, its likeliest next tokens. The servers are asked at the same time."""
+        numbers = range(len(self._names))
+        return await asyncio.gather(*(self._ask_server(number, contexts, cached=cached) for number in numbers))
+
+    async def _ask_server(self, number: int, contexts: Sequence[Ints], *, cached: bool = False) -> list[Top]:
         """The likeliest next tokens, one context after the other: equal requests alone on a server get equal bits."""
-        recompute = fresh.set(not cached)
+        recompute, place = fresh.set(not cached), on_server.set(number)
         try:
-            return [await self._next(context, key=f"probe-{i}") for i, context in enumerate(contexts)]
+            return [await self._next(context) for context in contexts]
         finally:
             fresh.reset(recompute)
+            on_server.reset(place)
 
-    async def _next(self, context: Ints, *, key: str) -> Top:
-        related = affinity.set(key)  # spreads the probes over all servers
-        try:
-            sampling = Sampling(max_tokens=1, seed=0, top_logprobs=TOP)
-            async with asyncio.timeout(TIMEOUT_S):
-                answer = self._engine.generate(context.tolist(), sampling=sampling, policy=self._policy)
-                tops = [top async for delta in answer for top in delta.top or ()]
-        finally:
-            affinity.reset(related)
+    async def _next(self, context: Ints) -> Top:
+        sampling = Sampling(max_tokens=1, seed=0, top_logprobs=TOP)
+        async with asyncio.timeout(TIMEOUT_S):
+            answer = self._engine.generate(context.tolist(), sampling=sampling, policy=self._policy)
+            tops = [top async for delta in answer for top in delta.top or ()]
         if not tops:
             raise EngineError("the engine reports no likeliest tokens", hint="`Sampling.top_logprobs` asks for them")
         return tops[0]
@@ -216,11 +228,11 @@ def contexts_of(lessons: Sequence[Lesson]) -> list[Ints]:
     return list(found.values())
 
 
-def find(first: Answers, last: Answers, now: Answers) -> Finding:
-    """Compare with the version before, and then with the last one that was confirmed."""
-    finding = _compared(last, now)
+def find(first: Answers, last: Answers, now: Answers, *, alarm: float) -> Finding:
+    """Compare with the version before, and then with the last one that was confirmed. `alarm` as in `judge`."""
+    finding = _compared(last, now, alarm=alarm)
     if finding.verdict == "unclear" and first is not last:
-        return _compared(first, now)
+        return _compared(first, now, alarm=alarm)
     return finding
 
 
@@ -231,9 +243,15 @@ def repeated_by_chance(wrong: int, count: int) -> float:
     return max((1 - q) ** count * tail(wrong, count, chance=q) for q in np.linspace(0.01, 0.99, 99).tolist())
 
 
-def _compared(before: Answers, after: Answers) -> Finding:
+def _compared(before: Answers, after: Answers, *, alarm: float) -> Finding:
     evidence = weigh(before, after)
-    return Finding(verdict=judge(evidence), evidence=evidence)
+    return Finding(verdict=judge(evidence, alarm=alarm), evidence=evidence)
+
+
+def _next_to(answered: Sequence[Doubles], views: tuple[Doubles, Doubles]) -> list[Answers]:
+    """The answers of each server, next to the trainer's two views."""
+    trainer, second = views
+    return [Answers(engine=engine, trainer=trainer, second=second) for engine in answered]
 
 
 def _at(tops: Sequence[Top], token_ids: Ints) -> Doubles:
@@ -247,7 +265,8 @@ def _differing(one: Doubles, other: Doubles) -> int:
     return int((~((one == other) | (np.isnan(one) & np.isnan(other))).all(1)).sum())
 
 
-def _fault(finding: Finding, *, version: int, policy: str) -> EngineError:
+def _fault(finding: Finding, *, name: str, version: int, policy: str) -> EngineError:
+    """`name`: what does not serve the version, in words."""
     evidence = finding.evidence
     moved = f"its logprobs changed by `{evidence.slope:.2f}` of the trainer's change"
     message, hint = {
@@ -265,4 +284,4 @@ def _fault(finding: Finding, *, version: int, policy: str) -> EngineError:
             "does it load the folder or adapter of this policy?",
         ),
     }[finding.verdict]
-    return EngineError(f"the engine {message}", hint=f"{hint} see docs/engines.md")
+    return EngineError(f"{name} {message}", hint=f"{hint} see docs/engines.md")
