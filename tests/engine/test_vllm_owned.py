@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from lightningrl.engine import http
 from lightningrl.engine.base import Unanswerable
+from lightningrl.engine.vllm_owned import OwnedVLLM
 from tests.engine.owned import FakeVLLM, Plan
 from tests.engine.test_vllm_fleet import impatient as impatient
-from tests.engine.test_vllm_fleet import owned
+from tests.engine.test_vllm_fleet import owned, setup_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # sockets of killed servers
 
@@ -106,3 +108,17 @@ async def test_a_server_that_restarts_while_another_loads_has_the_new_weights(tm
         await loading
         adapters = [name for fake in run.machine.alive for name in fake.adapters if name.startswith("solver")]
         assert len(adapters) == 2 and all(name.startswith("solver@1") for name in adapters)
+
+
+async def test_a_restart_asks_no_server_that_sleeps_for_a_policy_that_was_never_used(tmp_path: Path) -> None:
+    plan = Plan()
+    async with owned(tmp_path, plan, kind="lora", servers=2) as run:
+        frozen = OwnedVLLM(setup_of("frozen"), fleet=run.fleet, learns=False)
+        await run.begin()
+        for engine in run.engines.values():
+            await engine.pause()
+        run.machine.alive[0].dead.set()
+        async with asyncio.timeout(http.IDLE_S * 0.9):  # a request to a server that sleeps fails after this time
+            await run.publish(1)
+        assert plan.met["start"] == 3
+        await frozen.close()

@@ -5,7 +5,7 @@ as one JSON array and become one delta: at 2,000 tokens per completion, the cost
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence, Set
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -138,9 +138,11 @@ class Completions:
         """Request `model` from `server` from now on, instead of the model that `check` found."""
         self._models[server.url] = model
 
-    def forget_model(self, url: str) -> None:
-        """Check the server at `url` again before its next generation."""
-        self._models.pop(url, None)
+    async def check_again(self, urls: Set[str]) -> None:
+        """Check the servers at `urls`, which were started again. The others may sleep, and answer nothing."""
+        for server in self.pool.servers:
+            if server.url in urls:
+                self._models[server.url] = await self._kind.check(self.pool, server)
 
     async def close(self) -> None:
         """Running and waiting generations fail with an `EngineError`."""

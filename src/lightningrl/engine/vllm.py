@@ -179,8 +179,7 @@ class VLLMEngine:
         for url in urls:
             self._adapters.pop(url, None)
             self._checks.pop(url, None)
-            self._completions.forget_model(url)
-        await self._completions.check()
+        await self._completions.check_again(urls)
         if weights is not None:
             await self._load_into([s for s in self._completions.pool.servers if s.url in urls], weights)
 
