@@ -10,7 +10,7 @@ from aiohttp import web
 from lightningrl.engine import http
 from lightningrl.engine.base import Unanswerable
 from lightningrl.engine.vllm_owned import OwnedVLLM
-from tests.engine.owned import FakeVLLM, Plan
+from tests.engine.owned import FakeProcess, FakeVLLM, Plan
 from tests.engine.test_vllm_fleet import impatient as impatient
 from tests.engine.test_vllm_fleet import owned, setup_of
 
@@ -122,3 +122,23 @@ async def test_a_restart_asks_no_server_that_sleeps_for_a_policy_that_was_never_
             await run.publish(1)
         assert plan.met["start"] == 3
         await frozen.close()
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ValueError("nobody expects it")])
+async def test_an_error_of_this_machine_during_a_restart_ends_the_run_for_all_who_wait(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with owned(tmp_path, Plan(), kind="full") as run:
+        await run.begin()
+
+        async def start(*_: object, **__: object) -> FakeProcess:
+            raise error
+
+        monkeypatch.setattr(run.fleet.servers[0], "_starter", start)
+        run.machine.alive[0].dead.set()
+        asking = [asyncio.create_task(run.ask("policy", stream=False)) for _ in range(3)]
+        async with asyncio.timeout(http.IDLE_S):
+            await asyncio.gather(*asking, return_exceptions=True)
+            await run.ask("policy", stream=False)
+        assert f"{type(error).__name__}: {error}" in run.fleet.failed.result().message
+        assert run.refused[-1] is run.fleet.failed.result()

@@ -143,9 +143,14 @@ class Fleet:
         await asyncio.shield(task)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
+        """Its caller may be gone: after an error that nobody expects, whoever waits gets one."""
         self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # its caller may be gone
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        if not self.failed.done():
+            self.failed.set_result(EngineError(f"vLLM cannot be kept: {type(error).__name__}: {error}"))
+        self._tell_members(served=True)
 
     async def _lose_all(self, why: str) -> None:
         async with self._changing:
@@ -197,8 +202,9 @@ class Fleet:
             await _together(server.start(self.say) for server in lost)
             for member in tuple(self._members.values()):
                 await member.restore({server.url for server in lost})
-        except EngineError as error:
-            await asyncio.gather(*(server.lose(f"did not start again: {error.message}") for server in lost))
+        except (EngineError, OSError) as error:  # a full disk, too many open files
+            what = error.message if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
+            await asyncio.gather(*(server.lose(f"did not start again: {what}") for server in lost))
             return
         for server in lost:
             server.state = State.SERVING
