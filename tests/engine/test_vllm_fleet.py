@@ -170,6 +170,7 @@ class Run:
         ]
         expected = await self.expected(name, version, prompt, seed=0)
         if [token for delta in deltas for token in delta.token_ids] != expected:
+            assert self.lied_to, "stale or mixed weights"
             raise EngineError("the engine serves other weights than were published")
 
     async def ask(self, name: str, *, stream: bool) -> None:
