@@ -105,7 +105,8 @@ class Proof:
             if not contexts:
                 return
             asked = await self._ask(contexts)
-            token_ids = np.array([[token_id for token_id, _ in top[:KEPT]] for top in asked[0]], np.int32)
+            kept = min(KEPT, *(len(top) for top in asked[0]))  # an engine may report fewer than it is asked for
+            token_ids = np.array([[token_id for token_id, _ in top[:kept]] for top in asked[0]], np.int32)
             answered = [_at(tops, token_ids) for tops in asked]
             self._probes = _Probes(contexts=contexts, token_ids=token_ids, answered=answered)
         await self._ask(self._probes.contexts[:CACHED], cached=True)  # their keys and values are in the cache now
@@ -196,7 +197,7 @@ class Proof:
         async with asyncio.timeout(TIMEOUT_S):
             answer = self._engine.generate(context.tolist(), sampling=sampling, policy=self._policy)
             tops = [top async for delta in answer for top in delta.top or ()]
-        if not tops:
+        if not (tops and tops[0]):
             raise EngineError("the engine reports no likeliest tokens", hint="`Sampling.top_logprobs` asks for them")
         return tops[0]
 

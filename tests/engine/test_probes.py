@@ -1,0 +1,62 @@
+"""The proof's questions to an engine that answers otherwise than most do."""
+
+import numpy as np
+import pytest
+
+from lightningrl.engine.base import Delta, Top
+from lightningrl.engine.proof import Proof
+from lightningrl.errors import EngineError
+from lightningrl.types import Doubles, Ints, Sampling
+from tests.loop.test_proof import lesson
+
+LESSONS = [lesson(np.array([1, 2, 3]), np.array([4, 5, 6, 7]))]
+
+
+class Terse:
+    """Reports fewer likeliest tokens than it is asked for, and not always as many."""
+
+    def __init__(self, *, fewest: int) -> None:
+        self.fewest = fewest
+
+    async def generate(self, prompt_ids: list[int], *, sampling: Sampling, policy: str, stream: bool = False):
+        count = self.fewest + sum(prompt_ids) % 3
+        top: Top = tuple((token_id, -1.0 - token_id) for token_id in range(count))
+        told = (top,) if sampling.top_logprobs else None
+        yield Delta(token_ids=(1,), logprobs=(0.0,), policy_version=0, finish_reason="length", top=told)
+
+
+async def logprobs(prompt_ids: Ints, completion_ids: Ints) -> Doubles:
+    return np.zeros(len(completion_ids))
+
+
+async def publish(engine: object) -> list[tuple[int, ...]]:
+    """Two publications. Returns the shapes of the tokens that the trainer was asked for."""
+    shapes: list[tuple[int, ...]] = []
+
+    async def evaluate(contexts: object, token_ids: Ints) -> Doubles:
+        shapes.append(token_ids.shape)
+        return np.zeros(token_ids.shape)
+
+    proof = Proof(
+        engine,  # pyright: ignore[reportArgumentType]  it is only asked
+        policy="policy",
+        dtype="float32",
+        evaluate=evaluate,
+        logprobs=logprobs,
+        shares_weights=False,
+    )
+    await proof.check(0)
+    await proof.before_update(LESSONS)
+    await proof.trainer_before()
+    await proof.trainer_after()
+    await proof.check(1)
+    return shapes
+
+
+async def test_as_many_tokens_are_compared_as_every_answer_has() -> None:
+    assert {shape[1] for shape in await publish(Terse(fewest=5))} == {5}
+
+
+async def test_an_engine_that_reports_no_likeliest_tokens_is_told_so() -> None:
+    with pytest.raises(EngineError, match="the engine reports no likeliest tokens"):
+        await publish(Terse(fewest=0))
