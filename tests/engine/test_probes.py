@@ -1,14 +1,19 @@
 """The proof's questions to an engine that answers otherwise than most do."""
 
+import asyncio
+
 import numpy as np
 import pytest
 
+from lightningrl.engine import probe
 from lightningrl.engine.base import Delta, Top
 from lightningrl.engine.proof import Proof
+from lightningrl.engine.vllm_process import START_S
 from lightningrl.errors import EngineError
 from lightningrl.types import Doubles, Ints, Sampling
 from tests.loop.test_proof import lesson
 
+SHORT_S = 0.05
 LESSONS = [lesson(np.array([1, 2, 3]), np.array([4, 5, 6, 7]))]
 
 
@@ -23,6 +28,20 @@ class Terse:
         top: Top = tuple((token_id, -1.0 - token_id) for token_id in range(count))
         told = (top,) if sampling.top_logprobs else None
         yield Delta(token_ids=(1,), logprobs=(0.0,), policy_version=0, finish_reason="length", top=told)
+
+
+class Stuck(Terse):
+    """Answers no more, of all requests or of those for likeliest tokens."""
+
+    def __init__(self, *, answers_samples: bool) -> None:
+        super().__init__(fewest=5)
+        self.answers_samples = answers_samples
+
+    async def generate(self, prompt_ids: list[int], *, sampling: Sampling, policy: str, stream: bool = False):
+        if sampling.top_logprobs or not self.answers_samples:
+            await asyncio.sleep(60)
+        async for delta in super().generate(prompt_ids, sampling=sampling, policy=policy):
+            yield delta
 
 
 async def logprobs(prompt_ids: Ints, completion_ids: Ints) -> Doubles:
@@ -60,3 +79,16 @@ async def test_as_many_tokens_are_compared_as_every_answer_has() -> None:
 async def test_an_engine_that_reports_no_likeliest_tokens_is_told_so() -> None:
     with pytest.raises(EngineError, match="the engine reports no likeliest tokens"):
         await publish(Terse(fewest=0))
+
+
+@pytest.mark.parametrize("answers_samples", [True, False])
+async def test_an_engine_that_does_not_answer_ends_with_an_error_that_says_so(
+    answers_samples: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "TIMEOUT_S", SHORT_S)
+    with pytest.raises(EngineError, match=r"the engine has not answered a short prompt within `0.05` s"):
+        await publish(Stuck(answers_samples=answers_samples))
+
+
+def test_a_server_may_start_again_before_it_answers() -> None:
+    assert probe.TIMEOUT_S > START_S

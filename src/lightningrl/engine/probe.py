@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -25,8 +26,10 @@ SERVED_GAP = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.02}
 equal weights differ by 1e-6 in float32, 0.02 in bfloat16 and 0.003 in float16. A missed update makes 0.3 at a learning
 rate of 5e-4 and 7e-4 at 1e-6: `engine.proof` sees what is below these limits.
 """
-TIMEOUT_S = 300.0
-"""A server may compile its kernels at the first request."""
+TIMEOUT_S = 2400.0
+"""A server that died may have to start again first, which may take 30 minutes, and compile its kernels then."""
+
+Answer = TypeVar("Answer")
 
 
 async def check_gap(
@@ -69,10 +72,19 @@ def is_certain(logprob: float) -> bool:
     return any(abs(logprob + math.log(count)) <= CERTAIN_GAP for count in range(1, TIED + 1))
 
 
+async def in_time(answer: Awaitable[Answer]) -> Answer:
+    """The answer. Raises `EngineError` if it takes longer than `TIMEOUT_S`."""
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            return await answer
+    except TimeoutError:
+        message = f"the engine has not answered a short prompt within `{TIMEOUT_S:g}` s"
+        raise EngineError(message, hint="the server's own log says why") from None
+
+
 async def _answers(engine: Engine, sampling: Sampling, *, policy: str) -> list[tuple[Ints, Doubles]]:
     """The completions of all prompts."""
-    async with asyncio.timeout(TIMEOUT_S):
-        return await asyncio.gather(*(_complete(engine, prompt, sampling, policy=policy) for prompt in PROMPTS))
+    return await in_time(asyncio.gather(*(_complete(engine, prompt, sampling, policy=policy) for prompt in PROMPTS)))
 
 
 async def _complete(engine: Engine, prompt: Sequence[int], sampling: Sampling, *, policy: str) -> tuple[Ints, Doubles]:

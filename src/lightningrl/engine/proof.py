@@ -20,7 +20,7 @@ import numpy as np
 from lightningrl.data.forest import Lesson, read_ids
 from lightningrl.engine.base import Engine, Top, fresh, on_server
 from lightningrl.engine.evidence import ALARM, Answers, Evidence, Verdict, judge, tail, weigh
-from lightningrl.engine.probe import TIMEOUT_S, check_distribution, check_gap
+from lightningrl.engine.probe import check_distribution, check_gap, in_time
 from lightningrl.errors import EngineError
 from lightningrl.types import Doubles, Ints, Sampling
 
@@ -187,16 +187,15 @@ class Proof:
         """The likeliest next tokens, one context after the other: equal requests alone on a server get equal bits."""
         recompute, place = fresh.set(not cached), on_server.set(number)
         try:
-            return [await self._next(context) for context in contexts]
+            return [await in_time(self._next(context)) for context in contexts]
         finally:
             fresh.reset(recompute)
             on_server.reset(place)
 
     async def _next(self, context: Ints) -> Top:
         sampling = Sampling(max_tokens=1, seed=0, top_logprobs=TOP)
-        async with asyncio.timeout(TIMEOUT_S):
-            answer = self._engine.generate(context.tolist(), sampling=sampling, policy=self._policy)
-            tops = [top async for delta in answer for top in delta.top or ()]
+        answer = self._engine.generate(context.tolist(), sampling=sampling, policy=self._policy)
+        tops = [top async for delta in answer for top in delta.top or ()]
         if not (tops and tops[0]):
             raise EngineError("the engine reports no likeliest tokens", hint="`Sampling.top_logprobs` asks for them")
         return tops[0]
