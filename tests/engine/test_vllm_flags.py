@@ -66,7 +66,9 @@ def test_a_server_without_a_gpu_reads_no_prompt_in_parts() -> None:
     assert "--no-enable-chunked-prefill" not in flags(replace(LAUNCH, gpu="0"))
 
 
-@pytest.mark.parametrize("flag", ["--dtype=float16", "--max_model_len", "--kv-cache-memory-bytes", "--enable-lora"])
+@pytest.mark.parametrize(
+    "flag", ["--dtype=float16", "--max_model_len", "--kv-cache-memory-bytes", "--enable-lora", "--api-key"]
+)
 def test_a_recipe_cannot_change_the_flags_of_the_run(flag: str) -> None:
     with pytest.raises(UserError, match=f"`{flag.partition('=')[0].replace('_', '-')}`, which the run sets itself"):
         command(replace(LAUNCH, flags=(flag, "1")), port=8000)
@@ -87,6 +89,10 @@ def test_the_beginning_of_a_flag_is_that_flag(flag: str, own: str) -> None:
 def test_every_flag_that_the_run_sets_is_refused() -> None:
     ours = flags(replace(LAUNCH, gpu="0", lora_rank=8, sleeps=True))
     assert set(ours) - set(OURS) == {"--disable-uvicorn-access-log"}
+
+
+def test_a_server_asks_for_no_key() -> None:
+    assert "VLLM_API_KEY" not in environment(LAUNCH, {"VLLM_API_KEY": "secret"})
 
 
 def test_a_server_inherits_what_does_not_break_sleep() -> None:

@@ -14,16 +14,22 @@ from lightningrl.errors import UserError
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM takes for `--max-lora-rank`."""
 HOST = "127.0.0.1"
-WITHHELD = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "VLLM_CPU_KVCACHE_SPACE")
-"""Variables that a server does not inherit: with `expandable_segments` in torch's allocator, sleep frees nothing; the
-last one would override `--kv-cache-memory-bytes`.
+WITHHELD = (
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_HIP_ALLOC_CONF",
+    "VLLM_CPU_KVCACHE_SPACE",
+    "VLLM_API_KEY",
+)
+"""Variables that a server does not inherit: with `expandable_segments` in torch's allocator, sleep frees nothing;
+`VLLM_CPU_KVCACHE_SPACE` would override `--kv-cache-memory-bytes`; with a key, a server refuses requests of the run.
 """
 
 OURS = (
     *("--model", "--served-model-name", "--host", "--port", "--dtype", "--max-model-len", "--kv-cache-memory-bytes"),
     *("--gpu-memory-utilization", "--logprobs-mode", "--structured-outputs-config.backend", "--generation-config"),
     *("--seed", "--max-loras", "--max-lora-rank", "--enable-lora", "--no-enable-lora", "--enable-sleep-mode"),
-    *("--no-enable-sleep-mode", "--config"),
+    *("--no-enable-sleep-mode", "--config", "--api-key"),
 )
 """Flags that a recipe cannot have. `--config` names a file with flags."""
 
