@@ -10,6 +10,8 @@ from aiohttp import web
 from lightningrl.engine import http
 from lightningrl.engine.base import Unanswerable
 from lightningrl.engine.vllm_owned import OwnedVLLM
+from lightningrl.errors import EngineError
+from lightningrl.types import Sampling
 from tests.engine.owned import FakeProcess, FakeVLLM, Plan
 from tests.engine.test_vllm_fleet import impatient as impatient
 from tests.engine.test_vllm_fleet import owned, setup_of
@@ -142,3 +144,27 @@ async def test_an_error_of_this_machine_during_a_restart_ends_the_run_for_all_wh
             await run.ask("policy", stream=False)
         assert f"{type(error).__name__}: {error}" in run.fleet.failed.result().message
         assert run.refused[-1] is run.fleet.failed.result()
+
+
+async def test_a_stream_that_meets_new_weights_after_a_restart_says_so(tmp_path: Path) -> None:
+    async with owned(tmp_path, Plan(), kind="full") as run:
+        await run.begin()
+        (engine,), (fake,) = run.engines.values(), run.machine.alive
+        fake.step_s = 0.1
+        sampling = Sampling(max_tokens=8, seed=0)
+        stream = engine.generate([1, 2, 3], sampling=sampling, policy="policy", stream=True)
+        await anext(stream)  # pyright: ignore[reportArgumentType]  generators are coroutines
+        pausing = asyncio.create_task(engine.pause())
+        await asyncio.sleep(0.01)
+        fake.dead.set()
+
+        async def publish() -> None:
+            await pausing
+            await engine.load(run.weights("policy", 1, write=True))
+            await engine.resume()
+
+        publishing = asyncio.create_task(publish())
+        with pytest.raises(EngineError, match="has new weights since then"):
+            async for _ in stream:
+                pass
+        await publishing

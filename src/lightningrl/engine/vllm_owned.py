@@ -103,14 +103,16 @@ async def _beyond(
     asked: AsyncIterator[Delta], told: Sequence[int], *, version: int | None
 ) -> AsyncGenerator[Delta, None]:
     """The deltas of a generation without its first tokens, which an earlier try has `told` under `version`. Raises
-    `EngineError` if they are other tokens now.
+    `EngineError` if they are other tokens now, or of other weights.
     """
     left = list(told)
     async with aclosing(asked) as deltas:  # pyright: ignore[reportArgumentType]  generators have it
         async for delta in deltas:
             again = delta.token_ids[: len(left)]
             shorter = delta.finish_reason is not None and len(again) < len(left)
-            if left and (delta.policy_version != version or list(again) != left[: len(again)] or shorter):
+            if left and delta.policy_version != version:
+                raise EngineError("the server died in the middle of a stream, and has new weights since then")
+            if left and (list(again) != left[: len(again)] or shorter):
                 raise EngineError(
                     "the server died in the middle of a stream, and samples other tokens after its restart"
                 )
