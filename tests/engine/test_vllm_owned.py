@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from lightningrl.engine import http
+from lightningrl.engine import http, vllm_fleet
 from lightningrl.engine.base import Unanswerable
 from lightningrl.engine.vllm_owned import OwnedVLLM
 from lightningrl.errors import EngineError
@@ -168,3 +168,18 @@ async def test_a_stream_that_meets_new_weights_after_a_restart_says_so(tmp_path:
             async for _ in stream:
                 pass
         await publishing
+
+
+@pytest.mark.parametrize("forgiven_s", [600.0, 0.0])
+async def test_deaths_of_long_ago_do_not_count(
+    forgiven_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_fleet, "FORGIVEN_S", forgiven_s)
+    async with owned(tmp_path, Plan(), kind="full") as run:
+        await run.begin()
+        for _ in range(vllm_fleet.DEATHS + 1):
+            run.machine.alive[0].dead.set()
+            await run.ask("policy", stream=False)
+            if run.refused:
+                break
+        assert len(run.refused) == (1 if forgiven_s else 0)

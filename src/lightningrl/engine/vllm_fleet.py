@@ -26,6 +26,8 @@ from lightningrl.errors import EngineError
 
 DEATHS = 3
 """How often servers are started again between two updates. Then the run gives up."""
+FORGIVEN_S = 600.0
+"""Deaths before so many seconds without one are forgiven, too: some runs never update."""
 DYING_S = 1.0
 """A server whose engine was killed is healthy for up to this time, and answers requests with errors (vLLM 0.32: 0.5 s).
 """
@@ -191,6 +193,8 @@ class Fleet:
 
     async def _start_again(self, lost: Sequence[OwnedServer]) -> None:
         """Start servers again, and load what they have served. They may die at that, too."""
+        if time.monotonic() - self._up_since > FORGIVEN_S:
+            self._deaths = 0
         self._deaths += 1
         if self._deaths > DEATHS:
             self._give_up(lost[0])
