@@ -1,12 +1,13 @@
 """The proof's questions to an engine that answers otherwise than most do."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from lightningrl.engine import probe
-from lightningrl.engine.base import Delta, Top
+from lightningrl.engine.base import Delta, Top, fresh
 from lightningrl.engine.proof import Proof
 from lightningrl.engine.vllm_process import START_S
 from lightningrl.errors import EngineError
@@ -14,7 +15,7 @@ from lightningrl.types import Doubles, Ints, Sampling
 from tests.loop.test_proof import lesson
 
 SHORT_S = 0.05
-LESSONS = [lesson(np.array([1, 2, 3]), np.array([4, 5, 6, 7]))]
+LESSONS = [lesson(np.array([1, 2, 3]), np.arange(4, 44))]
 
 
 class Terse:
@@ -28,6 +29,21 @@ class Terse:
         top: Top = tuple((token_id, -1.0 - token_id) for token_id in range(count))
         told = (top,) if sampling.top_logprobs else None
         yield Delta(token_ids=(1,), logprobs=(0.0,), policy_version=0, finish_reason="length", top=told)
+
+
+class Caching(Terse):
+    """Answers otherwise if it has the prompt's keys and values. It keeps them when weights are loaded."""
+
+    def __init__(self) -> None:
+        super().__init__(fewest=12)
+        self.known: set[tuple[int, ...]] = set()
+
+    async def generate(self, prompt_ids: list[int], *, sampling: Sampling, policy: str, stream: bool = False):
+        reused = tuple(prompt_ids) in self.known and not fresh.get()
+        self.known.add(tuple(prompt_ids))
+        async for delta in super().generate(prompt_ids, sampling=sampling, policy=policy):
+            shifted = tuple(tuple((t, p - 1e-3 * reused) for t, p in top) for top in delta.top or ())
+            yield replace(delta, top=shifted or None)
 
 
 class Stuck(Terse):
@@ -92,3 +108,9 @@ async def test_an_engine_that_does_not_answer_ends_with_an_error_that_says_so(
 
 def test_a_server_may_start_again_before_it_answers() -> None:
     assert probe.TIMEOUT_S > START_S
+
+
+async def test_the_error_about_a_cache_says_what_an_engine_with_a_cache_must_heed() -> None:
+    with pytest.raises(EngineError, match="keys and values of other weights") as raised:
+        await publish(Caching())
+    assert "heed `engine.base.fresh`" in (raised.value.hint or "")

@@ -111,6 +111,10 @@ class Engine(Protocol):
         Closing the iterator early (`aclose`) cancels the generation and frees its slot. Equal prompt, sampling (with a
         seed) and weights give an equal completion, bit for bit, whatever else is being served. Before the first delta
         it raises `EngineBusy` at capacity, and `Unanswerable` for a request that it can never serve.
+
+        Callers may set `affinity`, `fresh` and `on_server`. An engine that keeps keys and values must heed `fresh`:
+        `engine.proof` takes a cache that gives other bits for one of other weights. One over several servers must heed
+        `on_server`.
         """
         ...
 

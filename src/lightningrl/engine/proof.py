@@ -175,7 +175,8 @@ class Proof:
             raise EngineError(
                 f"{self._names[number]} answers from keys and values of other weights than version `{version}` of "
                 f"`{self._policy}`: `{wrong}` of `{len(few)}` answers change if the prompt is computed again",
-                hint="empty the engine's prefix cache after weights are loaded; see docs/engines.md",
+                hint="empty the engine's prefix cache after weights are loaded, and heed `engine.base.fresh`; "
+                "see docs/engines.md",
             )
 
     async def _ask(self, contexts: Sequence[Ints], *, cached: bool = False) -> list[list[Top]]:
