@@ -1,9 +1,11 @@
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 from lightningrl.cli.settings import settings_page
+from lightningrl.config import AgentConfig, Config, EngineConfig, ModelConfig
 from lightningrl.errors import UserError
 from lightningrl.recipe import dump_config, load_config
 
@@ -205,3 +207,21 @@ def test_there_are_at_most_110_settings_and_each_says_what_it_means() -> None:
     assert len(rows) <= 110
     assert [name for name, meaning in rows if not meaning] == []
     assert [name for name, _ in rows if name.startswith("policies")] == ["policies"]
+
+
+def test_the_python_of_vllm_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(python: str) -> str:
+        return Config(
+            name="x",
+            root=tmp_path,
+            agent=AgentConfig(entry="agent:run"),
+            model=ModelConfig(path="m"),
+            engine=EngineConfig(python=python),
+        ).vllm_python
+
+    monkeypatch.setenv("HOME", "/home/me")
+    assert found("") == ""
+    assert found("env/bin/python") == str(tmp_path / "env/bin/python")
+    assert found("~/env/bin/python") == "/home/me/env/bin/python"
+    assert found("/env/bin/python") == "/env/bin/python"
+    assert found("sh") == shutil.which("sh")

@@ -5,6 +5,7 @@ The string below each setting is its documentation: in docs/settings.md, in erro
 
 import math
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -137,7 +138,9 @@ class EngineConfig(Section):
     urls: list[str] = Field(default_factory=list)
     """Base URLs of the servers for `vllm` or `relay`. `vllm` without any: the run starts and ends its own."""
     python: str = ""
-    """Python of the environment in which vLLM is installed, for a vLLM that the run owns; empty: the run's own."""
+    """Python of the environment in which vLLM is installed, for a vLLM that the run owns: a path (relative to the
+    recipe) or a command; empty: the run's own.
+    """
     flags: list[str] = Field(default_factory=list)
     """More flags for a vLLM that the run owns, e.g. `["--enforce-eager"]`. What the run sets itself is refused."""
     gpus: list[int] = Field(default_factory=list)
@@ -426,6 +429,14 @@ class Config(Section):
     def secrets(self) -> list[str]:
         """Environment variables with the keys of upstreams. Agents never get them."""
         return [upstream.key_env for upstream in self.upstreams.values() if upstream.key_env]
+
+    @property
+    def vllm_python(self) -> str:
+        """`engine.python` as it can be run from any folder; empty: this Python."""
+        name = self.engine.python
+        if "/" in name:
+            return str((self.root / Path(name).expanduser()).absolute())
+        return shutil.which(name) or name
 
     def learners(self) -> dict[str, LearnerConfig]:
         """The policies that are trained, each with all of its settings."""

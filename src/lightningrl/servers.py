@@ -74,7 +74,7 @@ def launches_of(config: Config, layout: Layout, folders: Mapping[str, Path]) -> 
             utilization=layout.utilization,
             sleeps=sleeps,
             gpu=visible,
-            python=config.engine.python,
+            python=config.vllm_python,
             flags=tuple(config.engine.flags),
         )
         for visible, sleeps in zip(layout.visible, layout.sleeps, strict=True)

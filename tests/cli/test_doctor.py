@@ -66,6 +66,6 @@ python = "nowhere/python"
     done = run_command("doctor", "recipe.toml", "--json", cwd=tmp_path, timeout_s=100)
     assert done.returncode == 1, done.stderr
     found = {check["name"]: check for check in json.loads(done.stdout)}
-    assert found["vllm"]["ok"] is False and "`engine.python` is `nowhere/python`" in found["vllm"]["found"]
+    assert found["vllm"]["ok"] is False and f"`engine.python` is `{tmp_path}/nowhere/python`" in found["vllm"]["found"]
     assert "with an adapter up to" in found["fits"]["found"]
     assert found["python"]["found"] == sys.version.split()[0]

@@ -54,7 +54,7 @@ def checks(config: Config | None = None) -> Iterator[Check]:
     yield Check(name="sqlite", ok=ok, found=sqlite3.sqlite_version, hint="" if ok else "install SQLite 3.24 or newer")
     yield _loopback()
     yield _gpu()
-    yield vllm_check(config.engine.python if config else "", has_gpu=_sees_gpu())
+    yield vllm_check(config.vllm_python if config else "", has_gpu=_sees_gpu())
     yield _fits()
     yield from (_package(name, extra="recipes", wanted_by="lightningrl demo") for name in packages("recipes"))
 

@@ -81,7 +81,7 @@ def check_servers(config: Config) -> None:
     check_served(config)
     if config.engine.owns_vllm:
         check_flags(config.engine.flags)
-        require(config.engine.python)
+        require(config.vllm_python)
     for url in config.engine.urls:
         try:
             parts = urlsplit(url)

@@ -48,7 +48,7 @@ def layout_here(config: Config, *, training: bool = True) -> Layout:
     """How the run starts its own vLLM servers on this machine, beside a trainer if it is `training`. Raises
     `UserError` for settings that this machine cannot follow.
     """
-    package = installed(config.engine.python)
+    package = installed(config.vllm_python)
     on_cpu = package is not None and package.name == CPU_PACKAGE
     return layout(
         config,
