@@ -482,6 +482,18 @@ async def test_an_adapters_name_is_a_hash_so_that_a_resumed_run_finds_it(tmp_pat
         assert len(upstream.adapters) == 2
 
 
+async def test_an_adapter_that_a_run_left_in_another_folder_is_loaded_anew(tmp_path: Path) -> None:
+    """vLLM reads an adapter again when it has put it aside. If its folder is gone then, the server dies."""
+    upstream = Upstream(texts=TEXTS, lora_room=8)
+    async with running(upstream):
+        for folder in (adapter_of(tmp_path / "one", "1"), adapter_of(tmp_path / "copy", "1")):
+            engine = VLLMEngine(setup_of(upstream.url))
+            await take(engine, lora(folder))
+            await engine.close()
+            assert list(upstream.adapters) == list(upstream.roots)
+            assert set(upstream.roots.values()) == {str(folder)}
+
+
 async def test_every_server_takes_the_adapter(tmp_path: Path) -> None:
     upstreams = [Upstream(texts=TEXTS, lora_room=1) for _ in range(2)]
     async with serving(*upstreams) as engine:

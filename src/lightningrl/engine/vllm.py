@@ -227,8 +227,11 @@ class VLLMEngine:
         if old is not None:
             await pool.post(server, "/v1/unload_lora_adapter", {"lora_name": old}, hint=ROOM)
             del self._adapters[server.url]
-        served = models_in(server, await pool.get(server, "/v1/models"))
-        if name not in {model.id for model in served}:  # else a run that was killed has loaded it
+        roots = {model.id: model.root for model in models_in(server, await pool.get(server, "/v1/models"))}
+        if name in roots and roots[name] != str(folder):  # left by a run that was killed; its folder may be gone
+            await pool.post(server, "/v1/unload_lora_adapter", {"lora_name": name}, hint=ROOM)
+            del roots[name]
+        if name not in roots:
             payload = {"lora_name": name, "lora_path": str(folder)}
             await pool.post(
                 server,
