@@ -55,6 +55,20 @@ class Models:
     vocab_size: int
 
 
+class GapWatcher:
+    """Watches a run and keeps the logprob gap between engine and trainer of each step."""
+
+    def __init__(self) -> None:
+        self.gaps: list[float] = []
+
+    def doing(self, what: str, done: int = 0, total: int = 0) -> None: ...
+
+    def stepped(self, step: int, metrics: dict[str, float]) -> None:
+        self.gaps.append(metrics["policy/logprob_gap"])
+
+    def examined(self, exam: object) -> None: ...
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     tokenizer = build_tokenizer(TEXTS, vocab_size=300)

@@ -18,7 +18,7 @@ from lightningrl.keeper import descendants, parents
 from lightningrl.recipe import load_config
 from lightningrl.serve import LightningServer, lightning
 from tests.conftest import SmallRecipe
-from tests_vllm.conftest import PYTHON
+from tests_vllm.conftest import PYTHON, GapWatcher
 
 pytestmark = pytest.mark.timeout(900)
 OWNED = ("engine.name=vllm", f"engine.python={PYTHON}", 'engine.flags=["--enforce-eager"]', "engine.cache_gib=0.25")
@@ -52,20 +52,6 @@ def vllm_processes(part: str) -> list[int]:
     return sorted(process for process, line in own.items() if part in line and "keeper.py" not in line)
 
 
-class Steps:
-    """A watcher that keeps the logprob gap of each step."""
-
-    def __init__(self) -> None:
-        self.gaps: list[float] = []
-
-    def doing(self, what: str, done: int = 0, total: int = 0) -> None: ...
-
-    def stepped(self, step: int, metrics: dict[str, float]) -> None:
-        self.gaps.append(metrics["policy/logprob_gap"])
-
-    def examined(self, exam: object) -> None: ...
-
-
 @contextlib.asynccontextmanager
 async def owned(recipe: SmallRecipe, *overrides: str, said: list[str] | None = None) -> AsyncIterator[LightningServer]:
     folder = recipe.folder / "run"
@@ -76,7 +62,7 @@ async def owned(recipe: SmallRecipe, *overrides: str, said: list[str] | None = N
 
 
 async def test_a_run_starts_its_server_publishes_five_adapters_and_ends_it(small_recipe: SmallRecipe) -> None:
-    watcher, said = Steps(), list[str]()
+    watcher, said = GapWatcher(), list[str]()
     async with owned(small_recipe, *ADAPTER, "loop.steps=5", said=said) as server:
         assert vllm_processes(API) and vllm_processes(CORE)
         await server.loop(watcher).run()
@@ -91,7 +77,7 @@ async def test_a_server_that_is_killed_in_the_middle_of_a_step_costs_no_rollout(
 ) -> None:
     small_recipe.rewrite_agent(lambda code: code.replace("max_tokens=6", "max_tokens=60"))
     caplog.set_level(logging.WARNING)
-    watcher = Steps()
+    watcher = GapWatcher()
     async with owned(small_recipe, *ADAPTER, "loop.steps=3", "loop.tasks_per_step=4", "agent.timeout_s=20") as server:
 
         async def kill_in_step_two() -> None:

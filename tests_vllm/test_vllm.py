@@ -27,7 +27,7 @@ from lightningrl.recipe import load_config
 from lightningrl.serve import lightning
 from lightningrl.types import Sampling, Weights
 from tests.conftest import SmallRecipe
-from tests_vllm.conftest import Models
+from tests_vllm.conftest import GapWatcher, Models
 
 pytestmark = pytest.mark.timeout(600)
 SAME = 1e-3
@@ -167,20 +167,6 @@ async def test_a_cancelled_generation_ends_on_the_server_within_a_second(models:
         async with asyncio.timeout(1.0):
             while await asyncio.to_thread(running):
                 await asyncio.sleep(0.05)
-
-
-class GapWatcher:
-    """Watches a run and keeps the logprob gap between engine and trainer of each step."""
-
-    def __init__(self) -> None:
-        self.gaps: list[float] = []
-
-    def doing(self, what: str, done: int = 0, total: int = 0) -> None: ...
-
-    def stepped(self, step: int, metrics: dict[str, float]) -> None:
-        self.gaps.append(metrics["policy/logprob_gap"])
-
-    def examined(self, exam: object) -> None: ...
 
 
 async def learn(recipe: SmallRecipe, url: str, *overrides: str) -> GapWatcher:
