@@ -82,6 +82,8 @@ class Rollout:
     """Sampling fields that override the agent's, e.g. `{"temperature": 0.0}` for greedy evaluation."""
     accepted_attempt_id: str | None = None
     """The attempt that is trained on; None until the rollout has succeeded."""
+    labels: tuple[str, ...] = ()
+    """Only workers that have all of these labels run this rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,8 @@ class Attempt:
     """`hash_token(token)`."""
     status: AttemptStatus = "running"
     worker: str = ""
+    gateway: str = ""
+    """The server that answers its calls; "" if there is only one."""
     lease_until: float = 0.0
     """Unix seconds. A running attempt is lost when its lease ends without a heartbeat."""
     error: str | None = None
@@ -165,6 +169,8 @@ class Call:
     started_at: float = 0.0
     ended_at: float = 0.0
     """Unix seconds."""
+    request_id: str = ""
+    """Given to the HTTP request by the relay of a remote worker, which may send it again; "" without a relay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

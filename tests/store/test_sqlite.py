@@ -20,6 +20,7 @@ import pytest
 
 from lightningrl.errors import StoreError, UserError
 from lightningrl.store import Store, conformance, open_records, open_store
+from lightningrl.store.base import GRACE_S
 from lightningrl.store.conformance import begin, call, rollout, same
 from lightningrl.store.schema import MIGRATIONS
 from lightningrl.store.sqlite import SQLiteStore
@@ -81,7 +82,7 @@ async def test_everything_acknowledged_survives_sigkill_and_nothing_is_there_twi
         acknowledged = _acknowledged_until_killed(path, f"r{life}", after_s=delays.uniform(0.0, 0.15))
         store = await SQLiteStore.open(path, exclusive=True)
         lost = await store.attempts([f"r{life}"])
-        assert [a.status for a in lost] == ["lost"]
+        assert [a.status for a in lost] == ["running"]
         kept = await store.calls([lost[0].id])
         assert acknowledged
         assert set(acknowledged) <= {c.id for c in kept}
@@ -96,8 +97,9 @@ async def test_everything_acknowledged_survives_sigkill_and_nothing_is_there_twi
                 else [*by_id[c.parent_call_id].prompt_ids, *by_id[c.parent_call_id].completion_ids, 7]
             )
             assert c.prompt_ids.tolist() == (before or [c.index % 4])
-        [(again, attempt)] = await store.claim("w", limit=1, lease_s=60)
+        [(again, attempt)] = await store.claim("w", limit=1, lease_s=60, holding=())
         assert again.id == f"r{life}"
+        assert [a.status for a in await store.attempts([f"r{life}"])] == ["lost", "running"]
         await store.finish(attempt.id, "failed")
         await store.close()
 
@@ -228,7 +230,7 @@ async def test_a_reader_changes_nothing_and_gets_in_nobodys_way(tmp_path: Path) 
     assert {name: (tmp_path / name).read_bytes() for name in left} == left
     store = await SQLiteStore.open(path, exclusive=True)
     reader = await open_records(f"sqlite://{path}")
-    assert await store.claim("w", limit=1, lease_s=60)
+    assert await store.claim("w", limit=1, lease_s=60, holding=())
     assert await reader.count() == {"running": 1}
     await store.close()
     assert await reader.count() == {"running": 1}
@@ -297,17 +299,49 @@ async def test_what_is_known_of_an_attempt_without_calls_is_forgotten_with_its_f
     await store.close()
 
 
-async def test_attempts_of_a_dead_owner_wait_for_their_lease_unless_opened_exclusively(tmp_path: Path) -> None:
-    store = await SQLiteStore.open(tmp_path / "s.db")
-    await store.enqueue([rollout("r")])
-    await store.claim("w", limit=1, lease_s=1000)
+async def test_attempts_of_a_dead_server_go_on_for_a_minute_unless_their_worker_has_lost_them(tmp_path: Path) -> None:
+    store = await SQLiteStore.open(tmp_path / "s.db", exclusive=True)
+    await store.enqueue([rollout(name) for name in ("local", "remote", "passed")])
+    [(_, local)] = await store.claim("local", limit=1, lease_s=1000)
+    [(_, remote), (_, passed)] = await store.claim("far", limit=2, lease_s=0.01)
     await store.close()
+    await asyncio.sleep(0.02)
     store = await SQLiteStore.open(tmp_path / "s.db")
-    assert await store.claim("w", limit=1, lease_s=1000) == []
     await store.close()
     store = await SQLiteStore.open(tmp_path / "s.db", exclusive=True)
-    [(_, attempt)] = await store.claim("w", limit=1, lease_s=1000)
-    assert attempt.number == 2
+    left = [attempt.lease_until - time.time() for attempt in await store.attempts(["local", "remote", "passed"])]
+    assert all(GRACE_S - 5 < seconds <= GRACE_S for seconds in left)
+    ((again, attempt),) = await store.claim("local", limit=9, lease_s=1000, holding=())
+    assert (again.id, attempt.number) == ("local", 2)
+    assert await store.heartbeat([local.id, remote.id, passed.id], lease_s=60) == {remote.id, passed.id}
+    await store.append(call(remote, 0, [1], [2]))
+    await store.close()
+
+
+async def test_a_lease_of_another_boot_passes_by_the_wall_clock_on_either_side_of_ours(tmp_path: Path) -> None:
+    store = await SQLiteStore.open(tmp_path / "s.db")
+    await store.enqueue([rollout(name) for name in "abc"])
+    await store.claim("w", limit=3, lease_s=0.0)
+    file = sqlite3.connect(tmp_path / "s.db")
+    for seq, boot in enumerate((b"", b"\xff" * 17, None), start=1):
+        file.execute("UPDATE attempts SET boot = ?, lease_ticks = 1e9 WHERE seq = ?", (boot, seq))
+    file.commit()
+    file.close()
+    assert [r.id for r, _ in await store.claim("w", limit=9, lease_s=60)] == ["a", "b", "c"]
+    await store.close()
+
+
+async def test_a_claim_looks_only_at_what_it_needs(tmp_path: Path) -> None:
+    """Each statement of a claim finds its rows by an index."""
+    store = await SQLiteStore.open(tmp_path / "s.db")
+    statements: list[str] = []
+    await store._writer.run(lambda connection: connection.set_trace_callback(statements.append))
+    await store.claim("w", limit=9, lease_s=60, labels=["gpu"], holding=["a"])
+    selects = [statement for statement in statements if statement.startswith("SELECT")]
+    assert len(selects) >= 6
+    for statement in selects:
+        plan = await store._writer.run(lambda connection, s=statement: connection.execute(f"EXPLAIN QUERY PLAN {s}"))
+        assert not [row[3] for row in plan.fetchall() if "SCAN" in row[3]], statement
     await store.close()
 
 

@@ -47,5 +47,6 @@ class Guests:
             name += f"-{hashlib.blake2b(session.encode(), digest_size=6).hexdigest()}"
         task = Task(id=name, input={} if session is None else {"session": session}, split="run")
         await self._store.enqueue([Rollout(id=name, group_id=name, task=task, timeout_s=LEASE_S)])
-        [(_, attempt)] = await self._store.claim("run", limit=1, lease_s=LEASE_S)
+        mine = [attempt.id for attempt in self.attempts.values()]
+        [(_, attempt)] = await self._store.claim("run", limit=1, lease_s=LEASE_S, holding=mine)
         return attempt

@@ -49,7 +49,7 @@ class Dispatcher:
         try:
             while True:
                 free = self._concurrency - len(self._running)
-                claimed = await self._store.claim(self._worker, limit=free, lease_s=LEASE_S) if free else []
+                claimed = await self._claim(free) if free else []
                 for rollout, attempt in claimed:
                     self._running[asyncio.create_task(self._attempt(rollout, attempt))] = attempt.id
                 await self._settle(heart, timeout_s=None if len(self._running) == self._concurrency else IDLE_POLL_S)
@@ -57,6 +57,10 @@ class Dispatcher:
             for task in (heart, *self._running):
                 task.cancel()
             await asyncio.gather(heart, *self._running, return_exceptions=True)
+
+    async def _claim(self, limit: int) -> list[tuple[Rollout, Attempt]]:
+        holding = list(self._running.values())
+        return await self._store.claim(self._worker, limit=limit, lease_s=LEASE_S, holding=holding)
 
     async def _settle(self, heart: asyncio.Task[None], *, timeout_s: float | None) -> None:
         """Wait until a task ends, or for `timeout_s`. Raises the error of a task that failed."""

@@ -6,7 +6,7 @@ A coroutine that returns has committed. `:memory:` is the test double; there is 
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +14,11 @@ from lightningrl import plugins
 from lightningrl.types import Attempt, AttemptStatus, Call, Reward, Rollout, RolloutStatus, Span, Weights
 
 ENDED: tuple[RolloutStatus, ...] = ("succeeded", "failed")
+
+GRACE_S = 60.0
+"""Seconds that the attempts of a dead server keep running after the next one has opened its store. Their workers come
+back within this time: a worker waits up to 30 s between two tries.
+"""
 
 LOOK_S = 60.0
 """Seconds that one `changes` of `wait` waits."""
@@ -107,16 +112,30 @@ class Store(Records, Protocol):
         """
         ...
 
-    async def claim(self, worker: str, *, limit: int, lease_s: float) -> list[tuple[Rollout, Attempt]]:
+    async def claim(
+        self,
+        worker: str,
+        *,
+        limit: int,
+        lease_s: float,
+        labels: Collection[str] = (),
+        holding: Collection[str] | None = None,
+        gateway: str = "",
+    ) -> list[tuple[Rollout, Attempt]]:
         """Take up to `limit` queued rollouts, oldest first, each with a new running attempt. No rollout is given twice.
+        Rollouts that ask for other labels than `labels` are passed over. `gateway` will answer the attempts' calls.
 
-        Before that, attempts whose lease has passed become `lost`, and their rollouts are queued again or fail. Up to
-        10 lost attempts of a rollout do not count against `max_attempts`.
+        Before that, attempts whose lease has passed become `lost`, and their rollouts are queued again or fail. So do
+        attempts of this worker and gateway that are not in `holding`: the ids of all attempts that the worker runs.
+        None: unknown. Up to 10 lost attempts of a rollout do not count against `max_attempts`.
         """
         ...
 
-    async def heartbeat(self, attempt_ids: Sequence[str], *, lease_s: float) -> None:
-        """Extend the leases of running attempts to `lease_s` from now."""
+    async def heartbeat(self, attempt_ids: Sequence[str], *, lease_s: float, worker: str | None = None) -> set[str]:
+        """Extend the leases of running attempts to `lease_s` from now, and return their ids.
+
+        `worker`: only those of this worker.
+        """
         ...
 
     async def finish(
@@ -127,11 +146,13 @@ class Store(Records, Protocol):
         rewards: Sequence[Reward] = (),
         output: object = None,
         error: str | None = None,
+        worker: str | None = None,
     ) -> None:
         """End an attempt, and store its rewards, in one transaction.
 
         The first `succeeded` attempt is accepted and ends its rollout. Otherwise the rollout is queued again while it
-        has attempts left. Finishing an attempt that has ended changes nothing: the first `finish` counts.
+        has attempts left. Finishing an attempt that has ended changes nothing: the first `finish` counts. Nor does
+        finishing an attempt that is not this `worker`'s, if one is given.
         """
         ...
 
@@ -160,7 +181,8 @@ async def open_store(url: str, *, exclusive: bool = False) -> Store:
     """Open `sqlite:///absolute/path`, `sqlite://relative/path`, `sqlite:///:memory:`, or a plugin's store; the
     scheme is the plugin's name.
 
-    `exclusive`: this process alone runs attempts. Attempts that a dead predecessor left running are lost at once.
+    `exclusive`: no other process gives out attempts. Those that a dead predecessor left running get a new lease of
+    `GRACE_S`, so that their workers can go on.
     """
     scheme, _, path = url.partition("://")
     name = path.removeprefix("/") if path.startswith("/:") else path

@@ -43,8 +43,8 @@ from lightningrl.types import Call, Floats, Reward, Sampling
 
 INSERT = """
     INSERT INTO calls (attempt, idx, kind, id, base, continues, shared, ids, logprobs, head, tail, blocks, body,
-        policy_version, max_tokens, seed, capture_reason, started_at, ended_at)
-    SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ? FROM attempts WHERE seq = ? AND status = 'running'
+        policy_version, max_tokens, seed, capture_reason, started_at, ended_at, request_id)
+    SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ? FROM attempts WHERE seq = ? AND status = 'running'
 """
 """Inserts nothing if the attempt does not run."""
 
@@ -52,7 +52,7 @@ CONTENT = "base, shared, ids, logprobs, head, tail, blocks, body"
 
 WHOLE = f"""
     SELECT seq, {CONTENT}, calls.id, idx, continues, policy_version, max_tokens, seed, capture_reason, started_at,
-        ended_at, name, agent, policy, dialect, finish_reason, capture, sampling
+        ended_at, request_id, name, agent, policy, dialect, finish_reason, capture, sampling
     FROM calls JOIN kinds ON kinds.id = calls.kind WHERE attempt = ?
 """
 
@@ -128,7 +128,7 @@ def row_of(call: Call, *, attempt: int, kind: int, named: bool, base: int | None
         *(attempt, call.index, kind, None if named else call.id, base, call.parent_call_id is not None),
         *(written.shared, written.ids, written.logprobs, written.head, written.tail, blocks, written.body),
         *(call.policy_version, sampling.max_tokens, seed, clean(call.capture_reason), call.started_at, ended_at),
-        attempt,
+        *(clean(call.request_id) or None, attempt),
     )
 
 
@@ -216,8 +216,8 @@ def _content_of(row: tuple[Any, ...], known: dict[int, Content]) -> tuple[Conten
 def _call_of(row: tuple[Any, ...], content: Content, logprobs: Floats, *, attempt_id: str, ids: dict[int, str]) -> Call:
     """`ids`: {row: call id} of the attempt's calls. This call is added."""
     seq, base, call_id, index, continues = row[0], row[1], *row[9:12]
-    policy_version, max_tokens, seed, capture_reason, started_at, ended_at = row[12:18]
-    name, agent, policy, dialect, finish_reason, capture, sampling = row[18:]
+    policy_version, max_tokens, seed, capture_reason, started_at, ended_at, request_id = row[12:19]
+    name, agent, policy, dialect, finish_reason, capture, sampling = row[19:]
     ids[seq] = call_id or _id_of(name, attempt_id, index)
     prompt_length = len(content.ids) - len(logprobs)
     return Call(
@@ -240,6 +240,7 @@ def _call_of(row: tuple[Any, ...], content: Content, logprobs: Floats, *, attemp
         capture_reason=capture_reason,
         started_at=started_at,
         ended_at=ended_at if isinstance(ended_at, float) else _float(_bits(started_at) + ended_at),
+        request_id=request_id or "",
     )
 
 

@@ -149,7 +149,7 @@ async def check_calls_come_back_as_they_were(store: Store) -> None:
     root = call(attempt, 0, [1, 2, 3], [7, 8, 9])
     child = call(attempt, 2, [1, 2, 3, 7, 8, 9, 4, 5], [6, 9], parent=root.id, capture="bridged")
     sibling = call(attempt, 1, [1, 2, 3], [8], logprob=-1e-9)
-    fork = call(attempt, 3, [1, 2, 4], [], parent=child.id, capture="forked")
+    fork = replace(call(attempt, 3, [1, 2, 4], [], parent=child.id, capture="forked"), request_id="q-1")
     odd = call(attempt, 4, [2**31 - 1], [5], logprob=math.nan, capture="incomplete")
     await store.append(root)
     reward = Reward(attempt_id=attempt.id, value=0.5, name="format", source="air", call_id=child.id)
@@ -375,6 +375,54 @@ async def check_a_heartbeat_keeps_the_lease(store: Store) -> None:
     await store.append(call(kept, 0, [1], [2]))
 
 
+async def check_a_worker_keeps_and_finishes_only_what_is_its_own(store: Store) -> None:
+    await store.enqueue([rollout(name) for name in ("mine", "ended", "theirs")])
+    [(_, mine), (_, ended)] = await store.claim("me", limit=2, lease_s=60)
+    [(_, theirs)] = await store.claim("them", limit=1, lease_s=60)
+    await store.finish(ended.id, "failed", worker="me")
+    ids = [mine.id, ended.id, theirs.id, "nobody"]
+    assert await store.heartbeat(ids, lease_s=60, worker="me") == {mine.id}
+    assert await store.heartbeat(ids, lease_s=60) == {mine.id, theirs.id}
+    late = [Reward(attempt_id=theirs.id, value=1.0)]
+    await store.finish(theirs.id, "succeeded", rewards=late, worker="me")
+    assert (await store.attempts(["theirs"]))[0].status == "running"
+    assert await store.rewards([theirs.id]) == []
+    await store.finish(theirs.id, "succeeded", worker="them")
+    assert (await store.attempts(["theirs"]))[0].status == "succeeded"
+
+
+async def check_an_attempt_that_its_worker_does_not_hold_is_lost_at_once(store: Store) -> None:
+    await store.enqueue([rollout(name) for name in "abcd"])
+    [(_, a), (_, b)] = await store.claim("w", limit=2, lease_s=60, gateway="one")
+    [(_, c)] = await store.claim("w", limit=1, lease_s=60, gateway="two")
+    [(_, d)] = await store.claim("other", limit=1, lease_s=60, gateway="one")
+    assert (a.worker, a.gateway, c.gateway) == ("w", "one", "two")
+    assert await store.claim("w", limit=0, lease_s=60, gateway="one") == []
+    assert await store.heartbeat([a.id, b.id, c.id, d.id], lease_s=60) == {a.id, b.id, c.id, d.id}
+    ((again, second),) = await store.claim("w", limit=5, lease_s=60, holding=[a.id], gateway="one")
+    assert (again.id, second.number) == ("b", 2)
+    assert await store.claim("w", limit=0, lease_s=60, holding=[], gateway="one") == []
+    found = {attempt.id: attempt.status for attempt in await store.attempts(["a", "b", "c", "d"])}
+    assert found == {a.id: "lost", b.id: "lost", second.id: "lost", c.id: "running", d.id: "running"}
+    await refuses(store.append(call(b, 0, [1], [2])))
+
+
+async def check_a_worker_gets_only_rollouts_whose_labels_it_has(store: Store) -> None:
+    labels = {"plain": (), "gpu": ("gpu",), "both": ("gpu", "browser"), "browser": ("browser",), "later": ()}
+    for name, asked in labels.items():
+        await store.enqueue([replace(rollout(name), labels=asked)])
+    assert {r.id: r.labels for r in await store.rollouts()} == labels
+
+    async def claimed(*having: str, limit: int = 9) -> list[str]:
+        return [r.id for r, _ in await store.claim("w", limit=limit, lease_s=60, labels=having)]
+
+    assert await claimed("other", limit=1) == ["plain"]
+    assert await claimed("browser", "gpu", limit=2) == ["gpu", "both"]
+    assert await claimed("gpu", "other") == ["later"]
+    assert await claimed() == []
+    assert await claimed("browser") == ["browser"]
+
+
 async def check_wait_wakes_when_the_last_one_ends(store: Store) -> None:
     await store.enqueue([rollout("a"), rollout("b")])
     [(_, a), (_, b)] = await store.claim("w", limit=2, lease_s=60)
@@ -491,6 +539,9 @@ CHECKS: tuple[Callable[[Store], Awaitable[None]], ...] = (
     check_a_failed_attempt_is_tried_again_while_tries_are_left,
     check_a_lost_attempt_is_forgiven_ten_times,
     check_a_heartbeat_keeps_the_lease,
+    check_a_worker_keeps_and_finishes_only_what_is_its_own,
+    check_an_attempt_that_its_worker_does_not_hold_is_lost_at_once,
+    check_a_worker_gets_only_rollouts_whose_labels_it_has,
     check_wait_wakes_when_the_last_one_ends,
     check_changes_are_told_in_order_and_once,
     check_changes_are_waited_for,

@@ -6,13 +6,15 @@ for leases of an earlier boot, on systems without boot ids (all but Linux), and 
 While the machine sleeps, the monotonic clock stands still, and so do the workers that hold leases.
 """
 
+import sqlite3
 import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-PASSED = "status = 'running' AND CASE WHEN boot = :boot THEN lease_ticks <= :ticks ELSE lease_until <= :now END"
-"""The condition for attempts whose lease has passed. Its values are those of a `Moment`."""
+EXTEND = "UPDATE attempts SET lease_until = ?, boot = ?, lease_ticks = ?"
+
+_RUNNING = "SELECT id FROM whole_attempts WHERE status = 'running' AND"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,18 @@ class Moment:
 def in_seconds(seconds: float) -> Moment:
     """The moment `seconds` from now."""
     return Moment(boot=boot_id(), ticks=time.monotonic() + seconds, now=time.time() + seconds)
+
+
+def passed(connection: sqlite3.Connection) -> list[str]:
+    """Ids of the running attempts whose lease has passed. Looks only at those in the index, and at other boots."""
+    at = in_seconds(0.0)
+    found: list[tuple[str]] = []
+    if at.boot is not None:
+        found += connection.execute(f"{_RUNNING} boot = ? AND lease_ticks <= ?", (at.boot, at.ticks))
+        found += connection.execute(f"{_RUNNING} boot < ? AND lease_until <= ?", (at.boot, at.now))
+        found += connection.execute(f"{_RUNNING} boot > ? AND lease_until <= ?", (at.boot, at.now))
+    found += connection.execute(f"{_RUNNING} boot IS NULL AND lease_until <= ?", (at.now,))
+    return [attempt_id for (attempt_id,) in found]
 
 
 @cache

@@ -13,25 +13,29 @@ from lightningrl.errors import StoreError
 from lightningrl.store.lease import Moment
 from lightningrl.types import Attempt, AttemptStatus, Reward, Rollout, Task, Weights
 
-ROLLOUT = "id, group_id, task_id, task_input, split, status, max_attempts, timeout_s, sampling, accepted_attempt_id"
+ROLLOUT = """
+    id, group_id, task_id, task_input, split, status, max_attempts, timeout_s, sampling, accepted_attempt_id, labels
+"""
 """Columns of the view `whole_rollouts`."""
 NEXT_CHANGE = "(SELECT ifnull(max(changed), 0) + 1 FROM rollouts)"
 ENQUEUE = f"""
-    INSERT INTO rollouts (id, group_id, task_id, input_id, split, status, max_attempts, timeout_s, sampling, changed)
-    VALUES (?, ?, ?, (SELECT id FROM inputs WHERE digest = ?), ?, ?, ?, ?, ?, {NEXT_CHANGE})
+    INSERT INTO rollouts (id, group_id, task_id, input_id, split, status, max_attempts, timeout_s, sampling, labels,
+        changed)
+    VALUES (?, ?, ?, (SELECT id FROM inputs WHERE digest = ?), ?, ?, ?, ?, ?, ?, {NEXT_CHANGE})
     ON CONFLICT (id) DO UPDATE
     SET status = 'queued', max_attempts = max_attempts + excluded.max_attempts, changed = excluded.changed
     WHERE status = 'failed'
 """
 STATUS = f"UPDATE rollouts SET status = ?, changed = {NEXT_CHANGE} WHERE id = ?"
-ATTEMPT = "id, rollout_id, number, token, status, worker, lease_until, error, output, started_at, ended_at"
+ATTEMPT = "id, rollout_id, number, token, status, worker, lease_until, error, output, started_at, ended_at, gateway"
 """Columns of the view `whole_attempts`."""
 BEGIN = """
-    INSERT INTO attempts (rollout, number, token, status, worker, lease_until, boot, lease_ticks, started_at)
-    VALUES ((SELECT seq FROM rollouts WHERE id = ?), ?, ?, ?, ?, ?, ?, ?, ?)
+    INSERT INTO attempts (rollout, number, token, status, worker, gateway, lease_until, boot, lease_ticks, started_at)
+    VALUES ((SELECT seq FROM rollouts WHERE id = ?), ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 
-KEYS = "SELECT seq, status, token, ended_at FROM whole_attempts WHERE rollout_id = ? AND number = ?"
+RUNNING = "SELECT id FROM whole_attempts WHERE status = 'running' AND worker = ? AND gateway = ?"
+KEYS = "SELECT seq, status, token, ended_at, worker FROM whole_attempts WHERE rollout_id = ? AND number = ?"
 
 TOKEN, SECRET = "lrl-", 18
 """The beginning of a token, and the number of random bytes that follow (as 24 characters)."""
@@ -49,6 +53,11 @@ class AttemptKey(NamedTuple):
     """SHA-256 of its token."""
     ended_at: float | None
     """Unix seconds; None while it runs."""
+    worker: str
+
+    def runs(self, worker: str | None = None) -> bool:
+        """Whether it is running, and is this worker's. None: any worker's."""
+        return self.status == "running" and worker in (None, self.worker)
 
 
 def to_json(value: object) -> str:
@@ -80,7 +89,8 @@ def rollout_row(rollout: Rollout, *, digest: bytes) -> tuple[Any, ...]:
     """The values of `ENQUEUE`."""
     task = rollout.task
     head = (rollout.id, rollout.group_id, task.id, digest, task.split)
-    return (*head, rollout.status, rollout.max_attempts, rollout.timeout_s, to_json(rollout.sampling))
+    labels = to_json(rollout.labels) if rollout.labels else ""
+    return (*head, rollout.status, rollout.max_attempts, rollout.timeout_s, to_json(rollout.sampling), labels)
 
 
 def rollout_of(row: tuple[Any, ...]) -> Rollout:
@@ -93,7 +103,12 @@ def rollout_of(row: tuple[Any, ...]) -> Rollout:
         timeout_s=row[7],
         sampling=msgspec.json.decode(row[8]),
         accepted_attempt_id=row[9],
+        labels=labels_of(row[10]),
     )
+
+
+def labels_of(text: str) -> tuple[str, ...]:
+    return msgspec.json.decode(text, type=tuple[str, ...]) if text else ()
 
 
 def attempt_id(rollout_id: str, number: int) -> str:
@@ -127,8 +142,8 @@ def new_token() -> str:
 
 def attempt_row(attempt: Attempt, lease: Moment) -> tuple[Any, ...]:
     """The values of `BEGIN`."""
-    head = (attempt.rollout_id, attempt.number, bytes.fromhex(attempt.token_hash), attempt.status, attempt.worker)
-    return (*head, lease.now, lease.boot, lease.ticks, attempt.started_at)
+    head = (attempt.rollout_id, attempt.number, bytes.fromhex(attempt.token_hash), attempt.status)
+    return (*head, attempt.worker, attempt.gateway, lease.now, lease.boot, lease.ticks, attempt.started_at)
 
 
 def attempt_of(row: tuple[Any, ...]) -> Attempt:
@@ -145,6 +160,7 @@ def attempt_of(row: tuple[Any, ...]) -> Attempt:
         output=msgspec.json.decode(row[8]) if row[8] is not None else None,
         started_at=row[9],
         ended_at=row[10],
+        gateway=row[11],
     )
 
 

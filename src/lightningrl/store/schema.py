@@ -12,6 +12,7 @@ Columns that need a word:
     calls.ended_at                   an integer n: the n-th float64 after `started_at`. Exact, and half as long
     attempts.token                   SHA-256 of the token
     attempts.boot, lease_ticks       when the lease passes, see `lease`
+    rollouts.labels                  JSON; "" without labels
     rollouts.changed                 numbers the changes of status in the order of their commits; the latest is greatest
 """
 
@@ -156,6 +157,16 @@ MIGRATIONS: tuple[LiteralString, ...] = (
     ALTER TABLE attempts ADD COLUMN boot BLOB;
     ALTER TABLE attempts ADD COLUMN lease_ticks REAL;
     UPDATE attempts SET token = hashed(token);
+    """,
+    """
+    ALTER TABLE rollouts ADD COLUMN labels TEXT NOT NULL DEFAULT '';
+    ALTER TABLE attempts ADD COLUMN gateway TEXT NOT NULL DEFAULT '';
+    ALTER TABLE calls ADD COLUMN request_id TEXT;
+    DROP INDEX rollouts_queued;
+    CREATE INDEX rollouts_queued ON rollouts (labels, seq) WHERE status = 'queued';
+    DROP INDEX attempts_running;
+    CREATE INDEX attempts_running ON attempts (boot, lease_ticks) WHERE status = 'running';
+    CREATE INDEX attempts_by_worker ON attempts (worker, gateway) WHERE status = 'running';
     """,
 )
 

@@ -5,19 +5,19 @@ those of other processes four times a second.
 """
 
 import asyncio
-import math
 import sqlite3
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from lightningrl.errors import StoreError, UserError
 from lightningrl.store import calls, delta, rows, spans
-from lightningrl.store.base import ANY, Changes, Records, Where
+from lightningrl.store.base import ANY, GRACE_S, Changes, Records, Where
+from lightningrl.store.claims import queued
 from lightningrl.store.connect import connect, connect_reader, own, version
-from lightningrl.store.lease import PASSED, Moment, in_seconds
+from lightningrl.store.lease import EXTEND, Moment, in_seconds, passed
 from lightningrl.store.recent import Recent
 from lightningrl.store.running import Running
 from lightningrl.store.schema import migrate
@@ -33,6 +33,10 @@ worker each time must not run endlessly.
 
 ENDED: tuple[AttemptStatus, ...] = ("succeeded", "failed", "timeout", "lost")
 """The statuses that an attempt can end with."""
+
+PASSED = "the lease passed: the worker of this attempt is gone"
+NOT_HELD = "the worker does not run this attempt: it was started again, or never learned of it"
+"""Errors of attempts that are lost."""
 
 CHUNK = 500
 """Maximum number of ids in one `IN (…)`; older SQLite builds allow 999 variables. Also of changes read at once."""
@@ -71,8 +75,8 @@ class SQLiteStore:
 
     @classmethod
     async def open(cls, path: str | Path, *, exclusive: bool = False) -> "SQLiteStore":
-        """Open or create the file. `exclusive`: this process alone runs attempts until `close`. Attempts that a dead
-        predecessor left running are lost at once. Raises `UserError` if another process has claimed the file.
+        """Open or create the file. `exclusive`: no other process gives out attempts until `close`. Those that a dead
+        predecessor left running get a new lease. Raises `UserError` if another process has claimed the file.
         """
         memory = str(path) == ":memory:"
         try:
@@ -87,7 +91,7 @@ class SQLiteStore:
             raise UserError(f"cannot open the store `{path}`: {error}", hint=hint) from error
         store = cls(writer, reader=reader, lock=lock)
         if exclusive:
-            await store._writer.run(lambda connection: store._expire(connection, after_s=math.inf))
+            await store._writer.run(_renew)
         return store
 
     @classmethod
@@ -115,30 +119,42 @@ class SQLiteStore:
 
         await self._writer.run(work)
 
-    async def claim(self, worker: str, *, limit: int, lease_s: float) -> list[tuple[Rollout, Attempt]]:
+    async def claim(
+        self,
+        worker: str,
+        *,
+        limit: int,
+        lease_s: float,
+        labels: Collection[str] = (),
+        holding: Collection[str] | None = None,
+        gateway: str = "",
+    ) -> list[tuple[Rollout, Attempt]]:
         def work(connection: sqlite3.Connection) -> list[tuple[Rollout, Attempt]]:
-            self._expire(connection)
-            queued = connection.execute(
-                f"SELECT {rows.ROLLOUT} FROM whole_rollouts WHERE status = 'queued' ORDER BY seq LIMIT ?", (limit,)
-            ).fetchall()
-            begun = [self._begin(connection, row, worker=worker, lease=in_seconds(lease_s)) for row in queued]
+            self._lose(connection, passed(connection), why=PASSED)
+            if holding is not None:
+                theirs = connection.execute(rows.RUNNING, (worker, gateway)).fetchall()
+                self._lose(connection, [row[0] for row in theirs if row[0] not in holding], why=NOT_HELD)
+            found = queued(connection, labels, limit=limit)
+            lease = in_seconds(lease_s)
+            begun = [self._begin(connection, row, worker=worker, gateway=gateway, lease=lease) for row in found]
             self._begun += begun
             return begun
 
         return await self._writer.run(work)
 
-    async def heartbeat(self, attempt_ids: Sequence[str], *, lease_s: float) -> None:
-        lease = in_seconds(lease_s)
-        extend = "UPDATE attempts SET lease_until = ?, boot = ?, lease_ticks = ? WHERE seq = ?"
-
-        def work(connection: sqlite3.Connection) -> None:
+    async def heartbeat(self, attempt_ids: Sequence[str], *, lease_s: float, worker: str | None = None) -> set[str]:
+        def work(connection: sqlite3.Connection) -> set[str]:
+            lease = in_seconds(lease_s)
+            kept: set[str] = set()
             for attempt_id in attempt_ids:
                 attempt = rows.find_attempt(connection, attempt_id)
-                if attempt is not None and attempt.status == "running":
-                    connection.execute(extend, (lease.now, lease.boot, lease.ticks, attempt.seq))
+                if attempt is not None and attempt.runs(worker):
+                    connection.execute(f"{EXTEND} WHERE seq = ?", (lease.now, lease.boot, lease.ticks, attempt.seq))
                     self._changed.add(attempt.token.hex())
+                    kept.add(attempt_id)
+            return kept
 
-        await self._writer.run(work)
+        return await self._writer.run(work)
 
     async def finish(
         self,
@@ -148,6 +164,7 @@ class SQLiteStore:
         rewards: Sequence[Reward] = (),
         output: object = None,
         error: str | None = None,
+        worker: str | None = None,
     ) -> None:
         if status not in ENDED:
             raise StoreError(f"an attempt cannot end as `{status}`", hint="one of: " + ", ".join(ENDED))
@@ -155,7 +172,7 @@ class SQLiteStore:
 
         def work(connection: sqlite3.Connection) -> None:
             attempt = rows.the_attempt(connection, attempt_id)
-            if attempt.status != "running":
+            if not attempt.runs(worker):
                 return  # the first `finish` counts
             for reward in rewards:
                 if reward.attempt_id != attempt_id:
@@ -313,7 +330,7 @@ class SQLiteStore:
         self._begun.clear()
 
     def _begin(
-        self, connection: sqlite3.Connection, row: tuple[Any, ...], *, worker: str, lease: Moment
+        self, connection: sqlite3.Connection, row: tuple[Any, ...], *, worker: str, gateway: str, lease: Moment
     ) -> tuple[Rollout, Attempt]:
         """The next attempt at a queued rollout."""
         rollout = replace(rows.rollout_of(row), status="running")
@@ -327,6 +344,7 @@ class SQLiteStore:
             token=token,
             token_hash=hash_token(token),
             worker=worker,
+            gateway=gateway,
             lease_until=lease.now,
             started_at=time.time(),
         )
@@ -336,13 +354,10 @@ class SQLiteStore:
         self._recent.begin(attempt.id, cast(int, seq))
         return rollout, attempt
 
-    def _expire(self, connection: sqlite3.Connection, *, after_s: float = 0.0) -> None:
-        """End the attempts whose lease passes within `after_s` from now."""
-        passed = f"SELECT id FROM whole_attempts WHERE {PASSED}"
-        error = "the lease passed: the worker of this attempt is gone"
-        for (attempt_id,) in connection.execute(passed, asdict(in_seconds(after_s))).fetchall():
+    def _lose(self, connection: sqlite3.Connection, attempt_ids: Sequence[str], *, why: str) -> None:
+        for attempt_id in attempt_ids:
             attempt = rows.the_attempt(connection, attempt_id)
-            self._end(connection, attempt_id, attempt, "lost", output="null", error=error)
+            self._end(connection, attempt_id, attempt, "lost", output="null", error=why)
 
     def _end(
         self,
@@ -408,6 +423,12 @@ def _select(connection: sqlite3.Connection, head: str, values: Sequence[str]) ->
         chunk = unique[start : start + CHUNK]
         found += connection.execute(f"{head} IN ({', '.join('?' for _ in chunk)})", chunk).fetchall()
     return found
+
+
+def _renew(connection: sqlite3.Connection) -> None:
+    """Give all running attempts a lease of `GRACE_S`."""
+    lease = in_seconds(GRACE_S)
+    connection.execute(f"{EXTEND} WHERE status = 'running'", (lease.now, lease.boot, lease.ticks))
 
 
 def _ended(attempt_id: str) -> StoreError:
