@@ -45,14 +45,22 @@ class AgentConfig(Section):
     """Environment variables to set for the agent, in addition to those that it inherits (see docs/gateway.md)."""
     inherit_env: list[str] = Field(default_factory=list)
     """More environment variables that the agent inherits (`*`: any characters), except the keys of upstreams."""
-    workers: int = Field(default=2, ge=1)
-    """Number of processes that run agents."""
+    workers: int = Field(default=2, ge=0)
+    """Number of processes on this machine that run agents; 0: only `lightningrl worker` runs them (docs/workers.md)."""
     concurrency: int = Field(default=64, ge=1)
-    """Number of attempts that run at the same time, in all workers together."""
+    """Number of attempts that run at the same time on this machine, in all processes together."""
+    labels: list[str] = Field(default_factory=list)
+    """Run attempts only on workers with all of these labels (`lightningrl worker --label NAME`). The processes of this
+    machine have none.
+    """
+    grade: Literal["worker", "server"] = "worker"
+    """Where the reward function runs. `server`: where agents run, nobody is trusted with rewards."""
     timeout_s: float = Field(default=60.0, gt=0)
     """Time limit of an attempt, in seconds."""
     max_attempts: int = Field(default=2, ge=1)
     """Number of attempts at a rollout before it counts as failed."""
+    lease_s: float = Field(default=60.0, ge=1)
+    """An attempt is lost, and tried again elsewhere, if its worker has not been heard for this time, in seconds."""
     may_reward: bool = False
     """Allow the agent to reward its own calls with `lightningrl.emit_reward`. It can never set the final reward."""
 

@@ -138,6 +138,7 @@ class Rollouts:
             max_attempts=self._config.agent.max_attempts,
             timeout_s=self._config.agent.timeout_s,
             sampling={"temperature": temperature, "top_p": 1.0, "top_k": 0, "seed": seed},
+            labels=tuple(self._config.agent.labels),
         )
 
     async def _finish(self, rollouts: Sequence[Rollout], *, version: int, what: str) -> list[Rollout]:

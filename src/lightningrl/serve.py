@@ -3,19 +3,20 @@
 store       what happened: rollouts, calls, rewards, versions of the weights
 engines     token ids in, sampled token ids and log-probabilities out
 gateway     the HTTP side: an agent's request → engine → store
-dispatcher  claims queued rollouts from the store and has workers run the agent on them
+leases      give queued rollouts to workers: the dispatcher of this process, and others over HTTP
+dispatcher  runs the agent on what it is given, in worker processes
 learners    turn records into new weights; `Loop` drives them
 """
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from lightningrl.chat import ChatTemplate
 from lightningrl.checkpoints import Checkpoints
@@ -28,11 +29,12 @@ from lightningrl.gateway.assembly import make_gateway, opened
 from lightningrl.gateway.scripted import PLAIN
 from lightningrl.gateway.server import bound
 from lightningrl.learner import Learner
+from lightningrl.leases import StoreLeases, never
 from lightningrl.loop import Loop
 from lightningrl.models.load import local_folder
 from lightningrl.policies import load_models, make_learners, set_up_devices
 from lightningrl.progress import Watcher
-from lightningrl.runner.dispatch import Dispatcher, never
+from lightningrl.runner.dispatch import Dispatcher
 from lightningrl.runner.pool import WorkerPool
 from lightningrl.servers import owned_fleet
 from lightningrl.store import Store, open_store
@@ -161,40 +163,49 @@ async def _agents(
         base_url = await stack.enter_async_context(opened(gateway, sock))
         env = {"OPENAI_BASE_URL": f"{base_url}/v1"}
         log_path = folder / "agents.log"
-        runner = WorkerPool(config.agent, root=config.root, env=env, secrets=config.secrets(), log_path=log_path)
-        await runner.start()
-        stack.push_async_callback(runner.close)
-        interrupted = never if fleet is None else fleet.was_down
-        await stack.enter_async_context(_dispatching(config, store, runner, base_url, interrupted=interrupted))
+        pool = partial(WorkerPool, config.agent, root=config.root, env=env, secrets=config.secrets(), log_path=log_path)
+        grader = await _started(stack, pool(grades=True)) if config.agent.grade == "server" else None
+        leases = StoreLeases(
+            store,
+            lease_s=config.agent.lease_s,
+            interrupted=never if fleet is None else fleet.was_down,
+            grade=None if grader is None else grader.grade,
+        )
+        local = leases.of("local")
+        await local.claim(limit=0, holding=())  # attempts of an earlier process of this run are lost
+        work = [leases.run()]
+        if config.agent.workers:
+            runner = await _started(stack, pool())
+            concurrency = config.agent.concurrency
+            work.append(Dispatcher(leases=local, runner=runner, base_url=base_url, concurrency=concurrency).run())
+        await stack.enter_async_context(_beside(work))
         yield
+
+
+async def _started(stack: AsyncExitStack, pool: WorkerPool) -> WorkerPool:
+    await pool.start()
+    stack.push_async_callback(pool.close)
+    return pool
 
 
 def _workers(config: Config) -> str:
     count = config.agent.workers
-    return f"starting {count} worker{'s' if count > 1 else ''} for the agent"
+    return f"starting {count} worker{'' if count == 1 else 's'} for the agent"
 
 
 @asynccontextmanager
-async def _dispatching(
-    config: Config, store: Store, runner: WorkerPool, base_url: str, *, interrupted: Callable[[float], bool]
-) -> AsyncIterator[None]:
-    """Run queued rollouts while the block runs. If dispatching fails, cancel the block and raise the error."""
-    dispatcher = Dispatcher(
-        store=store,
-        runner=runner,
-        base_url=base_url,
-        concurrency=config.agent.concurrency,
-        worker="local",
-        interrupted=interrupted,
-    )
+async def _beside(work: Sequence[Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
+    """Run the work while the block runs. If some of it fails, cancel the block and raise the error."""
     block = asyncio.current_task()
     assert block is not None
-    task = asyncio.create_task(dispatcher.run())
-    task.add_done_callback(lambda ended: None if ended.cancelled() else block.cancel())
+    tasks = [asyncio.create_task(coroutine) for coroutine in work]
+    for task in tasks:
+        task.add_done_callback(lambda ended: None if ended.cancelled() else block.cancel())
     try:
         yield
     finally:
-        task.cancel()
-        (result,) = await asyncio.gather(task, return_exceptions=True)
-        if isinstance(result, Exception):
-            raise result
+        for task in tasks:
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result

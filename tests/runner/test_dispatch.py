@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from lightningrl.leases import StoreLeases, never
 from lightningrl.runner import Outcome
-from lightningrl.runner.dispatch import Dispatcher, never
+from lightningrl.runner.dispatch import Dispatcher
 from lightningrl.store import Store, open_store, wait
 from lightningrl.types import Attempt, Reward, Rollout, Task
 
@@ -43,20 +44,15 @@ async def dispatching(
     runner: Instant, *, concurrency: int = 4, interrupted: Callable[[float], bool] = never
 ) -> AsyncIterator[Store]:
     store = await open_store("sqlite:///:memory:")
-    dispatcher = Dispatcher(
-        store=store,
-        runner=runner,
-        base_url="http://here",
-        concurrency=concurrency,
-        worker="w",
-        interrupted=interrupted,
-    )
-    task = asyncio.create_task(dispatcher.run())
+    leases = StoreLeases(store, interrupted=interrupted)
+    dispatcher = Dispatcher(leases=leases.of("w"), runner=runner, base_url="http://here", concurrency=concurrency)
+    tasks = [asyncio.create_task(leases.run()), asyncio.create_task(dispatcher.run())]
     try:
         yield store
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await store.close()
 
 
@@ -109,3 +105,60 @@ async def test_an_attempt_that_timed_out_while_the_engine_was_down_costs_its_rol
         (ended,) = await wait(store, ["r0"], timeout_s=10)
         assert ended.status == status and len(await store.attempts(["r0"])) == attempts
     assert before <= began[0] <= time.monotonic()
+
+
+class Slow(Instant):
+    """Attempts last until they are cancelled, or until `go`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = asyncio.Event()
+        self.cancelled = 0
+
+    async def run(self, rollout: Rollout, attempt: Attempt, env: Mapping[str, str]) -> Outcome:
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return await super().run(rollout, attempt, env)
+
+
+async def test_an_attempt_that_was_lost_is_ended_and_its_rollout_runs_again() -> None:
+    store, runner = await open_store("sqlite:///:memory:"), Slow()
+    leases = StoreLeases(store, lease_s=0.3)
+    dispatcher = Dispatcher(leases=leases.of("w"), runner=runner, base_url="http://here", concurrency=4)
+    tasks = [asyncio.create_task(leases.run()), asyncio.create_task(dispatcher.run())]
+    await store.enqueue(rollouts(1))
+    await until(lambda: dispatcher.running == 1)
+    await store.finish("r0.1", "lost", error="as if its lease had passed")
+    await until(lambda: runner.cancelled == 1)
+    runner.go.set()
+    (ended,) = await wait(store, ["r0"], timeout_s=10)
+    assert ended.accepted_attempt_id == "r0.2"
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await store.close()
+
+
+async def test_a_drained_dispatcher_ends_what_runs_and_claims_nothing_more() -> None:
+    store, runner = await open_store("sqlite:///:memory:"), Slow()
+    leases = StoreLeases(store)
+    dispatcher = Dispatcher(leases=leases.of("w"), runner=runner, base_url="http://here", concurrency=2)
+    serving, running = asyncio.create_task(leases.run()), asyncio.create_task(dispatcher.run())
+    await store.enqueue(rollouts(5))
+    await until(lambda: dispatcher.running == 2)
+    dispatcher.drain()
+    runner.go.set()
+    await asyncio.wait_for(running, timeout=10)
+    assert await store.count() == {"succeeded": 2, "queued": 3}
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+    await store.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)

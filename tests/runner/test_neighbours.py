@@ -11,6 +11,7 @@ import pytest
 from lightningrl.config import AgentConfig
 from lightningrl.runner import Outcome
 from lightningrl.runner.conformance import attempt
+from lightningrl.leases import StoreLeases
 from lightningrl.runner.dispatch import Dispatcher
 from lightningrl.runner.pool import WorkerPool
 from lightningrl.store import open_store, wait
@@ -137,8 +138,9 @@ async def test_a_crashing_attempt_is_found_and_the_others_succeed(tmp_path: Path
     store = await open_store("sqlite:///:memory:")
     tasks = [Task(id=str(number), input={"do": do} if number == 3 else {}, split="train") for number in range(8)]
     async with pool(tmp_path, workers=2) as runner:
-        dispatcher = Dispatcher(store=store, runner=runner, base_url="http://127.0.0.1:9", concurrency=16, worker="w")
-        running = asyncio.create_task(dispatcher.run())
+        leases = StoreLeases(store)
+        dispatcher = Dispatcher(leases=leases.of("w"), runner=runner, base_url="http://127.0.0.1:9", concurrency=16)
+        running = asyncio.gather(leases.run(), dispatcher.run())
         await store.enqueue([Rollout(id=task.id, group_id="g", task=task, max_attempts=2) for task in tasks])
         ended = await wait(store, [task.id for task in tasks], timeout_s=100)
         running.cancel()

@@ -1,6 +1,6 @@
 """Runs an unmodified agent: it sees a base URL and a key, nothing else of LightningRL.
 
-dispatch      claims attempts from the store and finishes them
+dispatch      claims attempts and finishes them (see `leases`)
 pool          picks a worker for each attempt and replaces the broken ones; `process` is one worker, seen from outside
 worker        the process that calls the agent and the reward function; `wire` is what both sides send
 boundary      calls user code; `command` runs an agent that is a program
@@ -9,6 +9,7 @@ watchdog, exhaustion, leftovers     what protects attempts from each other
 environment   the variables that an agent gets
 """
 
-from lightningrl.runner.base import Outcome, Runner
+from lightningrl.leases import Outcome
+from lightningrl.runner.base import Runner
 
 __all__ = ["Outcome", "Runner"]

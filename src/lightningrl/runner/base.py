@@ -1,22 +1,10 @@
 """The contract of a runner: one attempt in, one outcome out, whatever the agent does."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from lightningrl.types import Attempt, AttemptStatus, Reward, Rollout
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How an attempt ended."""
-
-    status: AttemptStatus
-    output: Any = None
-    """JSON: what the agent returned or printed."""
-    rewards: tuple[Reward, ...] = ()
-    error: str | None = None
-    """One line that names the error and its owner, then the traceback. None if the attempt succeeded."""
+from lightningrl.leases import Outcome
+from lightningrl.types import Attempt, Rollout
 
 
 class Runner(Protocol):

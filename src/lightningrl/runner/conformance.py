@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 
 from lightningrl.config import AgentConfig
 from lightningrl.errors import UserError
-from lightningrl.runner.base import Outcome, Runner
+from lightningrl.leases import Outcome
+from lightningrl.runner.base import Runner
 from lightningrl.runner.environment import addresses
 from lightningrl.types import Attempt, Reward, Rollout, Task
 

@@ -1,84 +1,80 @@
-"""Claims queued attempts from the store, runs and finishes them, and renews their leases."""
+"""Runs the attempts that a worker claims, renews their leases, and finishes them."""
 
 import asyncio
-import time
 from collections.abc import Callable
-from dataclasses import replace
 
+from lightningrl.leases import Leases
 from lightningrl.runner.base import Runner
 from lightningrl.runner.environment import addresses
-from lightningrl.store import Store
 from lightningrl.types import Attempt, Rollout
 
-LEASE_S = 60.0
-IDLE_POLL_S = 0.02
-
-
-def never(began: float) -> bool:
-    """The engine has not been down since `began`."""
-    return False
+BEATS = 3
+"""Heartbeats in the time of a lease."""
 
 
 class Dispatcher:
-    """Keeps a runner busy with up to `concurrency` attempts, until cancelled."""
+    """Keeps a runner busy with up to `concurrency` attempts, until it is cancelled or drained."""
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        runner: Runner,
-        base_url: str,
-        concurrency: int,
-        worker: str,
-        interrupted: Callable[[float], bool] = never,
-    ) -> None:
-        """`interrupted`: whether the engine was down at any time since `began` (of `time.monotonic`). An attempt that
-        timed out meanwhile is lost, which costs its rollout nothing.
-        """
-        self._interrupted = interrupted
-        self._store = store
+    def __init__(self, *, leases: Leases, runner: Runner, base_url: str, concurrency: int) -> None:
+        self._leases = leases
         self._runner = runner
         self._base_url = base_url
         self._concurrency = concurrency
-        self._worker = worker
-        self._running: dict[asyncio.Task[None], str] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
+        """By attempt, until its end is acknowledged."""
+        self._changed = asyncio.Event()
+        self._drained = asyncio.Event()
+
+    @property
+    def running(self) -> int:
+        """Number of attempts that run, or whose end is not acknowledged yet."""
+        return len(self._running)
+
+    def drain(self) -> None:
+        """Claim nothing more. `run` returns when the attempts that run have ended."""
+        self._drained.set()
 
     async def run(self) -> None:
-        """Claim and run attempts until cancelled. An error here is LightningRL's, not the agent's, and is raised."""
-        heart = asyncio.create_task(self._beat())
+        """Claim and run attempts. An error here is LightningRL's, not the agent's, and is raised."""
         try:
-            while True:
-                free = self._concurrency - len(self._running)
-                claimed = await self._claim(free) if free else []
-                for rollout, attempt in claimed:
-                    self._running[asyncio.create_task(self._attempt(rollout, attempt))] = attempt.id
-                await self._settle(heart, timeout_s=None if len(self._running) == self._concurrency else IDLE_POLL_S)
-        finally:
-            for task in (heart, *self._running):
-                task.cancel()
-            await asyncio.gather(heart, *self._running, return_exceptions=True)
+            async with asyncio.TaskGroup() as tasks:
+                heart = tasks.create_task(self._beat())
+                claiming = tasks.create_task(self._claim(tasks))
+                await self._drained.wait()
+                claiming.cancel()
+                await asyncio.wait([claiming])
+                await self._leases.claim(limit=0, holding=list(self._running))  # gives back what nobody has received
+                await self._until(lambda: not self._running)
+                heart.cancel()
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
 
-    async def _claim(self, limit: int) -> list[tuple[Rollout, Attempt]]:
-        holding = list(self._running.values())
-        return await self._store.claim(self._worker, limit=limit, lease_s=LEASE_S, holding=holding)
-
-    async def _settle(self, heart: asyncio.Task[None], *, timeout_s: float | None) -> None:
-        """Wait until a task ends, or for `timeout_s`. Raises the error of a task that failed."""
-        ended, _ = await asyncio.wait([heart, *self._running], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        for task in ended:
-            self._running.pop(task, None)
-            task.result()
+    async def _claim(self, tasks: asyncio.TaskGroup) -> None:
+        while True:
+            await self._until(lambda: len(self._running) < self._concurrency)
+            free = self._concurrency - len(self._running)
+            for rollout, attempt in await self._leases.claim(limit=free, holding=list(self._running)):
+                task = self._running[attempt.id] = tasks.create_task(self._attempt(rollout, attempt))
+                task.add_done_callback(lambda _, ended=attempt.id: self._end(ended))
 
     async def _attempt(self, rollout: Rollout, attempt: Attempt) -> None:
-        began = time.monotonic()
         outcome = await self._runner.run(rollout, attempt, addresses(self._base_url, key=attempt.token))
-        if outcome.status == "timeout" and self._interrupted(began):
-            outcome = replace(outcome, status="lost")
-        await self._store.finish(
-            attempt.id, outcome.status, rewards=outcome.rewards, output=outcome.output, error=outcome.error
-        )
+        await self._leases.finish(attempt.id, outcome)
+
+    def _end(self, attempt_id: str) -> None:
+        del self._running[attempt_id]
+        self._changed.set()
+
+    async def _until(self, ready: Callable[[], bool]) -> None:
+        while not ready():
+            self._changed.clear()
+            await self._changed.wait()
 
     async def _beat(self) -> None:
+        """Renew leases, and end the attempts whose lease was lost: their rollouts run elsewhere by now."""
         while True:
-            await asyncio.sleep(LEASE_S / 3)
-            await self._store.heartbeat(list(self._running.values()), lease_s=LEASE_S)
+            await asyncio.sleep(self._leases.lease_s / BEATS)
+            held = list(self._running)
+            kept = await self._leases.heartbeat(held)
+            for attempt_id in set(held).difference(kept) & self._running.keys():
+                self._running[attempt_id].cancel()

@@ -19,8 +19,9 @@ import msgspec
 
 from lightningrl.config import AgentConfig
 from lightningrl.errors import AgentError, GraderError
+from lightningrl.leases import Outcome
 from lightningrl.runner import wire
-from lightningrl.runner.base import Outcome
+from lightningrl.runner.boundary import as_json
 from lightningrl.runner.environment import make_codex_home, process_environment
 from lightningrl.runner.logfile import keep_small
 from lightningrl.runner.process import WorkerProcess
@@ -42,6 +43,7 @@ class WorkerPool:
         agent: AgentConfig,
         *,
         root: Path,
+        grades: bool = False,
         env: Mapping[str, str] | None = None,
         secrets: Collection[str] = (),
         log_path: Path | None = None,
@@ -52,6 +54,7 @@ class WorkerPool:
     ) -> None:
         """`root`: the recipe's folder. Agents are imported from it and run in it.
 
+        `grades`: the pool grades the attempts that others have run (`grade`), and runs no agent itself.
         `env`: variables of the worker processes; pass the base URL, for agents that build their client on import.
         `secrets`: variables that agents must not get, whatever the recipe says.
         `log_path`: file for the agents' stdout and stderr; None discards them. At `log_limit` bytes it is emptied, and
@@ -60,15 +63,15 @@ class WorkerPool:
         `grace_s`: grace period for the other attempts in a worker that is being replaced.
         """
         self._setup = wire.Setup(
-            entry=agent.entry,
-            command=agent.command,
-            reward=agent.reward,
+            entry=None if grades else agent.entry,
+            command=None if grades else agent.command,
+            reward=agent.reward if grades or agent.grade == "worker" else None,
             reward_range=agent.reward_range,
             root=str(root.resolve()),
         )
         self._env = _environment(agent, env or {}, secrets=secrets, folder=log_path.parent if log_path else None)
-        self._wanted = agent.workers
-        self._capacity = math.ceil(agent.concurrency / agent.workers)
+        self._wanted = max(1, agent.workers)
+        self._capacity = math.ceil(agent.concurrency / self._wanted)
         self._log_path, self._log_limit = log_path.resolve() if log_path else None, log_limit
         self._start_timeout_s, self._watchdog_s, self._grace_s = start_timeout_s, watchdog_s, grace_s
         self._workers: list[WorkerProcess] = []
@@ -77,7 +80,7 @@ class WorkerPool:
         self._background: set[asyncio.Task[None]] = set()
         self._suspects: set[str] = set()
         """Ids of rollouts that may have broken a worker. They run in a worker of their own."""
-        self._alone = asyncio.Semaphore(agent.workers)
+        self._alone = asyncio.Semaphore(self._wanted)
         self._starting = 0
         self._closed = False
         self._failure: AgentError | GraderError | None = None
@@ -96,13 +99,14 @@ class WorkerPool:
             self._in_background(keep_small(self._log_path, limit=self._log_limit))
 
     async def run(self, rollout: Rollout, attempt: Attempt, env: Mapping[str, str]) -> Outcome:
-        job = wire.Job(
-            id=attempt.id,
-            token=attempt.token,
-            input=msgspec.Raw(msgspec.json.encode(dict(rollout.task.input))),
-            env=dict(env),
-            timeout_s=rollout.timeout_s,
-        )
+        return await self._do(rollout, _job(rollout, attempt, env))
+
+    async def grade(self, rollout: Rollout, attempt: Attempt, outcome: Outcome) -> Outcome:
+        """Grade an attempt whose agent has succeeded elsewhere."""
+        job = msgspec.structs.asdict(_job(rollout, attempt, {}))
+        return await self._do(rollout, wire.Grading(**job, output=msgspec.Raw(as_json(outcome.output))))
+
+    async def _do(self, rollout: Rollout, job: wire.Job) -> Outcome:
         if rollout.id in self._suspects:
             return await self._run_alone(rollout.id, job)
         worker = await self._place()
@@ -252,6 +256,16 @@ class WorkerPool:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+def _job(rollout: Rollout, attempt: Attempt, env: Mapping[str, str]) -> wire.Job:
+    return wire.Job(
+        id=attempt.id,
+        token=attempt.token,
+        input=msgspec.Raw(msgspec.json.encode(dict(rollout.task.input))),
+        env=dict(env),
+        timeout_s=rollout.timeout_s,
+    )
 
 
 def _outcome(done: wire.Done) -> Outcome:

@@ -1,6 +1,6 @@
 """The messages between pool and worker: one JSON object per line, over a socket pair that user code never sees.
 
-parent → worker: `Setup` once, then `Job` and `Cancel`. worker → parent: `Ready` or `Refused` once, then `Started` and
+parent → worker: `Setup` once, then `Job`, `Grading` and `Cancel`. worker → parent: `Ready` or `Refused` once, then `Started` and
 `Done`.
 """
 
@@ -17,11 +17,12 @@ MAX_LINE = 4 * MAX_OUTPUT
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The agent and the reward function that a worker loads."""
+    """The agent and the reward function that a worker loads. Without `entry` and `command`, it only grades."""
 
     entry: str | None
     command: list[str] | None
-    reward: str
+    reward: str | None
+    """None: attempts are graded elsewhere."""
     reward_range: tuple[float, float] | None = None
     root: str
 
@@ -35,6 +36,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The task's input as JSON. Agent and grader each get a copy, so the grader never sees the agent's changes."""
     env: dict[str, str]
     timeout_s: float
+
+
+class Grading(Job, frozen=True, kw_only=True, tag=True):
+    """Grade an attempt whose agent has run elsewhere."""
+
+    output: msgspec.Raw
+    """The agent's answer as JSON."""
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -76,7 +84,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The attempt is lost and may have caused the failure itself. Retry its rollout in a worker of its own."""
 
 
-ToWorker: TypeAlias = Setup | Job | Cancel
+ToWorker: TypeAlias = Setup | Job | Grading | Cancel
 FromWorker: TypeAlias = Ready | Refused | Started | Done
 
 to_worker = msgspec.json.Decoder(ToWorker)

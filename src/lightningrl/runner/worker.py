@@ -61,11 +61,14 @@ class Worker:
         self._tasks: dict[str, asyncio.Task[wire.Done]] = {}
         self._progress: dict[str, Progress] = {}
         self._supervisors: set[asyncio.Task[None]] = set()
+        root = Path(setup.root)
         if setup.command is not None:
             _check_program(setup.command[0])
-        else:
-            self._agent = _load(setup.entry or "", kind="agent", root=Path(setup.root), blame=AgentError)
-        self._grade = _load(setup.reward, kind="reward", root=Path(setup.root), blame=GraderError)
+        elif setup.entry is not None:
+            self._agent = _load(setup.entry, kind="agent", root=root, blame=AgentError)
+        self._grade: Callable[..., Any] | None = None
+        if setup.reward is not None:
+            self._grade = _load(setup.reward, kind="reward", root=root, blame=GraderError)
 
     def start(self, job: wire.Job) -> None:
         progress = self._progress[job.id] = Progress(job=job)
@@ -114,15 +117,12 @@ class Worker:
         job = progress.job
         output = b"null"
         try:
-            output = as_json(await self._run_agent(progress))
-            await flush_spans()
-            progress.phase = "grader"
-            attach.identity.set(None)  # a grader's calls to a judge model are not the agent's
-            with attributed(GraderError):
-                value = await call(
-                    self._grade, msgspec.json.decode(job.input), msgspec.json.decode(output), threads=progress.threads
-                )
-                rewards = as_rewards(value, within=self._reward_range)
+            if isinstance(job, wire.Grading):
+                output = bytes(job.output)
+            else:
+                output = as_json(await self._run_agent(progress))
+                await flush_spans()
+            rewards = {} if self._grade is None else await self._rewards(progress, output, self._grade)
         except (AgentError, GraderError) as error:
             error_text = wire.speakable(f"{type(error).__name__}: {error}")
             if is_exhaustion(error):  # any attempt of this worker may be the cause
@@ -134,6 +134,14 @@ class Worker:
             output=msgspec.Raw(output),
             rewards={wire.speakable(name): value for name, value in rewards.items()},
         )
+
+    async def _rewards(self, progress: Progress, output: bytes, grade: Callable[..., Any]) -> dict[str, float]:
+        progress.phase = "grader"
+        attach.identity.set(None)  # a grader's calls to a judge model are not the agent's
+        with attributed(GraderError):
+            inputs = msgspec.json.decode(progress.job.input), msgspec.json.decode(output)
+            value = await call(grade, *inputs, threads=progress.threads)
+            return as_rewards(value, within=self._reward_range)
 
     async def _run_agent(self, progress: Progress) -> Any:
         job = progress.job

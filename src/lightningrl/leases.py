@@ -1,0 +1,230 @@
+"""Who runs which attempt? Workers claim attempts, say that they still run them, and finish them.
+
+A worker holds an attempt by a lease. It renews the lease with heartbeats; if the lease passes, the attempt is lost, and
+its rollout is queued again. A worker that has lost an attempt can neither finish nor reward it. `StoreLeases` serves
+all workers of one server: the local one in its own process, and others over HTTP (`gateway/workers.py` and
+`runner/remote.py`), which run attempts with the same `Dispatcher`.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias
+
+from lightningrl.store import Store
+from lightningrl.types import Attempt, AttemptStatus, Reward, Rollout
+
+LEASE_S = 60.0
+WAIT_S = 30.0
+"""Seconds that one `claim` waits for work."""
+CHECKS = 10
+"""How often in the time of a lease is looked for leases that have passed."""
+
+Claimed: TypeAlias = list[tuple[Rollout, Attempt]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How an attempt ended."""
+
+    status: AttemptStatus
+    output: Any = None
+    """JSON: what the agent returned or printed."""
+    rewards: tuple[Reward, ...] = ()
+    error: str | None = None
+    """One line that names the error and its owner, then the traceback. None if the attempt succeeded."""
+
+
+class Leases(Protocol):
+    """The attempts of one worker."""
+
+    @property
+    def lease_s(self) -> float:
+        """Seconds without a heartbeat after which an attempt is lost."""
+        ...
+
+    async def claim(self, *, limit: int, holding: Collection[str]) -> Claimed:
+        """Take up to `limit` attempts. Waits for work for a while; then returns none.
+
+        `limit=0` returns at once.
+
+        `holding`: all attempts that this worker runs or has not finished yet. Others that are leased to it are lost:
+        the answer that named them has not arrived, or the process that ran them has died. A worker has one claim at a
+        time; a second one takes the place of the first, which returns nothing.
+        """
+        ...
+
+    async def heartbeat(self, holding: Collection[str]) -> Collection[str]:
+        """Renew leases. Returns those that are still this worker's; the others have been lost or have ended."""
+        ...
+
+    async def finish(self, attempt_id: str, outcome: Outcome) -> None:
+        """End an attempt. Changes nothing if it has ended, or is not this worker's any more."""
+        ...
+
+
+Grade: TypeAlias = Callable[[Rollout, Attempt, Outcome], Awaitable[Outcome]]
+"""Grades an attempt whose agent has ended."""
+
+
+def never(began: float) -> bool:
+    """The engine has not been down since `began`."""
+    return False
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Claim:
+    """A claim that waits for work."""
+
+    worker: str
+    labels: frozenset[str]
+    limit: int
+    given: asyncio.Future[Claimed]
+
+
+class StoreLeases:
+    """The attempts of all workers of one server."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        lease_s: float = LEASE_S,
+        gateway: str = "",
+        interrupted: Callable[[float], bool] = never,
+        grade: Grade | None = None,
+    ) -> None:
+        """`gateway`: the name of this server, if others share the store; it alone answers the attempts' calls.
+
+        `interrupted`: whether the engine was down at any time since `began` (of `time.monotonic`). An attempt that
+        timed out meanwhile is lost, which costs its rollout nothing.
+        `grade`: gives the rewards in the workers' place; what workers say about rewards is then ignored.
+        """
+        self.lease_s = lease_s
+        self._store = store
+        self._gateway = gateway
+        self._interrupted = interrupted
+        self._grade = grade
+        self._waiting: dict[str, _Claim] = {}
+        """By worker, the longest wait first."""
+        self._turn = asyncio.Lock()
+        """Held while attempts are given out."""
+        self._began: dict[str, float] = {}
+        """Attempt → when it was claimed, of `time.monotonic`."""
+        self._start = time.monotonic()
+
+    def of(self, worker: str, *, labels: Collection[str] = ()) -> "WorkerLeases":
+        """The leases of one worker. `labels`: what it offers to rollouts that ask for it."""
+        return WorkerLeases(self, worker, labels=frozenset(labels))
+
+    async def run(self) -> None:
+        """Give queued rollouts to the claims that wait, and end attempts whose lease has passed, until cancelled."""
+        look_s = self.lease_s / CHECKS
+        cursor, looked = (await self._store.changes()).cursor, -math.inf
+        while True:
+            news = await self._store.changes(cursor, timeout_s=look_s)
+            cursor, queued = news.cursor, sum(rollout.status == "queued" for rollout in news.rollouts)
+            async with self._turn:
+                if queued:
+                    await self._give(queued)
+                if time.monotonic() - looked >= look_s:
+                    looked = time.monotonic()
+                    await self._store.claim("", limit=0, lease_s=self.lease_s)
+
+    async def claim(
+        self, worker: str, *, labels: frozenset[str], limit: int, holding: Collection[str], wait_s: float
+    ) -> Claimed:
+        """See `Leases.claim`. Waits for up to `wait_s`."""
+        mine = _Claim(worker=worker, labels=labels, limit=limit, given=asyncio.get_running_loop().create_future())
+        before = self._waiting.pop(worker, None)
+        if before is not None and not before.given.done():
+            before.given.set_result([])
+        self._waiting[worker] = mine
+        try:
+            async with self._turn:
+                if not mine.given.done():
+                    await self._take(mine, limit=limit, holding=holding)
+            if limit:
+                await asyncio.wait([mine.given], timeout=wait_s)
+            return mine.given.result() if mine.given.done() else []
+        finally:
+            if self._waiting.get(worker) is mine:
+                del self._waiting[worker]
+
+    async def heartbeat(self, worker: str, holding: Collection[str]) -> set[str]:
+        """See `Leases.heartbeat`."""
+        return await self._store.heartbeat(list(holding), lease_s=self.lease_s, worker=worker) if holding else set()
+
+    async def finish(self, worker: str, attempt_id: str, outcome: Outcome) -> None:
+        """See `Leases.finish`."""
+        if outcome.status == "timeout" and self._interrupted(self._began.get(attempt_id, self._start)):
+            outcome = replace(outcome, status="lost")
+        if self._grade is not None:
+            outcome = await self._graded(attempt_id, replace(outcome, rewards=()), self._grade)
+        await self._store.finish(
+            attempt_id,
+            outcome.status,
+            rewards=outcome.rewards,
+            output=outcome.output,
+            error=outcome.error,
+            worker=worker,
+        )
+        self._began.pop(attempt_id, None)
+
+    async def _graded(self, attempt_id: str, outcome: Outcome, grade: Grade) -> Outcome:
+        if outcome.status != "succeeded":
+            return outcome
+        [rollout] = await self._store.rollouts(ids=[attempt_id.rpartition(".")[0]])
+        attempts = {attempt.id: attempt for attempt in await self._store.attempts([rollout.id])}
+        return await grade(rollout, attempts[attempt_id], outcome)
+
+    async def _give(self, queued: int) -> None:
+        """Share out `queued` new rollouts among the claims that wait."""
+        share = math.ceil(queued / max(1, len(self._waiting)))
+        nothing: list[frozenset[str]] = []
+        for claim in list(self._waiting.values()):
+            if claim.given.done() or any(claim.labels <= labels for labels in nothing):
+                continue
+            await self._take(claim, limit=min(claim.limit, share))
+            if not claim.given.done():
+                nothing.append(claim.labels)
+
+    async def _take(self, claim: _Claim, *, limit: int, holding: Collection[str] | None = None) -> None:
+        """Answer a claim, if there is anything to give."""
+        found = await self._store.claim(
+            claim.worker,
+            limit=limit,
+            lease_s=self.lease_s,
+            labels=claim.labels,
+            holding=holding,
+            gateway=self._gateway,
+        )
+        began = time.monotonic()
+        self._began.update((attempt.id, began) for _, attempt in found)
+        # If the claim is gone by now, the next claim of its worker loses these attempts, as it does not hold them.
+        if found and not claim.given.done():
+            claim.given.set_result(found)
+
+
+class WorkerLeases:
+    """The attempts of one worker: `Leases` without a network in between."""
+
+    def __init__(self, leases: StoreLeases, worker: str, *, labels: frozenset[str]) -> None:
+        self._leases = leases
+        self._worker = worker
+        self._labels = labels
+
+    @property
+    def lease_s(self) -> float:
+        return self._leases.lease_s
+
+    async def claim(self, *, limit: int, holding: Collection[str], wait_s: float = WAIT_S) -> Claimed:
+        return await self._leases.claim(self._worker, labels=self._labels, limit=limit, holding=holding, wait_s=wait_s)
+
+    async def heartbeat(self, holding: Collection[str]) -> set[str]:
+        return await self._leases.heartbeat(self._worker, holding)
+
+    async def finish(self, attempt_id: str, outcome: Outcome) -> None:
+        await self._leases.finish(self._worker, attempt_id, outcome)
