@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from lightningrl.config import AgentConfig
+from lightningrl.leases import StoreLeases
 from lightningrl.runner import Outcome
 from lightningrl.runner.conformance import attempt
-from lightningrl.leases import StoreLeases
 from lightningrl.runner.dispatch import Dispatcher
 from lightningrl.runner.pool import WorkerPool
 from lightningrl.store import open_store, wait

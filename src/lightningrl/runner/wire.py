@@ -1,7 +1,7 @@
 """The messages between pool and worker: one JSON object per line, over a socket pair that user code never sees.
 
-parent → worker: `Setup` once, then `Job`, `Grading` and `Cancel`. worker → parent: `Ready` or `Refused` once, then `Started` and
-`Done`.
+parent → worker: `Setup` once, then `Job`, `Grading` and `Cancel`. worker → parent: `Ready` or `Refused` once, then
+`Started` and `Done`.
 """
 
 from typing import Literal, TypeAlias
