@@ -1,7 +1,7 @@
 # Every verb does its own set-up. You need make and Python 3.11 to 3.14.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-agents test-recipes recipes test-vllm gpu fuzz lint typecheck bench oracles road \
-	wheels reference docs clean
+.PHONY: help demo test test-fast test-agents test-recipes recipes test-vllm gpu fuzz leases lint typecheck bench oracles \
+	road wheels reference docs clean
 
 BIN := .venv/bin
 CODE := src tests tests_gpu tests_recipes tests_vllm recipes benchmarks docs_site
@@ -24,6 +24,7 @@ SLOW := $(filter-out $(QUICK_CLI),$(wildcard tests/cli/test_*.py)) tests/recipes
 	$(addprefix tests/loop/test_,checkpoints.py parity.py policies.py served.py) \
 	$(addprefix tests/runner/test_,attach.py leftovers.py neighbours.py pool.py) \
 	tests/warmstart/test_warmstart.py tests/docs/test_tutorial.py tests/chat/test_properties.py \
+	tests/store/test_lease_machine.py \
 	tests/test_conformance.py tests/test_cpu.py tests/test_gpu.py $(SIMULATED)
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 AGENTS := .venv-agents/ready .venv-agents-older/ready
@@ -60,6 +61,10 @@ recipes: .venv/ready $(RECIPE_VENVS) $(NODE_RECIPE) ## train every recipe briefl
 
 fuzz: .venv/ready ## send the gateway 50,000 random requests (takes minutes)
 	@LIGHTNINGRL_FUZZ=50000 $(BIN)/python -m pytest tests/gateway/test_fuzz.py --timeout 3600 $(ARGS)
+
+leases: .venv/ready ## compare the stores with a dictionary for 10,000 steps each (takes minutes)
+	@LIGHTNINGRL_LEASES=10000 $(BIN)/python -m pytest tests/store/test_lease_machine.py --timeout 3600 \
+	  --log-cli-level INFO $(ARGS)
 
 test-vllm: ## test against a real vLLM on the CPU (VLLM=0.31.0: that version; VLLM_PYTHON=…: an installed one)
 test-vllm: .venv/ready $(if $(filter $(VLLM_VENV)/%,$(VLLM_PYTHON)),$(VLLM_VENV)/ready)
