@@ -1,9 +1,11 @@
 """The leases of one server, over a real store."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from lightningrl.leases import Claimed, Outcome, StoreLeases
 from lightningrl.store import Store, open_store
@@ -116,3 +118,32 @@ async def test_a_server_that_grades_ignores_what_workers_say_about_rewards() -> 
     await leases.of("w").finish("a.1", lie)
     assert [reward.value for reward in await store.rewards(["a.1"])] == [0.25]
     await store.close()
+
+
+async def test_attempts_outlive_a_server_that_was_away_for_longer_than_their_leases(tmp_path: Path) -> None:
+    url = f"sqlite://{tmp_path / 'store.sqlite'}"
+    before = await open_store(url, exclusive=True)
+    await before.enqueue(rollouts("a", "b"))
+    given = StoreLeases(before, lease_s=0.05)
+    await given.of("local").claim(limit=1, holding=())
+    assert ids(await given.of("far").claim(limit=1, holding=())) == ["b.1"]
+    await before.close()
+    await asyncio.sleep(0.1)
+
+    store = await open_store(url, exclusive=True)
+    leases = StoreLeases(store)
+    await leases.resume()
+    await leases.of("local").claim(limit=0, holding=())
+    assert await leases.of("far").heartbeat(["b.1"]) == {"b.1"}
+    assert [found.status for found in await store.attempts(["a", "b"])] == ["lost", "running"]
+    await store.close()
+
+
+async def test_a_server_that_was_held_up_does_not_blame_its_workers() -> None:
+    async with serving(lease_s=0.4) as (store, leases):
+        await store.enqueue(rollouts("a"))
+        worker = leases.of("w")
+        await worker.claim(limit=1, holding=())
+        time.sleep(0.6)  # the whole process stands still, heartbeats too
+        await asyncio.sleep(0.15)
+        assert await worker.heartbeat(["a.1"]) == {"a.1"}

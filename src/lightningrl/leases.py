@@ -13,12 +13,14 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
-from lightningrl.store import Store
+from lightningrl.store import Store, Where
 from lightningrl.types import Attempt, AttemptStatus, Reward, Rollout
 
 LEASE_S = 60.0
 WAIT_S = 30.0
 """Seconds that one `claim` waits for work."""
+BACK_S = 60.0
+"""Seconds in which workers come back to a server that was started again: they wait up to 30 s between two tries."""
 CHECKS = 10
 """How often in the time of a lease is looked for leases that have passed."""
 
@@ -114,24 +116,35 @@ class StoreLeases:
         self._began: dict[str, float] = {}
         """Attempt → when it was claimed, of `time.monotonic`."""
         self._start = time.monotonic()
+        self._looked = math.inf
+        """When `run` last looked for leases that have passed, of `time.monotonic`; infinite: it has not begun."""
 
     def of(self, worker: str, *, labels: Collection[str] = ()) -> "WorkerLeases":
         """The leases of one worker. `labels`: what it offers to rollouts that ask for it."""
         return WorkerLeases(self, worker, labels=frozenset(labels))
 
+    async def resume(self) -> None:
+        """Renew the leases that an earlier process of this server has given, once this one can be reached again. It may
+        have been away for longer than they last; their workers have gone on, and come back.
+        """
+        running = await self._store.rollouts(where=Where(status="running"))
+        attempts = await self._store.attempts([rollout.id for rollout in running])
+        mine = [found.id for found in attempts if found.status == "running" and found.gateway == self._gateway]
+        await self._store.heartbeat(mine, lease_s=max(self.lease_s, BACK_S))
+
     async def run(self) -> None:
         """Give queued rollouts to the claims that wait, and end attempts whose lease has passed, until cancelled."""
         look_s = self.lease_s / CHECKS
-        cursor, looked = (await self._store.changes()).cursor, -math.inf
+        cursor, self._looked = (await self._store.changes()).cursor, time.monotonic()
         while True:
             news = await self._store.changes(cursor, timeout_s=look_s)
             cursor, queued = news.cursor, sum(rollout.status == "queued" for rollout in news.rollouts)
             async with self._turn:
                 if queued:
                     await self._give(queued)
-                if time.monotonic() - looked >= look_s:
-                    looked = time.monotonic()
-                    await self._store.claim("", limit=0, lease_s=self.lease_s)
+                if time.monotonic() - self._looked >= look_s:
+                    await self._claim("", limit=0)
+                    self._looked = time.monotonic()
 
     async def claim(
         self, worker: str, *, labels: frozenset[str], limit: int, holding: Collection[str], wait_s: float
@@ -193,19 +206,22 @@ class StoreLeases:
 
     async def _take(self, claim: _Claim, *, limit: int, holding: Collection[str] | None = None) -> None:
         """Answer a claim, if there is anything to give."""
-        found = await self._store.claim(
-            claim.worker,
-            limit=limit,
-            lease_s=self.lease_s,
-            labels=claim.labels,
-            holding=holding,
-            gateway=self._gateway,
-        )
+        found = await self._claim(claim.worker, limit=limit, labels=claim.labels, holding=holding)
         began = time.monotonic()
         self._began.update((attempt.id, began) for _, attempt in found)
         # If the claim is gone by now, the next claim of its worker loses these attempts, as it does not hold them.
         if found and not claim.given.done():
             claim.given.set_result(found)
+
+    async def _claim(
+        self, worker: str, *, limit: int, labels: Collection[str] = (), holding: Collection[str] | None = None
+    ) -> Claimed:
+        if time.monotonic() - self._looked > self.lease_s / 2:
+            await self.resume()  # this process was held up, e.g. stopped; heartbeats may be waiting to be read
+            self._looked = time.monotonic()
+        return await self._store.claim(
+            worker, limit=limit, lease_s=self.lease_s, labels=labels, holding=holding, gateway=self._gateway
+        )
 
 
 class WorkerLeases:

@@ -171,6 +171,7 @@ async def _agents(
             interrupted=never if fleet is None else fleet.was_down,
             grade=None if grader is None else grader.grade,
         )
+        await leases.resume()
         local = leases.of("local")
         await local.claim(limit=0, holding=())  # attempts of an earlier process of this run are lost
         work = [leases.run()]
