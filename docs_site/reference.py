@@ -59,6 +59,12 @@ OTHER_PATHS = """
 | POST | `/embeddings` | relays to the upstream that `gateway.embeddings` names | yes |
 | POST | `/traces` | takes OpenTelemetry spans ([AIR](air.md#where-spans-come-from)) | yes |
 | POST | `/rewards` | takes an agent's reward for one of its calls ([AIR](air.md#an-agents-own-rewards)) | yes |
+| GET | `/workers` | the workers that are connected ([workers](workers.md)) | worker key |
+| POST | `/workers/hello` | admits a worker, and compares its copy of the recipe | worker key |
+| POST | `/workers/claim` | gives it attempts; waits for them for up to 30 s | worker key |
+| POST | `/workers/heartbeat` | renews their leases; says which are still the worker's | worker key |
+| POST | `/workers/finish` | ends an attempt | worker key |
+| POST | `/workers/bye` | a worker leaves | worker key |
 """
 
 

@@ -175,6 +175,14 @@ class GatewayConfig(Section):
     """Address to listen on."""
     port: int = Field(default=0, ge=0, le=65535)
     """Port to listen on; 0: any free port."""
+    public_url: str = ""
+    """The address of this server for workers on other machines, e.g. that of a proxy; empty: `host` and `port`."""
+    certificate: Path | None = None
+    """File (PEM) with the server's certificate and those above it, relative to the recipe: workers then connect by
+    `https`. The processes of this machine keep to plain HTTP on its loopback.
+    """
+    certificate_key: Path | None = None
+    """File (PEM) with the key of the certificate, if that file does not hold it."""
     history: Literal["exact", "template"] = "exact"
     """How earlier answers appear in the prompt: `exact` are the tokens that were sampled, `template` renders their text
     again, as a deployed model would see it.

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import lightningrl
 from lightningrl.chat import ChatTemplate
 from lightningrl.checkpoints import Checkpoints
 from lightningrl.config import Config
@@ -27,13 +28,15 @@ from lightningrl.engine.vllm_process import Say
 from lightningrl.engines import make_engine, make_engines, model_paths
 from lightningrl.gateway.assembly import make_gateway, opened
 from lightningrl.gateway.scripted import PLAIN
-from lightningrl.gateway.server import bound
+from lightningrl.gateway.server import bound, certificate_of
+from lightningrl.gateway.workers import Workers, worker_key
 from lightningrl.learner import Learner
 from lightningrl.leases import StoreLeases, never
 from lightningrl.loop import Loop
 from lightningrl.models.load import local_folder
 from lightningrl.policies import load_models, make_learners, set_up_devices
 from lightningrl.progress import Watcher
+from lightningrl.remote.digest import copy_of
 from lightningrl.runner.dispatch import Dispatcher
 from lightningrl.runner.pool import WorkerPool
 from lightningrl.servers import owned_fleet
@@ -55,6 +58,10 @@ class LightningServer:
     learners: tuple[Learner, ...]
     """The policies that learn, in the order of the recipe."""
     checkpoints: Checkpoints
+    workers: Workers
+    """Those on other machines."""
+    port: int
+    """Of the gateway."""
 
     def loop(self, watcher: Watcher) -> Loop:
         return Loop(
@@ -106,10 +113,16 @@ async def lightning(
             await learner.engine.pause()
         starting(_workers(config))
         serving = _agents(config, sock, folder, store=store, template=template, engines=engines, fleet=fleet)
-        await stack.enter_async_context(serving)
-        checkpoints = Checkpoints(folder, store=store, learners=learners)
+        workers = await stack.enter_async_context(serving)
         yield LightningServer(
-            config=config, folder=folder, store=store, template=template, learners=learners, checkpoints=checkpoints
+            config=config,
+            folder=folder,
+            store=store,
+            template=template,
+            learners=learners,
+            checkpoints=Checkpoints(folder, store=store, learners=learners),
+            workers=workers,
+            port=sock.getsockname()[1],
         )
 
 
@@ -127,10 +140,17 @@ async def relaying(
             stack.push_async_callback(engine.close)
         store = await _open_store(stack, folder)
         starting(_workers(config))
-        await stack.enter_async_context(_agents(config, sock, folder, store=store, template=template, engines=engines))
-        checkpoints = Checkpoints(folder, store=store, learners=())
+        serving = _agents(config, sock, folder, store=store, template=template, engines=engines)
+        workers = await stack.enter_async_context(serving)
         yield LightningServer(
-            config=config, folder=folder, store=store, template=template, learners=(), checkpoints=checkpoints
+            config=config,
+            folder=folder,
+            store=store,
+            template=template,
+            learners=(),
+            checkpoints=Checkpoints(folder, store=store, learners=()),
+            workers=workers,
+            port=sock.getsockname()[1],
         )
 
 
@@ -156,11 +176,15 @@ async def _agents(
     template: ChatTemplate,
     engines: Mapping[str, Engine],
     fleet: Fleet | None = None,
-) -> AsyncIterator[None]:
-    """Answer agents, and run the rollouts that are queued."""
+) -> AsyncIterator[Workers]:
+    """Answer agents, and run the rollouts that are queued. Yields the workers on other machines."""
     async with AsyncExitStack() as stack:
-        gateway = make_gateway(config, store=store, template=template, engines=engines)
-        base_url = await stack.enter_async_context(opened(gateway, sock))
+        copy = asyncio.to_thread(copy_of, config.agent, root=config.root)
+        version = lightningrl.__version__
+        workers = Workers(key=worker_key(folder), recipe=config.name, version=version, copy=copy)
+        gateway = make_gateway(config, store=store, template=template, engines=engines, workers=workers)
+        certificate = certificate_of(config.gateway, root=config.root)
+        base_url = await stack.enter_async_context(opened(gateway, sock, certificate=certificate))
         env = {"OPENAI_BASE_URL": f"{base_url}/v1"}
         log_path = folder / "agents.log"
         pool = partial(WorkerPool, config.agent, root=config.root, env=env, secrets=config.secrets(), log_path=log_path)
@@ -180,7 +204,11 @@ async def _agents(
             concurrency = config.agent.concurrency
             work.append(Dispatcher(leases=local, runner=runner, base_url=base_url, concurrency=concurrency).run())
         await stack.enter_async_context(_beside(work))
-        yield
+        workers.leases = leases
+        try:
+            yield workers
+        finally:
+            workers.close()
 
 
 async def _started(stack: AsyncExitStack, pool: WorkerPool) -> WorkerPool:
@@ -191,6 +219,8 @@ async def _started(stack: AsyncExitStack, pool: WorkerPool) -> WorkerPool:
 
 def _workers(config: Config) -> str:
     count = config.agent.workers
+    if not count:
+        return "agents run on other machines only"
     return f"starting {count} worker{'' if count == 1 else 's'} for the agent"
 
 

@@ -6,13 +6,29 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 import lightningrl
 from lightningrl.cli.console import make_console, say
 from lightningrl.cli.extras import extra_of, install, require
+from lightningrl.cli.options import (
+    Calls,
+    Checkpoint,
+    CompletionTokens,
+    DryRun,
+    Estimate,
+    Gpu,
+    Json,
+    Listen,
+    Overrides,
+    PerHour,
+    PromptTokens,
+    Resume,
+    RunDir,
+    TokenColours,
+)
 from lightningrl.cli.stop import Interrupted, listening
 from lightningrl.config import Config
 from lightningrl.errors import LightningError, Stopped, UserError
@@ -21,58 +37,6 @@ from lightningrl.recipe import dump_config, load_config
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
 )
-
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Override settings of the recipe, e.g. `trainer.learning_rate=1e-4`."),
-]
-Json = Annotated[
-    bool,
-    typer.Option(
-        "--json", metavar="", help="Print the result as one line of JSON, last on stdout; all else goes to stderr."
-    ),
-]
-RunDir = Annotated[Path | None, typer.Option("--run-dir", help="The run's folder. Default: a new one under `runs/`.")]
-Checkpoint = Annotated[
-    str | None,
-    typer.Option(
-        "--checkpoint",
-        help="A model folder, the folder of a run, or `URL#model` of a server. Default: `model.path` of the recipe.",
-    ),
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", metavar="", help="Print the resolved settings and stop.")]
-Estimate = Annotated[
-    bool,
-    typer.Option("--estimate", metavar="", help="Print memory, time and price of the run, and stop. Trains nothing."),
-]
-Gpu = Annotated[
-    str | None,
-    typer.Option("--gpu", help="With `--estimate`: for a `h100`, `a100`, `l4`, `4090` or `t4`. Default: this machine."),
-]
-PerHour = Annotated[
-    float | None,
-    typer.Option("--per-hour", min=0, help="With `--estimate`: the price of an hour, for that of the run."),
-]
-Calls = Annotated[
-    float | None,
-    typer.Option(
-        "--calls", min=1, help="With `--estimate`: calls of a rollout. Default: as recorded, or from a trial."
-    ),
-]
-PromptTokens = Annotated[
-    float | None, typer.Option("--prompt-tokens", min=0, help="With `--estimate`: tokens that the first call reads.")
-]
-CompletionTokens = Annotated[
-    float | None, typer.Option("--completion-tokens", min=1, help="With `--estimate`: tokens that a call samples.")
-]
-Resume = Annotated[
-    bool,
-    typer.Option(
-        "--resume",
-        metavar="",
-        help="Continue an interrupted run: that in `--run-dir`, or the latest run of this recipe.",
-    ),
-]
 
 
 def _print_version(wanted: bool) -> None:
@@ -91,9 +55,6 @@ def options(
     ] = False,
 ) -> None:
     """Options before the command."""
-
-
-TokenColours = Literal["none", "logprob", "advantage"]
 
 
 @app.command()
@@ -167,6 +128,7 @@ def train(
     overrides: Overrides = None,
     run_dir: RunDir = None,
     resume: Resume = False,
+    listen: Listen = None,
     as_json: Json = False,
     dry_run: DryRun = False,
     estimate: Estimate = False,
@@ -178,8 +140,9 @@ def train(
 ) -> None:
     """Train the model inside a recipe's agent."""
     from lightningrl.cli.folder import new_folder, resumed_folder
+    from lightningrl.cli.listen import listen_overrides
 
-    config = _known(load_config(recipe, overrides or []))
+    config = _known(load_config(recipe, [*(overrides or []), *listen_overrides(listen)]))
     tokens = {"calls": calls, "prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
     _check_options(
         estimate,
@@ -234,6 +197,57 @@ def evaluate(
     found = run(contestants, console=make_console(stderr=as_json))
     if as_json:
         typer.echo(json.dumps(found.as_json()))
+
+
+@app.command()
+def worker(
+    url: Annotated[str, typer.Argument(metavar="URL", help="The server's address, as its run prints it.")],
+    overrides: Overrides = None,
+    key_file: Annotated[
+        Path, typer.Option("--key-file", help="A copy of `worker.key` from the run's folder on the server.")
+    ] = Path("worker.key"),
+    recipe: Annotated[
+        Path, typer.Option("--recipe", help="This machine's copy of the recipe: its folder, or its recipe.toml.")
+    ] = Path("."),
+    concurrency: Annotated[
+        int | None, typer.Option("--concurrency", min=1, help="Attempts that run at once. Default: the recipe's.")
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option("--workers", min=1, help="Processes that run agents. Default: the recipe's.")
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Shown by the server. Default: the host's name.")] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", help="Take also rollouts that ask for this label (`agent.labels`); may be repeated."),
+    ] = None,
+    max_attempts: Annotated[int | None, typer.Option("--max-attempts", min=1, help="End after so many.")] = None,
+    ca_file: Annotated[
+        Path | None, typer.Option("--ca-file", help="Trust these certificates (PEM) in place of the system's.")
+    ] = None,
+    accept_differences: Annotated[
+        bool, typer.Option("--accept-differences", metavar="", help="Work although the recipe is not the server's.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", metavar="", help="Print one JSON object for each event; all else goes to stderr.")
+    ] = False,
+) -> None:
+    """Run agents on this machine for a training run on another one. The first Ctrl-C or SIGTERM lets them end."""
+    from lightningrl.cli.worker import WorkerFlags
+    from lightningrl.cli.worker import worker as run
+
+    flags = WorkerFlags(
+        key_file=key_file,
+        recipe=recipe,
+        overrides=overrides or [],
+        concurrency=concurrency,
+        processes=processes,
+        name=name,
+        labels=label or [],
+        max_attempts=max_attempts,
+        ca_file=ca_file,
+        accept_differences=accept_differences,
+    )
+    run(url, flags, console=make_console(stderr=as_json), as_json=as_json)
 
 
 @app.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS] --")

@@ -74,6 +74,8 @@ class Progress:
         self._metrics: dict[str, float] = {}
         self._doing = ("starting", 0, 0)
         self._waits, self._since = "", 0.0
+        self._workers, self._urgent = "", False
+        self._present = list[str]()
         self._told: set[str] = set()
         live = Live(console=console, refresh_per_second=4, get_renderable=self._frame, transient=True)
         self._live = live if console.is_terminal else None
@@ -105,6 +107,15 @@ class Progress:
         elif what and what not in self._told:
             self._told.add(what)
             say(self._console, what)
+
+    def workers(self, headline: str, present: Sequence[str], *, urgent: bool) -> None:
+        """Show the workers on other machines. `present`: their ids; without a panel, a line tells of each change."""
+        if not self._live:
+            changes = [f"worker {name} has connected" for name in present if name not in self._present]
+            changes += [f"worker {name} is away" for name in self._present if name not in present]
+            if changes or (urgent and headline != self._workers):
+                say(self._console, "; ".join([*changes, *([headline] if headline else [])]))
+        self._workers, self._urgent, self._present = headline, urgent, list(present)
 
     def doing(self, what: str, done: int = 0, total: int = 0) -> None:
         fresh = what != self._doing[0]
@@ -162,6 +173,8 @@ class Progress:
         charts.add_row("now", bars, f"{done}/{total}" if total else "")
         waits = f" · {self._waits} {clock(time.monotonic() - self._since)}" if self._waits else ""
         charts.add_row("", Text(what + waits))
+        if self._workers:
+            charts.add_row("workers", Text(self._workers, style="yellow" if self._urgent else ""))
         body = Group(Text(self._head()), "", charts, "", Text(self._facts(), style="dim"))
         title = Text(f"⚡ {self._name}", style="bold")
         return Panel(

@@ -92,6 +92,20 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         raise Interrupted(_listener.first) from None
 
 
+@contextmanager
+def instead(act: Callable[[], object]) -> Iterator[None]:
+    """While the block runs, the first signal does not cancel the coroutine of `run`, but calls `act` in its event loop.
+
+    A second signal ends the process at once, as always.
+    """
+    loop, before = asyncio.get_running_loop(), _listener.cancel
+    _listener.cancel = lambda: loop.call_soon_threadsafe(act)
+    try:
+        yield
+    finally:
+        _listener.cancel = before
+
+
 def _leave(number: int) -> NoReturn:
     """Exit without cleaning up, but show the cursor that a live display has hidden. Workers end by themselves."""
     with suppress(OSError):

@@ -1,5 +1,6 @@
 """`lightningrl train recipe.toml`: a run, from a recipe to a trained model."""
 
+import asyncio
 import json
 import time
 from dataclasses import asdict
@@ -63,13 +64,20 @@ async def _train(config: Config, folder: RunFolder, *, console: Console) -> Resu
     steps = config.loop.steps
     with progress, CurveWatcher(folder, title=config.name, steps=steps) as curve:
         progress.starting("loading torch")
+        from lightningrl.cli.workforce import follow, invite
         from lightningrl.serve import lightning  # slow to import, so the progress is shown first
 
         async with lightning(config, folder.path, starting=progress.starting, waiting=progress.waiting) as server:
             version = await server.version()
             journal = Journal(folder, version=version)
             loop = server.loop(Watchers(journal, progress, curve, HealthWatcher(console, config, before=folder.rows())))
-            summary = await loop.run()
+            invite(server, console)
+            following = asyncio.create_task(follow(server, progress))
+            try:
+                summary = await loop.run()
+            finally:
+                following.cancel()
+            server.workers.dismiss()
             await server.export(folder.model)
             example = await then_and_now(summary, server.store, decode=server.template.decode, seed=config.seed)
     rows = folder.rows()

@@ -16,11 +16,12 @@ from lightningrl.gateway.backend import Backend
 from lightningrl.gateway.endpoints import Endpoints
 from lightningrl.gateway.rewards import Rewards
 from lightningrl.gateway.routing import Route
-from lightningrl.gateway.server import listening
+from lightningrl.gateway.server import BACKLOG, Certificate, listening
 from lightningrl.gateway.sessions import Sessions
 from lightningrl.gateway.traces import Traces
 from lightningrl.gateway.upstream import Upstream
 from lightningrl.gateway.visitors import Visitors
+from lightningrl.gateway.workers import Workers
 from lightningrl.store import Store
 
 
@@ -31,6 +32,7 @@ def make_gateway(
     template: ChatTemplate,
     engines: Mapping[str, Engine],
     visitors: Visitors | None = None,
+    workers: Workers | None = None,
 ) -> Gateway:
     """The gateway that a recipe describes. See `create_app` for the arguments."""
     return create_app(
@@ -45,17 +47,25 @@ def make_gateway(
         history=config.gateway.history,
         strict=config.gateway.strict,
         visitors=visitors,
+        workers=workers,
         may_reward=config.agent.may_reward,
         shared_processes=config.agent.entry is not None,
     )
 
 
 @asynccontextmanager
-async def opened(gateway: Gateway, sock: socket.socket) -> AsyncIterator[str]:
-    """Serve the gateway on a socket while the block runs. Yields its base URL."""
+async def opened(
+    gateway: Gateway, sock: socket.socket, *, certificate: Certificate | None = None
+) -> AsyncIterator[str]:
+    """Serve the gateway on a socket while the block runs. Yields its base URL for programs of this machine. With a
+    `certificate`, they are served on the loopback instead: its name is not theirs.
+    """
     async with AsyncExitStack() as stack:
         for upstream in gateway.upstreams.values():
             stack.push_async_callback(upstream.close)
+        if certificate is not None:
+            await stack.enter_async_context(listening(gateway, sock, certificate=certificate))
+            sock = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=BACKLOG))
         yield await stack.enter_async_context(listening(gateway, sock))
 
 
@@ -73,6 +83,7 @@ def create_app(
     strict: bool = True,
     dialects: Sequence[str] | None = None,
     visitors: Visitors | None = None,
+    workers: Workers | None = None,
     may_reward: bool = False,
     shared_processes: bool = False,
 ) -> Gateway:
@@ -96,6 +107,7 @@ def create_app(
         traces=Traces(store, sessions, prefixes=prefixes, shared=shared_processes),
         rewards=Rewards(store, sessions, allowed=may_reward),
         embeddings=others.get(embeddings),
+        workers=workers,
     )
     return Gateway(
         backend,

@@ -8,7 +8,7 @@ import msgspec
 
 from lightningrl.dialects.base import Refused
 from lightningrl.dialects.openai_wire import matched
-from lightningrl.gateway import http, routing
+from lightningrl.gateway import http, routing, workers
 from lightningrl.gateway.body import decode
 from lightningrl.gateway.http import Incoming, respond
 from lightningrl.gateway.refusals import too_busy
@@ -17,13 +17,23 @@ from lightningrl.gateway.routing import Route
 from lightningrl.gateway.sessions import Sessions
 from lightningrl.gateway.traces import Traces
 from lightningrl.gateway.upstream import Relayed, Upstream
+from lightningrl.gateway.workers import Workers
 
 EMBEDDINGS = "/embeddings"
 
 
 class Endpoints:
-    def __init__(self, sessions: Sessions, *, traces: Traces, rewards: Rewards, embeddings: Upstream | None) -> None:
-        """`embeddings`: the upstream for embedding requests; None: they are refused."""
+    def __init__(
+        self,
+        sessions: Sessions,
+        *,
+        traces: Traces,
+        rewards: Rewards,
+        embeddings: Upstream | None,
+        workers: Workers | None = None,
+    ) -> None:
+        """`embeddings`: the upstream for embedding requests; None: they are refused. `workers`: as `embeddings`."""
+        self._workers = workers
         self._sessions = sessions
         self._embeddings = embeddings
         self._posts: Mapping[str, Traces | Rewards] = {"/traces": traces, "/rewards": rewards}
@@ -31,7 +41,9 @@ class Endpoints:
     async def serve(self, incoming: Incoming, routes: Sequence[Route], *, known: bool, busy: bool) -> None:
         """Raises `Refused`. `known`: the path is a dialect's, but the method is not POST. `busy`: see `too_busy`."""
         path, method = incoming.path, incoming.method
-        if method in ("GET", "HEAD") and (body := _get(incoming, routes)) is not None:
+        if self._workers is not None and path.startswith(workers.PATH):
+            await self._workers.serve(incoming)
+        elif method in ("GET", "HEAD") and (body := _get(incoming, routes)) is not None:
             await respond(incoming.send, 200, body)
         elif method == "POST" and not known and path in self._posts:
             await self._posts[path].serve(incoming)

@@ -100,7 +100,12 @@ async def while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def respond(
-    send: Send, status: int, body: Mapping[str, Any], *, retry_after_s: float | None = None, final: bool = False
+    send: Send,
+    status: int,
+    body: Mapping[str, Any] | msgspec.Struct,
+    *,
+    retry_after_s: float | None = None,
+    final: bool = False,
 ) -> None:
     """Send JSON. `final`: tell SDKs not to repeat the request."""
     data = msgspec.json.encode(body)

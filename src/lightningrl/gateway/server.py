@@ -5,8 +5,11 @@ import contextlib
 import gc
 import resource
 import socket
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -21,6 +24,8 @@ OPEN_FILES = 65536
 """Limit of open files and sockets, if the system allows it."""
 KEPT_ALIVE_S = 120
 """Idle connections stay open for longer than clients keep them in their pools, so that the client closes first."""
+BACKLOG = 2048
+"""Connections that wait to be accepted."""
 ENDING_S = 5
 """Shutdown grace period, in seconds."""
 
@@ -28,8 +33,9 @@ ENDING_S = 5
 @contextlib.contextmanager
 def bound(config: GatewayConfig) -> Iterator[socket.socket]:
     """A socket on the configured port while the block runs. Raises `UserError` if the port cannot be taken."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
-        sock = socket.create_server((config.host, config.port), backlog=2048)
+        sock = socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
     except OSError as error:
         message = f"cannot listen on `{config.host}:{config.port}`: {error.strerror}"
         raise UserError(message, hint="set `gateway.port=0` to take any free port") from error
@@ -37,9 +43,32 @@ def bound(config: GatewayConfig) -> Iterator[socket.socket]:
         yield sock
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """Files in PEM format."""
+
+    file: Path
+    key_file: Path | None
+    """None: `file` holds the key."""
+
+
+def certificate_of(config: GatewayConfig, *, root: Path) -> Certificate | None:
+    """The configured certificate; None: there is none. Raises `UserError` if it cannot be used."""
+    if config.certificate is None:
+        return None
+    key_file = None if config.certificate_key is None else root / config.certificate_key
+    found = Certificate(file=root / config.certificate, key_file=key_file)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(found.file, found.key_file)
+    except OSError as error:  # `ssl.SSLError` is one
+        hint = "`gateway.certificate` and `gateway.certificate_key` are files in PEM format"
+        raise UserError(f"cannot use the certificate `{found.file}`: {error.strerror or error}", hint=hint) from error
+    return found
+
+
 @asynccontextmanager
-async def listening(app: Any, sock: socket.socket) -> AsyncIterator[str]:
-    """Serve an ASGI application while the block runs. Yields its base URL."""
+async def listening(app: Any, sock: socket.socket, *, certificate: Certificate | None = None) -> AsyncIterator[str]:
+    """Serve an ASGI application while the block runs. Yields its base URL for programs of this machine."""
     settings = uvicorn.Config(
         app,
         log_level="error",  # a client that opens a WebSocket gets an error response instead
@@ -52,6 +81,8 @@ async def listening(app: Any, sock: socket.socket) -> AsyncIterator[str]:
         proxy_headers=False,
         timeout_keep_alive=KEPT_ALIVE_S,
         timeout_graceful_shutdown=ENDING_S,
+        ssl_certfile=certificate and certificate.file,
+        ssl_keyfile=certificate and certificate.key_file,
     )
     _open_more_files()
     server = _Server(settings)
@@ -61,14 +92,19 @@ async def listening(app: Any, sock: socket.socket) -> AsyncIterator[str]:
     try:
         while not server.started and not task.done():
             await asyncio.sleep(0.005)
-        host, port = sock.getsockname()[:2]
-        yield f"http://{host}:{port}"
+        yield _local_url(sock)
     finally:
         gc.set_threshold(*before)
         server.should_exit = True
         await task
         # calls that were cut short are still being recorded
         await asyncio.gather(*server.server_state.tasks, return_exceptions=True)
+
+
+def _local_url(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(str(host), str(host))  # a server at all addresses is also there
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _open_more_files() -> None:

@@ -6,6 +6,7 @@ worker        the process that calls the agent and the reward function; `wire` i
 boundary      calls user code; `command` runs an agent that is a program
 attach        tells apart the calls of attempts that share a worker
 watchdog, exhaustion, leftovers     what protects attempts from each other
+remote        claims attempts from a server on another machine; `relay` answers agents there; `remote_worker` joins both
 environment   the variables that an agent gets
 """
 

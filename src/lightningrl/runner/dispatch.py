@@ -8,8 +8,10 @@ from lightningrl.runner.base import Runner
 from lightningrl.runner.environment import addresses
 from lightningrl.types import Attempt, Rollout
 
-BEATS = 3
-"""Heartbeats in the time of a lease."""
+BEATS = 4
+"""Fewest heartbeats in the time of a lease."""
+BEAT_S = 5.0
+"""Most seconds between two heartbeats. They also tell a worker that its server is away."""
 
 
 class Dispatcher:
@@ -73,8 +75,10 @@ class Dispatcher:
     async def _beat(self) -> None:
         """Renew leases, and end the attempts whose lease was lost: their rollouts run elsewhere by now."""
         while True:
-            await asyncio.sleep(self._leases.lease_s / BEATS)
+            await asyncio.sleep(min(self._leases.lease_s / BEATS, BEAT_S))
             held = list(self._running)
+            if not held:
+                continue
             kept = await self._leases.heartbeat(held)
             for attempt_id in set(held).difference(kept) & self._running.keys():
                 self._running[attempt_id].cancel()

@@ -1,0 +1,67 @@
+"""The options that several commands share, with their help."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Override settings of the recipe, e.g. `trainer.learning_rate=1e-4`."),
+]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json", metavar="", help="Print the result as one line of JSON, last on stdout; all else goes to stderr."
+    ),
+]
+RunDir = Annotated[Path | None, typer.Option("--run-dir", help="The run's folder. Default: a new one under `runs/`.")]
+Checkpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint",
+        help="A model folder, the folder of a run, or `URL#model` of a server. Default: `model.path` of the recipe.",
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", metavar="", help="Print the resolved settings and stop.")]
+Estimate = Annotated[
+    bool,
+    typer.Option("--estimate", metavar="", help="Print memory, time and price of the run, and stop. Trains nothing."),
+]
+Gpu = Annotated[
+    str | None,
+    typer.Option("--gpu", help="With `--estimate`: for a `h100`, `a100`, `l4`, `4090` or `t4`. Default: this machine."),
+]
+PerHour = Annotated[
+    float | None,
+    typer.Option("--per-hour", min=0, help="With `--estimate`: the price of an hour, for that of the run."),
+]
+Calls = Annotated[
+    float | None,
+    typer.Option(
+        "--calls", min=1, help="With `--estimate`: calls of a rollout. Default: as recorded, or from a trial."
+    ),
+]
+PromptTokens = Annotated[
+    float | None, typer.Option("--prompt-tokens", min=0, help="With `--estimate`: tokens that the first call reads.")
+]
+CompletionTokens = Annotated[
+    float | None, typer.Option("--completion-tokens", min=1, help="With `--estimate`: tokens that a call samples.")
+]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume",
+        metavar="",
+        help="Continue an interrupted run: that in `--run-dir`, or the latest run of this recipe.",
+    ),
+]
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        "--listen",
+        metavar="HOST:PORT",
+        help="Let workers on other machines connect here, e.g. to `0.0.0.0:8100` (see `lightningrl worker`).",
+    ),
+]
+TokenColours = Literal["none", "logprob", "advantage"]

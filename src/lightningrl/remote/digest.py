@@ -1,0 +1,91 @@
+"""Do two machines have the same copy of a recipe? Digests of its files, and the settings that a worker runs by.
+
+A worker runs its own copy: the server names no code that a worker would load. So a copy that differs would teach from
+another agent, or by another reward.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lightningrl.config import AgentConfig
+from lightningrl.remote.wire import Copy
+
+LARGEST = 2**20
+"""Bytes. Larger files are data rather than code, and are not compared."""
+FILES = 2000
+"""Number of files that are compared, in the order of their paths."""
+FOLDERS = 2000
+"""Number of folders that are searched for them."""
+PASSED_OVER = {"__pycache__", "node_modules", "runs", "site-packages", "venv"}
+"""Folders that hold no code of the recipe; nor do hidden ones, environments, models and runs (`_is_code`)."""
+MARKS = ("pyvenv.cfg", "store.sqlite", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
+"""A folder with one of these files is an environment, a run or a model."""
+SETTINGS = ("entry", "command", "reward", "reward_range", "grade")
+"""Settings of `[agent]` that both sides must share."""
+SHOWN = 20
+"""Number of differences that are told; the others are counted."""
+
+
+def copy_of(agent: AgentConfig, *, root: Path) -> Copy:
+    """Digests of the recipe in `root`. Reads up to 2000 files; call it in a thread."""
+    return Copy(files=dict(_digests(root)), agent=agent.model_dump(mode="json", include=set(SETTINGS)))
+
+
+def differences(*, worker: Copy, server: Copy) -> list[str]:
+    """What differs, a line each; empty if a worker with this copy runs what the server means."""
+    found = [
+        f"`agent.{name}` is `{_shown(mine)}` on the worker and `{_shown(other)}` on the server"
+        for name, mine, other in _pairs(worker.agent, server.agent)
+    ]
+    for path, mine, other in _pairs(worker.files, server.files):
+        if mine is None:
+            found.append(f"`{path}` is missing on the worker")
+        elif other is None:
+            found.append(f"`{path}` is missing on the server")
+        else:
+            found.append(f"`{path}` is another on the worker than on the server")
+    more = len(found) - SHOWN
+    return [*found[:SHOWN], f"and {more} more"] if more > 0 else found
+
+
+def _pairs(worker: Mapping[str, Any], server: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Name and both values of what differs; None: one side lacks it."""
+    for name in sorted({*worker, *server}):
+        if worker.get(name) != server.get(name):
+            yield name, worker.get(name), server.get(name)
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else f"{value}"[:200]
+
+
+def _digests(root: Path) -> Iterator[tuple[str, str]]:
+    paths = [path for path in _files(root) if path.name != "recipe.toml"]  # its settings are compared, not its text
+    for path in sorted(paths)[:FILES]:
+        try:
+            with path.open("rb") as file:
+                content = file.read(LARGEST + 1)
+        except OSError:  # it was just deleted, or belongs to another user
+            continue
+        if len(content) <= LARGEST:
+            yield path.relative_to(root).as_posix(), hashlib.sha256(content).hexdigest()
+
+
+def _files(root: Path) -> Iterator[Path]:
+    for number, (place, folders, names) in enumerate(os.walk(root)):
+        if number == FOLDERS:
+            return
+        folders[:] = sorted(name for name in folders if _is_code(Path(place, name)))
+        for name in names:
+            path = Path(place, name)
+            if not name.startswith(".") and not name.endswith((".pyc", ".log")) and path.is_file():
+                yield path
+
+
+def _is_code(folder: Path) -> bool:
+    if folder.name.startswith(".") or folder.name in PASSED_OVER:
+        return False
+    return not any((folder / mark).exists() for mark in MARKS)

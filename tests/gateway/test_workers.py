@@ -1,0 +1,372 @@
+"""Workers on other machines: a real gateway on a real port, and workers that reach it over HTTP."""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+import lightningrl
+from lightningrl.chat import ChatTemplate
+from lightningrl.config import AgentConfig
+from lightningrl.errors import UserError
+from lightningrl.gateway import create_app
+from lightningrl.gateway.scripted import PLAIN, ScriptedEngine
+from lightningrl.gateway.server import listening
+from lightningrl.gateway.workers import Workers, worker_key
+from lightningrl.leases import Outcome, StoreLeases
+from lightningrl.remote.digest import copy_of
+from lightningrl.remote.wire import Copy, Hello, Welcome
+from lightningrl.runner.dispatch import Dispatcher
+from lightningrl.runner.remote import Place, RemoteLeases, remote_leases
+from lightningrl.store import Store, open_store, wait
+from lightningrl.types import Attempt, Reward, Rollout, Task
+
+KEY = "lrl-worker-test"
+AGENT = AgentConfig(entry="agent:run", reward="agent:reward")
+
+
+@dataclass
+class Server:
+    """A server that can be ended and started again on the same port, with the same store."""
+
+    path: Path
+    port: int
+    lease_s: float = 60.0
+    store: Store = field(init=False)
+    workers: Workers = field(init=False)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @asynccontextmanager
+    async def up(self) -> AsyncIterator["Server"]:
+        template = ChatTemplate.load(PLAIN)
+        engine = ScriptedEngine(lambda prompt, messages, tools: "hello", template)
+        self.store = await open_store(f"sqlite://{self.path}", exclusive=True)
+        copy = Copy(files={"agent.py": "a"}, agent={"entry": "agent:run"})
+        self.workers = Workers(key=KEY, recipe="r", version=lightningrl.__version__, copy=_soon(copy))
+        gateway = create_app(
+            store=self.store, chat=template, engines={"policy": engine}, max_length=999, workers=self.workers
+        )
+        leases = StoreLeases(self.store, lease_s=self.lease_s)
+        with socket.create_server(("127.0.0.1", self.port)) as sock:
+            self.port = sock.getsockname()[1]
+            async with listening(gateway, sock):
+                await leases.resume()
+                giving = asyncio.create_task(leases.run())
+                self.workers.leases = leases
+                try:
+                    yield self
+                finally:
+                    self.workers.close()
+                    giving.cancel()
+                    await asyncio.gather(giving, return_exceptions=True)
+        await self.store.close()
+
+    async def enqueue(self, *names: str, labels: tuple[str, ...] = ()) -> None:
+        task = Task(id="t", input={}, split="train")
+        await self.store.enqueue([Rollout(id=name, group_id="g", task=task, labels=labels) for name in names])
+
+
+async def _soon(copy: Copy) -> Copy:
+    return copy
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Server:
+    return Server(path=tmp_path / "store.sqlite", port=0)
+
+
+@dataclass
+class Heard:
+    """A watcher that keeps what it hears."""
+
+    events: list[str] = field(default_factory=list)
+
+    def connected(self, welcome: Welcome) -> None:
+        self.events.append("connected")
+
+    def away(self, why: str) -> None:
+        self.events.append("away")
+
+    def back(self, seconds: float) -> None:
+        self.events.append("back")
+
+    def began(self, rollout: Rollout, attempt: Attempt) -> None:
+        self.events.append(f"began {rollout.id}")
+
+    def ended(self, attempt_id: str, outcome: Outcome) -> None:
+        self.events.append(f"ended {attempt_id} {outcome.status}")
+
+    def over(self) -> None:
+        self.events.append("over")
+
+    def taken(self, attempt_ids: Collection[str]) -> None:
+        self.events += [f"taken {attempt_id}" for attempt_id in sorted(attempt_ids)]
+
+
+class Gated:
+    """A runner whose attempts end when the gate opens."""
+
+    def __init__(self, *, open: bool = True) -> None:
+        self.gate = asyncio.Event()
+        self.cancelled: list[str] = []
+        if open:
+            self.gate.set()
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def run(self, rollout: Rollout, attempt: Attempt, env: Mapping[str, str]) -> Outcome:
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(attempt.id)
+            raise
+        return Outcome(status="succeeded", output="done", rewards=(Reward(attempt_id=attempt.id, value=1.0),))
+
+
+def hello(name: str = "w", **changes: Any) -> Hello:
+    given = {"copy": Copy(files={"agent.py": "a"}, agent={"entry": "agent:run"}), "concurrency": 8, **changes}
+    return Hello(worker=f"{name}-1", name=name, **{"version": lightningrl.__version__, **given})
+
+
+@asynccontextmanager
+async def connected(
+    server: Server, *, key: str = KEY, heard: Heard | None = None, said: Hello | None = None, most: float = 1e9
+) -> AsyncIterator[RemoteLeases]:
+    place = Place(url=server.url, key=key)
+    async with remote_leases(place, said or hello(), watcher=heard or Heard(), max_attempts=most) as leases:
+        await leases.hello()
+        yield leases
+
+
+@asynccontextmanager
+async def working(leases: RemoteLeases, runner: Gated) -> AsyncIterator[Dispatcher]:
+    dispatcher = Dispatcher(leases=leases, runner=runner, base_url=server_url(leases), concurrency=8)
+    task = asyncio.create_task(dispatcher.run())
+    try:
+        yield dispatcher
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def server_url(leases: RemoteLeases) -> str:
+    return "http://127.0.0.1:1"
+
+
+async def until(happened: Any, *, timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not happened():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.005)
+
+
+async def ended(server: Server, *names: str) -> list[str]:
+    return [rollout.status for rollout in await wait(server.store, names, timeout_s=10)]
+
+
+async def test_a_rollout_goes_from_enqueued_to_finished_through_a_worker_in_milliseconds(server: Server) -> None:
+    async with server.up(), connected(server) as leases, working(leases, Gated()):
+        took: list[float] = []
+        for number in range(20):
+            began = time.monotonic()
+            await server.enqueue(f"r{number}")
+            assert await ended(server, f"r{number}") == ["succeeded"]
+            took.append(time.monotonic() - began)
+        assert sorted(took)[10] < 0.25  # 8 ms on an idle machine; the bar is 50 ms
+        [reward] = await server.store.rewards(["r0.1"])
+        assert reward.value == 1.0
+
+
+async def test_a_worker_with_a_wrong_key_is_told_so_at_once(server: Server) -> None:
+    async with server.up():
+        with pytest.raises(UserError, match="not the worker key"):
+            async with connected(server, key="lrl-worker-other"):
+                pass
+
+
+@pytest.mark.parametrize("header", [None, "Bearer ", "Basic bHJs", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", KEY])
+async def test_no_path_of_workers_opens_without_the_key(server: Server, header: str | None) -> None:
+    async with server.up(), aiohttp.ClientSession() as session:
+        await server.enqueue("r")
+        headers = {} if header is None else {"authorization": header}
+        for path in ("", "/hello", "/claim", "/heartbeat", "/finish", "/bye", "/other"):
+            method = session.get if path == "" else session.post
+            async with method(f"{server.url}/workers{path}", headers=headers, json={}) as response:
+                assert response.status == 401
+        [rollout] = await server.store.rollouts(ids=["r"])
+        assert rollout.status == "queued"
+
+
+async def test_the_token_of_an_attempt_is_no_worker_key(server: Server) -> None:
+    async with server.up(), aiohttp.ClientSession() as session, connected(server) as leases:
+        await server.enqueue("r")
+        [(_, attempt)] = await leases.claim(limit=1, holding=())
+        headers = {"authorization": f"Bearer {attempt.token}", "x-api-key": KEY}
+        async with session.get(f"{server.url}/r/{KEY}/workers", headers=headers) as response:
+            assert response.status == 401
+
+
+async def test_a_worker_of_another_version_is_told_what_to_install(server: Server) -> None:
+    async with server.up():
+        with pytest.raises(UserError, match=r"0\.0\.1") as refused:
+            async with connected(server, said=hello(version="0.0.1")):
+                pass
+        assert f'pip install "lightningrl=={lightningrl.__version__}"' in (refused.value.hint or "")
+
+
+async def test_a_worker_with_another_recipe_is_told_each_difference(server: Server) -> None:
+    other = Copy(files={"agent.py": "b", "extra.py": "c"}, agent={"entry": "agent:main"})
+    async with server.up():
+        with pytest.raises(UserError) as refused:
+            async with connected(server, said=hello(copy=other)):
+                pass
+        assert "`agent.entry` is `agent:main` on the worker and `agent:run` on the server" in refused.value.message
+        assert "`agent.py` is another" in refused.value.message
+        assert "`extra.py` is missing on the server" in refused.value.message
+        assert server.workers.roster.present() == []
+        async with connected(server, said=hello(copy=other, accept_differences=True)):
+            assert len(server.workers.roster.present()) == 1
+
+
+async def test_a_worker_gets_the_rollouts_whose_labels_it_has(server: Server) -> None:
+    async with server.up():
+        await server.enqueue("plain")
+        await server.enqueue("browser", labels=("browser",))
+        async with connected(server) as leases, connected(server, said=hello("b", labels=("browser",))) as browser:
+            assert [rollout.id for rollout, _ in await leases.claim(limit=9, holding=())] == ["plain"]
+            assert [rollout.id for rollout, _ in await browser.claim(limit=9, holding=())] == ["browser"]
+
+
+async def test_a_server_that_restarts_finds_its_worker_and_its_attempt_again(server: Server) -> None:
+    heard, runner = Heard(), Gated(open=False)
+    async with server.up():
+        await server.enqueue("r")
+        place = Place(url=server.url, key=KEY)
+    # the server is down when the worker starts, too
+    async with remote_leases(place, hello(), watcher=heard) as leases:
+        greeting = asyncio.create_task(leases.hello())
+        await until(lambda: "away" in heard.events)
+        async with server.up():
+            await greeting
+            task = asyncio.create_task(Dispatcher(leases=leases, runner=runner, base_url="", concurrency=8).run())
+            await until(lambda: "began r" in heard.events)
+        runner.gate.set()  # it ends while the server is away
+        await asyncio.sleep(0.1)
+        assert not any(event.startswith("ended") for event in heard.events)
+        async with server.up():
+            assert await ended(server, "r") == ["succeeded"]
+            await until(lambda: heard.events[-1] == "ended r.1 succeeded")
+            assert [attempt.status for attempt in await server.store.attempts(["r"])] == ["succeeded"]
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    assert heard.events.count("connected") == 2
+
+
+async def test_attempts_of_a_worker_that_came_back_too_late_are_cancelled(server: Server) -> None:
+    server.lease_s = 1.0
+    heard, runner = Heard(), Gated(open=False)
+    async with server.up(), connected(server, heard=heard) as leases, working(leases, runner):
+        await server.enqueue("r")
+        await until(lambda: "began r" in heard.events)
+        await server.store.finish("r.1", "lost")  # as if its lease had passed
+        await until(lambda: runner.cancelled == ["r.1"])
+        assert "taken r.1" in heard.events
+        runner.gate.set()
+        assert await ended(server, "r") == ["succeeded"]
+
+
+async def test_an_answer_that_did_not_arrive_costs_its_attempt_but_no_waiting(server: Server) -> None:
+    async with server.up(), connected(server) as leases:
+        await server.enqueue("r")
+        [(_, first)] = await leases.claim(limit=1, holding=())
+        [(rollout, second)] = await leases.claim(limit=1, holding=())  # it does not hold the first
+        assert (rollout.id, first.id, second.id) == ("r", "r.1", "r.2")
+
+
+async def test_a_worker_that_leaves_gives_its_attempts_back(server: Server) -> None:
+    async with server.up(), connected(server) as leases, connected(server, said=hello("other")) as other:
+        await server.enqueue("r")
+        await leases.claim(limit=1, holding=())
+        await leases.bye()
+        assert [attempt.id for _, attempt in await other.claim(limit=1, holding=())] == ["r.2"]
+        assert [worker.hello.name for worker in server.workers.roster.present()] == ["other"]
+
+
+async def test_a_worker_takes_no_more_attempts_than_it_may(server: Server) -> None:
+    async with server.up(), connected(server, most=3) as leases, working(leases, Gated()):
+        await server.enqueue(*(f"r{number}" for number in range(5)))
+        assert await ended(server, "r0", "r1", "r2") == ["succeeded"] * 3
+        await leases.ending.wait()
+        assert (await server.store.count()).get("queued") == 2
+
+
+async def test_workers_leave_when_the_run_is_complete(server: Server) -> None:
+    heard = Heard()
+    async with server.up(), connected(server, heard=heard) as leases:
+        claim = asyncio.create_task(leases.claim(limit=1, holding=()))
+        await until(lambda: server.workers.roster.present()[0].waiting)
+        server.workers.dismiss()
+        assert await claim == []
+        assert heard.events[-1] == "over" and leases.ending.is_set()
+
+
+async def test_the_server_says_who_is_connected_and_what_they_have_done(server: Server) -> None:
+    async with server.up(), connected(server, said=hello(labels=("gpu",))) as leases, working(leases, Gated()):
+        await server.enqueue("r")
+        await ended(server, "r")
+        headers = {"authorization": f"Bearer {KEY}"}
+        async with aiohttp.request("GET", f"{server.url}/workers", headers=headers) as response:
+            [worker] = (await response.json())["workers"]
+    assert (worker["name"], worker["labels"], worker["succeeded"], worker["away"]) == ("w", ["gpu"], 1, False)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{", b'{"worker": "w/1", "limit": 1, "holding": []}', b'{"worker": 1}', b"\xff", b"[" * 9999]
+)
+async def test_requests_that_are_no_messages_are_refused(server: Server, body: bytes) -> None:
+    async with server.up(), aiohttp.ClientSession(headers={"authorization": f"Bearer {KEY}"}) as session:
+        for path in ("hello", "claim", "heartbeat", "finish", "bye"):
+            async with session.post(f"{server.url}/workers/{path}", data=body) as response:
+                assert response.status == 400
+
+
+def test_the_key_is_made_once_and_only_its_owner_may_read_it(tmp_path: Path) -> None:
+    key = worker_key(tmp_path)
+    assert key.startswith("lrl-worker-") and worker_key(tmp_path) == key
+    assert (tmp_path / "worker.key").stat().st_mode & 0o777 == 0o600
+
+
+def test_copies_of_a_recipe_differ_by_code_and_not_by_what_lies_around(tmp_path: Path) -> None:
+    def laid_out(name: str, files: Mapping[str, str]) -> Copy:
+        for path, text in files.items():
+            file = tmp_path / name / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        return copy_of(AGENT, root=tmp_path / name)
+
+    around = ["runs/1/metrics.jsonl", ".git/config", "venv/x.py", "env/pyvenv.cfg", "env/lib/y.py", "m/tokenizer.json"]
+    code = {"agent.py": "a", "tools/search.py": "b"}
+    server = laid_out("server", {**code, **dict.fromkeys(around, "x"), "m/config.json": "{}", "big": "x" * 2**21})
+    assert sorted(server.files) == sorted(code)
+    assert laid_out("worker", code) == server
+
+
+def test_a_long_list_of_differences_is_cut_short() -> None:
+    from lightningrl.remote.digest import differences
+
+    many: Sequence[str] = differences(
+        worker=Copy(files={}, agent={}), server=Copy(files={f"{n}.py": "x" for n in range(50)}, agent={})
+    )
+    assert len(many) == 21 and many[-1] == "and 30 more"
