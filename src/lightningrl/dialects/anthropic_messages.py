@@ -8,11 +8,13 @@ conversation has read or sampled, `input_tokens` is the rest of the prompt; `cou
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from lightningrl.arguments import from_object, to_object
+from lightningrl.dialects.anthropic_tools import BUILT_IN
 from lightningrl.dialects.base import (
     ChatRequest,
     Choice,
@@ -29,6 +31,7 @@ from lightningrl.dialects.base import (
     invalid,
 )
 from lightningrl.messages import Message, ToolCall, joined
+from lightningrl.types import FinishReason
 
 COUNT_ONLY = "count_only"
 """The field that a POST to `/messages/count_tokens` adds to its body."""
@@ -57,7 +60,10 @@ ERRORS: Mapping[int, str] = {
 CREATED_WITH = ("system", "tools")
 """Fields of a thread's first request that later requests leave out."""
 
-STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+STOPS: Mapping[FinishReason, str] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+FINISHED: Mapping[str, FinishReason] = {"stop_sequence": "stop", **{stop: reason for reason, stop in STOPS.items()}}
+"""Stop reason → finish reason."""
 
 OPENED: Mapping[str, Mapping[str, Any]] = {
     "text": {"type": "text", "text": ""},
@@ -71,29 +77,6 @@ DELTAS: Mapping[str, bytes] = {
     "tool_use": b'{"type":"input_json_delta","partial_json":',
 }
 """Kind → the start of its deltas."""
-
-_TEXT = {"type": "string"}
-_NUMBER = {"type": "integer"}
-_RANGE = {"type": "array", "items": _NUMBER}
-_EDITS = {
-    "path": _TEXT,
-    "file_text": _TEXT,
-    "old_str": _TEXT,
-    "new_str": _TEXT,
-    "insert_line": _NUMBER,
-    "insert_text": _TEXT,
-    "view_range": _RANGE,
-}
-BUILT_IN: Mapping[str, tuple[str, Mapping[str, Any], Sequence[str]]] = {
-    "bash": ("run a command in a bash shell", {"command": _TEXT, "restart": {"type": "boolean"}}, ()),
-    "text_editor": ("view, create and edit text files", {"command": _TEXT, **_EDITS}, ("command", "path")),
-    "memory": (
-        "keep notes in files under /memories",
-        {"command": _TEXT, "old_path": _TEXT, "new_path": _TEXT, **_EDITS},
-        ("command",),
-    ),
-}
-"""Tools that agents send without a schema (type `bash_20250124`, …): (description, properties, required)."""
 
 
 class _Block(msgspec.Struct):
@@ -216,6 +199,27 @@ class AnthropicMessages:
 
     def answer(self, response: Mapping[str, Any]) -> Message:
         return _assistant(msgspec.convert(response["content"], list[_Block]))
+
+    def reply(self, request: ChatRequest, response: Mapping[str, Any]) -> Reply:
+        message, counts = self.answer(response), response["usage"]
+        read = counts["cache_read_input_tokens"]
+        choice = Choice(
+            index=0,
+            message=replace(message, reply_id=response["id"]),
+            finish_reason=FINISHED[response["stop_reason"]],
+            stopped_by=response["stop_sequence"],
+            completion_tokens=counts["output_tokens"],
+            reasoning_tokens=counts["output_tokens_details"]["thinking_tokens"],
+            tokens=None,
+        )
+        return Reply(
+            id=response["id"],
+            request=request,
+            created=0,
+            prompt_tokens=read + counts["input_tokens"],
+            reused_tokens=read,
+            choices=(choice,),
+        )
 
     def remember(self, past: Past, request: ChatRequest, response: Mapping[str, Any]) -> None:
         """Of a thread: later requests refer to it."""

@@ -229,6 +229,10 @@ class Dialect(Protocol):
         """The answer in a recorded response of one choice: the inverse of `respond`."""
         ...
 
+    def reply(self, request: ChatRequest, response: Mapping[str, Any]) -> Reply:
+        """The reply in a recorded response of one choice: all of it that `respond` and `stream` show."""
+        ...
+
     def remember(self, past: Past, request: ChatRequest, response: Mapping[str, Any]) -> None:
         """Keep what later requests of this attempt may refer to. Most dialects keep nothing."""
         ...

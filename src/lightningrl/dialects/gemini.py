@@ -6,7 +6,6 @@ clients echo them, older ones match a result by name and position, and some keep
 So the gateway's signatures contain the id.
 """
 
-import base64
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
@@ -29,8 +28,10 @@ from lightningrl.dialects.base import (
     function_tool,
     invalid,
 )
+from lightningrl.dialects.gemini_parts import logprobs, signature, signed, tokens_of
 from lightningrl.dialects.gemini_schema import camel, json_schema, lower_types
 from lightningrl.messages import Message, ToolCall, joined
+from lightningrl.types import FinishReason
 
 PATH = re.compile(
     r"^(?:/.+)?/(?:models|tunedModels|endpoints)/(?P<model>.+):(?P<verb>generateContent|streamGenerateContent|countTokens)$"
@@ -59,12 +60,6 @@ MOST_CANDIDATES = 8
 SCHEMAS = ("parameters", "parametersJsonSchema", "responseSchema", "responseJsonSchema")
 FREE = frozenset(("args", "response", "labels", "partMetadata", *SCHEMAS))
 """Fields whose keys the agent chooses: they keep their case."""
-
-SIGNED = b"lightningrl:"
-"""The start of the gateway's signatures; the id of the call follows."""
-
-PLAIN = str.maketrans("-_", "+/")
-"""URL-safe base64 → base64."""
 
 
 class _Wire(msgspec.Struct, rename="camel"):
@@ -215,6 +210,29 @@ class Gemini:
         content = msgspec.convert(response["candidates"][0]["content"], _Content)
         return _assistant(content.parts or ())[0]
 
+    def reply(self, request: ChatRequest, response: Mapping[str, Any]) -> Reply:
+        message, counts = self.answer(response), response["usageMetadata"]
+        [candidate], thoughts = response["candidates"], counts["thoughtsTokenCount"]
+        stopped: FinishReason = "tool_calls" if message.tool_calls else "stop"
+        scores = candidate.get("logprobsResult")
+        choice = Choice(
+            index=0,
+            message=message,
+            finish_reason=stopped if candidate["finishReason"] == FINISHED["stop"] else "length",
+            stopped_by=None,
+            completion_tokens=counts["candidatesTokenCount"] + thoughts,
+            reasoning_tokens=thoughts,
+            tokens=None if scores is None else tokens_of(scores),
+        )
+        return Reply(
+            id=response["responseId"],
+            request=request,
+            created=0,
+            prompt_tokens=counts["promptTokenCount"],
+            reused_tokens=counts["cachedContentTokenCount"],
+            choices=(choice,),
+        )
+
     def remember(self, past: Past, request: ChatRequest, response: Mapping[str, Any]) -> None:
         """Nothing: every request has its whole conversation."""
 
@@ -261,7 +279,7 @@ class _Stream:
         return last if self._sse else last + b"]"
 
     def _piece(self, index: int, mark: bytes, text: str, tokens: Sequence[TokenLogprob] | None) -> bytes:
-        scores = b"" if tokens is None else b',"logprobsResult":' + msgspec.json.encode(_logprobs(tokens))
+        scores = b"" if tokens is None else b',"logprobsResult":' + msgspec.json.encode(logprobs(tokens))
         head = b'{"candidates":[{"content":{"parts":[{"text":' + msgspec.json.encode(text) + mark
         return self._framed(head + b'}],"role":"model"},"index":%d' % index + scores + self._tail)
 
@@ -355,7 +373,7 @@ def _assistant(parts: Iterable[_Part]) -> tuple[Message, list[tuple[str | None, 
     calls: list[tuple[str | None, ToolCall]] = []
     for part in parts:
         if (call := part.function_call) is not None:
-            call_id = _signed(part.thought_signature) or call.id or ""
+            call_id = signed(part.thought_signature) or call.id or ""
             calls.append((call.id, ToolCall(id=call_id, name=call.name, arguments=from_object(call.args))))
     message = Message(
         role="assistant",
@@ -440,7 +458,7 @@ def _candidate(choice: Choice, parts: list[dict[str, Any]], *, tokens: Sequence[
     if choice.tokens:
         candidate["avgLogprobs"] = sum(token.logprob for token in choice.tokens) / len(choice.tokens)
     if tokens is not None:
-        candidate["logprobsResult"] = _logprobs(tokens)
+        candidate["logprobsResult"] = logprobs(tokens)
     return candidate
 
 
@@ -456,33 +474,10 @@ def _calls(choice: Choice) -> list[dict[str, Any]]:
     return [
         {
             "functionCall": {"id": call.id, "name": call.name, "args": to_object(call.arguments)},
-            "thoughtSignature": _signature(call.id),
+            "thoughtSignature": signature(call.id),
         }
         for call in choice.message.tool_calls
     ]
-
-
-def _signature(call_id: str) -> str:
-    return base64.b64encode(SIGNED + call_id.encode()).decode()
-
-
-def _signed(signature: str | None) -> str | None:
-    """The call id in one of the gateway's signatures; None for another's. SDKs write base64 in either alphabet."""
-    try:
-        plain = base64.b64decode((signature or "").translate(PLAIN) + "==")
-    except ValueError:
-        return None
-    return plain[len(SIGNED) :].decode(errors="replace") if plain.startswith(SIGNED) else None
-
-
-def _logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-    return {
-        "chosenCandidates": [{"token": token.text, "logProbability": token.logprob} for token in tokens],
-        "topCandidates": [
-            {"candidates": [{"token": text, "logProbability": logprob} for text, logprob in token.top]}
-            for token in tokens
-        ],
-    }
 
 
 def _usage(reply: Reply) -> dict[str, Any]:

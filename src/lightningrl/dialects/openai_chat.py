@@ -133,6 +133,11 @@ class OpenAIChat:
     def answer(self, response: Mapping[str, Any]) -> Message:
         return _message(msgspec.convert(response["choices"][0]["message"], _Message))
 
+    def reply(self, request: ChatRequest, response: Mapping[str, Any]) -> Reply:
+        scores = response["choices"][0]["logprobs"]
+        tokens = None if scores is None else wire.tokens_of(scores["content"])
+        return wire.reply(request, response, self.answer(response), tokens)
+
     def remember(self, past: Past, request: ChatRequest, response: Mapping[str, Any]) -> None:
         """Nothing: every request has its whole conversation."""
 

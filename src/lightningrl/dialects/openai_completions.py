@@ -83,6 +83,10 @@ class OpenAICompletions:
         choice = msgspec.convert(response["choices"][0], _Answer)
         return Message(role="assistant", content=choice.text[choice.echoed :])
 
+    def reply(self, request: ChatRequest, response: Mapping[str, Any]) -> Reply:
+        scores = response["choices"][0]["logprobs"]
+        return wire.reply(request, response, self.answer(response), None if scores is None else _tokens(scores))
+
     def remember(self, past: Past, request: ChatRequest, response: Mapping[str, Any]) -> None:
         """Nothing: every request has its whole prompt."""
 
@@ -196,3 +200,12 @@ def _logprobs(tokens: Sequence[TokenLogprob] | None, offset: int) -> dict[str, A
         "top_logprobs": tops,
         "text_offset": offsets,
     }
+
+
+def _tokens(scores: Mapping[str, Any]) -> tuple[TokenLogprob, ...]:
+    """The inverse of `_logprobs`."""
+    tops = scores["top_logprobs"] or [{}] * len(scores["tokens"])
+    return tuple(
+        TokenLogprob(text=text, logprob=logprob, top=tuple(top.items()))
+        for text, logprob, top in zip(scores["tokens"], scores["token_logprobs"], tops, strict=True)
+    )

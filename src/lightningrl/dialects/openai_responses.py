@@ -28,6 +28,7 @@ from lightningrl.dialects.base import (
 from lightningrl.dialects.openai_items import Item
 from lightningrl.dialects.openai_wire import encode
 from lightningrl.messages import Message, joined
+from lightningrl.types import FinishReason
 
 COUNT_ONLY = "count_only"
 """The field that a POST to `/responses/input_tokens` adds to its body."""
@@ -136,6 +137,29 @@ class OpenAIResponses:
         turns = items.messages(msgspec.convert(response["output"], list[dict[str, Any]]), Past())
         answers = (turn for turn in turns if turn.role == "assistant")
         return reduce(joined, answers, Message(role="assistant", content=""))
+
+    def reply(self, request: ChatRequest, response: Mapping[str, Any]) -> Reply:
+        message, counts = self.answer(response), response["usage"]
+        completed: FinishReason = "tool_calls" if message.tool_calls else "stop"
+        texts = [item["content"][0] for item in response["output"] if item["type"] == "message"]
+        tokens = tuple(token for text in texts for token in wire.tokens_of(text["logprobs"]))
+        choice = Choice(
+            index=0,
+            message=message,
+            finish_reason=completed if response["status"] == "completed" else "length",
+            stopped_by=None,
+            completion_tokens=counts["output_tokens"],
+            reasoning_tokens=counts["output_tokens_details"]["reasoning_tokens"],
+            tokens=tokens if request.logprobs else None,
+        )
+        return Reply(
+            id=response["id"],
+            request=request,
+            created=response["created_at"],
+            prompt_tokens=counts["input_tokens"],
+            reused_tokens=counts["input_tokens_details"]["cached_tokens"],
+            choices=(choice,),
+        )
 
     def remember(self, past: Past, request: ChatRequest, response: Mapping[str, Any]) -> None:
         items.remember(past, request.body, response)

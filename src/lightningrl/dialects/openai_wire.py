@@ -10,6 +10,8 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from lightningrl.dialects.base import (
+    ChatRequest,
+    Choice,
     Refused,
     Reply,
     Stop,
@@ -209,6 +211,44 @@ def usage(reply: Reply) -> dict[str, Any]:
             "rejected_prediction_tokens": 0,
         },
     }
+
+
+def reply(
+    request: ChatRequest, response: Mapping[str, Any], message: Message, tokens: tuple[TokenLogprob, ...] | None
+) -> Reply:
+    """The reply in a response of one choice with these `envelope` and `usage`."""
+    [choice], counts = response["choices"], response["usage"]
+    called = choice["finish_reason"] in ("tool_calls", "function_call")
+    return Reply(
+        id=response["id"],
+        request=request,
+        created=response["created"],
+        prompt_tokens=counts["prompt_tokens"],
+        reused_tokens=counts["prompt_tokens_details"]["cached_tokens"],
+        choices=(
+            Choice(
+                index=0,
+                message=message,
+                finish_reason="tool_calls" if called else choice["finish_reason"],
+                stopped_by=None,
+                completion_tokens=counts["completion_tokens"],
+                reasoning_tokens=counts["completion_tokens_details"]["reasoning_tokens"],
+                tokens=tokens,
+            ),
+        ),
+    )
+
+
+def tokens_of(shown: Sequence[Mapping[str, Any]]) -> tuple[TokenLogprob, ...]:
+    """The inverse of `shown`."""
+
+    def pair(token: Mapping[str, Any]) -> tuple[str, float]:
+        return token["token"], token["logprob"]
+
+    return tuple(
+        TokenLogprob(text=token["token"], logprob=token["logprob"], top=tuple(map(pair, token["top_logprobs"])))
+        for token in shown
+    )
 
 
 def shown(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
