@@ -58,6 +58,7 @@ OTHER_PATHS = """
 | GET | `/models`, `/models/<model>` | the models that routes name | no |
 | POST | `/embeddings` | relays to the upstream that `gateway.embeddings` names | yes |
 | POST | `/traces` | takes OpenTelemetry spans ([AIR](air.md#where-spans-come-from)) | yes |
+| POST | `/abandon` | gives up the sampling of a [named request](gateway.md#load-errors-and-limits) | yes |
 | POST | `/rewards` | takes an agent's reward for one of its calls ([AIR](air.md#an-agents-own-rewards)) | yes |
 | GET | `/workers` | the workers that are connected ([workers](workers.md)) | worker key |
 | POST | `/workers/hello` | admits a worker, and compares its copy of the recipe | worker key |

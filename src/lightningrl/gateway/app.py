@@ -18,7 +18,7 @@
     the stream, in the request's own dialect. So an agent has the end of an answer only if the call is durable.
 
 Read this file, `capture.py` and `generation.py` for one call. The rest is for rare cases: repeated requests and clients
-that go away (`answering.py`), other servers (`relay.py`), everything but calls (`endpoints.py`).
+that go away (`answering.py`, `recorded.py`), other servers (`relay.py`), everything but calls (`endpoints.py`).
 
 It is a raw ASGI callable: it costs 1.7 times less per request than Starlette's router, and sees at once when a client
 goes away.
@@ -27,18 +27,22 @@ goes away.
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from lightningrl.dialects.base import ChatRequest, Dialect, Refused
 from lightningrl.gateway import http, routing
+from lightningrl.gateway.answering import Answering, Work
 from lightningrl.gateway.backend import Backend
 from lightningrl.gateway.body import understood
 from lightningrl.gateway.capture import Exchange
+from lightningrl.gateway.delivery import Delivery
 from lightningrl.gateway.endpoints import Endpoints
 from lightningrl.gateway.http import Gone, Incoming, Receive, Scope, Send, respond
 from lightningrl.gateway.identity import Caller
 from lightningrl.gateway.prompts import Prompts
-from lightningrl.gateway.refusals import refusal_of, too_busy
+from lightningrl.gateway.recorded import recorded
+from lightningrl.gateway.refusals import is_shutdown, refusal_of, too_busy
 from lightningrl.gateway.relay import Relay, outline
 from lightningrl.gateway.routing import Route
 from lightningrl.gateway.sessions import Session, Sessions
@@ -107,6 +111,9 @@ class Gateway:
         except Gone:
             return
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - every failure gets an error response
+            if is_shutdown(error) and incoming.caller().request_id:
+                await incoming.break_off()  # its client sends it again, to the server that comes next
+                return
             await self._refuse(dialect or self._guess(incoming), refusal_of(error), incoming.send)
 
     def _dialect_of(self, incoming: Incoming) -> tuple[Dialect | None, Mapping[str, Any]]:
@@ -151,23 +158,37 @@ class _Request:
 
     async def answer(self, body: bytes, added: Mapping[str, Any]) -> None:
         """Raises `Refused` if nothing has been sent yet. `added`: fields of the body that stand in the path."""
-        receive, send = self._incoming.receive, self._incoming.send
+        receive = self._incoming.receive
         raw, digest = await understood(self._incoming.path, body)
         session = await self._gateway.sessions.open(self._caller)
         with session.busy():
             request = self._parse({**raw, **added} if added else raw, session)
             if request.counted is not None and self._upstream_of(request) is None:
                 count = await self._gateway.prompts.count(session, request, receive)
-                await respond(send, 200, request.counted(count))
+                await respond(self._incoming.send, 200, request.counted(count))
                 return
-            answering = session.unread.join(digest) if self._caller.retries else None
-            if answering is None:
-                work = await self._work(session, request, body)
-                delivery = work.delivery(send)
-                answering = session.unread.begin(digest, work, delivery)
+            name, sessions = self._caller.request_id, self._gateway.sessions
+            if name:
+                async with session.unread.turn(name):
+                    answering, delivery = await self._begun(session, request, body, digest)
             else:
-                delivery = answering.delivery(send)
-            await answering.hand_over(delivery, receive)
+                answering, delivery = await self._begun(session, request, body, digest)
+            check = partial(sessions.check, session.attempt)
+            await answering.hand_over(delivery, receive, request_id=name, check=check)
+
+    async def _begun(
+        self, session: Session, request: ChatRequest, body: bytes, digest: bytes
+    ) -> tuple[Answering, Delivery]:
+        """The answer to this request, in the making or ready, and how this client gets it. Raises `Refused`."""
+        name, unread, send = self._caller.request_id, session.unread, self._incoming.send
+        answering = unread.named(name)
+        if answering is None and self._caller.retries and name not in session.answered:
+            answering = unread.join(digest, request_id=name)
+        if answering is not None:
+            return answering, answering.delivery(send)
+        work = await self._work(session, request, body)
+        delivery = work.delivery(send)
+        return unread.begin(digest, work, delivery, request_id=name), delivery
 
     def _parse(self, raw: Mapping[str, Any], session: Session) -> ChatRequest:
         try:
@@ -187,9 +208,13 @@ class _Request:
     def _route(self, request: ChatRequest) -> Route:
         return routing.choose(self._gateway.routes, request, caller=self._caller.agent)
 
-    async def _work(self, session: Session, request: ChatRequest, body: bytes) -> Exchange | Relay:
+    async def _work(self, session: Session, request: ChatRequest, body: bytes) -> Work:
         """Prepare the answer. Raises `Refused` for a request that cannot be answered."""
-        gateway, incoming, route = self._gateway, self._incoming, self._route(request)
+        gateway, incoming, request_id = self._gateway, self._incoming, self._caller.request_id
+        if request_id in session.answered:
+            store = gateway.backend.store
+            return await recorded(store, session.attempt, self._dialect, request, request_id=request_id)
+        route = self._route(request)
         agent = routing.role(route, request, caller=self._caller.agent)
         upstream = gateway.upstreams.get(route.policy)
         if upstream is not None:
@@ -203,6 +228,7 @@ class _Request:
                 request=request,
                 policy=route.policy,
                 agent=agent,
+                request_id=request_id,
             )
         return Exchange(
             gateway.backend,
@@ -212,4 +238,5 @@ class _Request:
             prompts=await gateway.prompts.of(session, request, incoming.receive),
             policy=route.policy,
             agent=agent,
+            request_id=request_id,
         )

@@ -98,9 +98,9 @@ def create_app(
     missing = sorted({route.policy for route in routes} - set(engines) - set(others))
     if missing:
         raise LightningError(f"no engine for policy `{missing[0]}`", hint=f"engines: {', '.join([*engines, *others])}")
-    backend = Backend(store=store, template=chat, engines=engines, seed=seed, max_length=max_length, strict=strict)
+    backend = Backend(store=store, template=chat, engines=engines, max_length=max_length, strict=strict)
     spoken = [plugins.load(name, kind="dialect")() for name in dialects or plugins.names("dialect")]
-    sessions = Sessions(store, chat, spoken, history=history, visitors=visitors)
+    sessions = Sessions(store, chat, spoken, history=history, seed=seed, visitors=visitors)
     prefixes = [dialect.id_prefix for dialect in spoken]
     endpoints = Endpoints(
         sessions,

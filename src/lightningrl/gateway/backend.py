@@ -18,8 +18,6 @@ class Backend:
     template: ChatTemplate
     engines: Mapping[str, Engine]
     """By policy."""
-    seed: int
-    """The run's seed."""
     max_length: int
     """Tokens of prompt and completion that the engines can hold."""
     strict: bool

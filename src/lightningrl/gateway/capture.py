@@ -45,6 +45,7 @@ class Exchange:
         prompts: Sequence[Prompt],
         policy: str,
         agent: str,
+        request_id: str,
     ) -> None:
         """Raises `Refused` for a request that cannot be answered; the session is unchanged then."""
         self._backend = backend
@@ -54,6 +55,7 @@ class Exchange:
         self._prompts = prompts
         self._policy = policy
         self._agent = agent
+        self._request_id = request_id
         self._created = int(time.time())
         longest = max(len(prompt.ids) for prompt in prompts)
         room = backend.max_length - longest
@@ -89,9 +91,10 @@ class Exchange:
     def _plan(self, choice: int, prompt: Prompt, *, room: int, grammar: str | None) -> Generation:
         template, request, session = self._backend.template, self._request, self._session
         index = session.next_index()
-        randomness = session.randomness(prompt.ids, run_seed=self._backend.seed)
-        bits, ends = randomness.bits, template.stop_token_ids
-        sampling = sampling_of(request, session, choice=choice, room=room, randomness=bits, ends=ends, grammar=grammar)
+        randomness, ends = session.randomness(prompt.ids), template.stop_token_ids
+        sampling = sampling_of(
+            request, session, choice=choice, room=room, randomness=randomness, ends=ends, grammar=grammar
+        )
         tools = bool(request.tools) and request.tool_choice != "none"
         return Generation(
             choice=choice,
@@ -100,7 +103,9 @@ class Exchange:
             prompt=prompt,
             randomness=randomness,
             sampling=sampling,
-            stream=AnswerStream(template, stop=sampling.stop, tools=tools, reasoning=prompt.reasoning, seed=bits),
+            stream=AnswerStream(
+                template, stop=sampling.stop, tools=tools, reasoning=prompt.reasoning, seed=randomness.bits
+            ),
             single_call=not request.parallel_tool_calls,
             started_at=time.time(),
         )
@@ -191,6 +196,7 @@ class Exchange:
             capture_reason=prompt.reason if broken is None else broken,
             started_at=generation.started_at,
             ended_at=time.time(),
+            request_id=self._request_id,
         )
 
     def _reply(self, *generations: Generation) -> Reply:

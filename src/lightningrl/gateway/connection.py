@@ -5,12 +5,12 @@ uvicorn's parser has neither limit: it collects headers of any length, and waits
 
 import asyncio
 import re
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from lightningrl.gateway.http import HEADER_LIMIT
+from lightningrl.gateway.http import ABORT, HEADER_LIMIT
 
 ARRIVAL_S = 120.0
 """Time for a request to arrive in full; then its connection is closed. 64 MB at 0.5 MB/s take as long."""
@@ -56,6 +56,8 @@ class Connection(HttpToolsProtocol):
         if self._deadline is None:  # it arrived together with the end of the previous request
             self._await_request()
         super().on_message_begin()
+        extensions: dict[str, Any] = {ABORT: self.transport.abort}
+        self.scope["extensions"] = extensions
 
     def on_body(self, body: bytes) -> None:
         self._unread = 0

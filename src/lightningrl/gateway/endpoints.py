@@ -1,4 +1,4 @@
-"""What does the gateway serve besides calls? Health, the list of models, telemetry, rewards and embeddings."""
+"""What does the gateway serve besides calls? Health, models, telemetry, rewards, embeddings; and requests may end."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -6,11 +6,12 @@ from typing import Any
 
 import msgspec
 
-from lightningrl.dialects.base import Refused
+from lightningrl.dialects.base import Refused, invalid
 from lightningrl.dialects.openai_wire import matched
 from lightningrl.gateway import http, routing, workers
 from lightningrl.gateway.body import decode
 from lightningrl.gateway.http import Incoming, respond
+from lightningrl.gateway.identity import LONGEST_NAME, REQUEST
 from lightningrl.gateway.refusals import too_busy
 from lightningrl.gateway.rewards import Rewards
 from lightningrl.gateway.routing import Route
@@ -19,7 +20,9 @@ from lightningrl.gateway.traces import Traces
 from lightningrl.gateway.upstream import Relayed, Upstream
 from lightningrl.gateway.workers import Workers
 
-EMBEDDINGS = "/embeddings"
+EMBEDDINGS, ABANDON = "/embeddings", "/abandon"
+ABANDON_LIMIT = 1024
+"""Bytes of a body that gives up a request."""
 
 
 class Endpoints:
@@ -47,10 +50,23 @@ class Endpoints:
             await respond(incoming.send, 200, body)
         elif method == "POST" and not known and path in self._posts:
             await self._posts[path].serve(incoming)
+        elif (method, path) == ("POST", ABANDON):
+            await self._abandon(incoming)
         elif method == "POST" and not known and (added := matched(path, EMBEDDINGS)) is not None:
             await self._embed(incoming, added, busy=busy)
         else:
             raise Refused(405 if known else 404, f"`{method} {path}` is not served here", code="not_found")
+
+    async def _abandon(self, incoming: Incoming) -> None:
+        """An agent has gone away, says the relay that it had asked: its request needs no answer."""
+        caller = incoming.caller()
+        await self._sessions.admit(caller)
+        request_id = decode(await incoming.read(limit=ABANDON_LIMIT)).get("request")
+        if not isinstance(request_id, str) or not 0 < len(request_id) <= LONGEST_NAME:
+            raise invalid(f"`request` is `{request_id!r:.80}`", param="request", hint=f"send `{REQUEST.decode()}`")
+        session = await self._sessions.open(caller)
+        await session.unread.abandon(request_id)
+        await respond(incoming.send, 200, {"request": request_id})
 
     async def _embed(self, incoming: Incoming, added: Mapping[str, Any], *, busy: bool) -> None:
         caller = incoming.caller()

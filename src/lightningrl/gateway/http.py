@@ -22,6 +22,8 @@ BODY_LIMIT = 64 * 1024 * 1024
 HEADER_LIMIT = 64 * 1024
 """Bytes of all headers of a request; those of a coding agent have about 2 KB."""
 JSON = (b"content-type", b"application/json")
+ABORT = "lightningrl.abort"
+"""Extension of a scope: a function that closes the connection at once. See `Connection`."""
 
 
 class Gone(Exception):
@@ -46,6 +48,11 @@ class Incoming:
 
     def caller(self) -> Caller:
         return caller_of(self.scope, path_token=self.path_token)
+
+    async def break_off(self) -> None:
+        """Close the connection without the rest of a response."""
+        self.scope["extensions"][ABORT]()
+        await disconnected(self.receive)
 
     async def read(self, *, limit: int | None = None) -> bytes:
         """The body, unpacked, of at most `limit` bytes (None: `BODY_LIMIT`). Raises `Refused`, and `Gone`."""

@@ -28,7 +28,15 @@ SESSIONS = (
     b"x-litellm-session-id",
 )
 """Session headers that coding agents and proxies send."""
-READ = frozenset({b"baggage", b"x-agent-name", b"x-stainless-retry-count", b"host", b"origin", *KEYS, *SESSIONS})
+REQUEST = b"x-lightningrl-request"
+"""The name that a client gave to its request. It may send the request again under this name, also to a restarted
+server, and gets the same answer.
+"""
+LONGEST_NAME = 64
+"""Characters of the name of a request. A longer one is ignored."""
+READ = frozenset(
+    {b"baggage", b"x-agent-name", b"x-stainless-retry-count", b"host", b"origin", REQUEST, *KEYS, *SESSIONS}
+)
 VERSION = re.compile(r"^(?:/v\d+(?:alpha|beta)?\d*)+(?=/|$)")
 """Repeated if a base URL has a version and an SDK adds its own."""
 SLASHES = re.compile("//+")
@@ -46,6 +54,8 @@ class Caller:
     """The agent's name; "": not given."""
     retries: int = 0
     """How often the SDK has sent this request before."""
+    request_id: str = ""
+    """The name of this request; "": not given. See `REQUEST`."""
     peer: str = ""
     """The IP address of the client; "": unknown."""
     host: str = ""
@@ -65,11 +75,13 @@ def caller_of(scope: Mapping[str, Any], *, path_token: str | None) -> Caller:
             found[name] = text
     baggage = _members(found.get(b"baggage", ""))
     retries = found.get(b"x-stainless-retry-count", "0")
+    request_id = found.get(REQUEST, "")
     return Caller(
         token=baggage.get(BAGGAGE_KEY) or path_token or _key(found, scope["query_string"].decode("latin-1")),
         session=next((found[name] for name in SESSIONS if found.get(name)), None),
         agent=baggage.get(AGENT) or found.get(b"x-agent-name", ""),
         retries=int(retries) if retries.isascii() and retries.isdigit() and len(retries) < 9 else 0,
+        request_id=request_id if len(request_id) <= LONGEST_NAME else "",
         peer=(scope.get("client") or ("",))[0],
         host=found.get(b"host", ""),
         origin=found.get(b"origin"),

@@ -22,8 +22,10 @@ def refusal_of(error: BaseException) -> Refused:
     """The refusal that the client gets. Any exception not listed here is a bug of the gateway, and is logged."""
     if isinstance(error, Refused):
         return error
-    if isinstance(error, asyncio.CancelledError):  # the server shuts down, and the grace period is over
+    if is_shutdown(error):
         return Refused(503, ENDED, code="run_ended", final=True)
+    if isinstance(error, asyncio.CancelledError):
+        return abandoned()
     if isinstance(error, StoreFailed):
         return Refused(500, error.message, code="store_error", hint=error.hint)
     if isinstance(error, BadConversation | RecursionError):
@@ -31,6 +33,11 @@ def refusal_of(error: BaseException) -> Refused:
     log.error("a call failed", exc_info=error)
     message = error.message if isinstance(error, LightningError) else f"{type(error).__name__}: {error}"
     return Refused(500, message, code="internal_error")
+
+
+def is_shutdown(error: BaseException) -> bool:
+    """The server shuts down, and the grace period is over."""
+    return isinstance(error, asyncio.CancelledError) and GONE not in error.args
 
 
 def engine_refusal(error: LightningError | None, message: str) -> Refused:
@@ -45,7 +52,11 @@ def engine_refusal(error: LightningError | None, message: str) -> Refused:
 
 def attempt_ended() -> Refused:
     hint = "an agent must stop calling the model when its attempt has ended"
-    return Refused(401, "the attempt of this token has ended", code="attempt_ended", hint=hint)
+    return Refused(401, "the attempt of this token has ended", code="attempt_ended", hint=hint, final=True)
+
+
+def abandoned() -> Refused:
+    return Refused(410, "this request was given up", code="abandoned", hint="send a new one", final=True)
 
 
 def too_busy() -> Refused:

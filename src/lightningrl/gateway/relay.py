@@ -39,6 +39,7 @@ class Relay:
         request: ChatRequest,
         policy: str,
         agent: str,
+        request_id: str,
     ) -> None:
         self._backend = backend
         self._upstream = upstream
@@ -49,6 +50,7 @@ class Relay:
         self._request = request
         self._policy = policy
         self._agent = agent
+        self._request_id = request_id
         self._relayed = Relayed()
         self._index = session.next_index()
         self._call_id = f"{dialect.id_prefix}{session.attempt.id}-{self._index}"
@@ -74,7 +76,10 @@ class Relay:
             raise
         finally:
             if self._request.counted is None:  # a request that only counts tokens is no call
-                await self._backend.record(self._session.attempt, self._call())
+                call = self._call()
+                await self._backend.record(self._session.attempt, call)
+                if call.capture != "incomplete":
+                    self._session.given(call)
         return relayed
 
     def _call(self) -> Call:
@@ -106,6 +111,7 @@ class Relay:
             capture_reason=relayed.broken,
             started_at=relayed.started_at,
             ended_at=time.time(),
+            request_id=self._request_id,
         )
 
 

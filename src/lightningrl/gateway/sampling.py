@@ -3,7 +3,7 @@
 from typing import Any
 
 from lightningrl.dialects.base import ChatRequest
-from lightningrl.gateway.sessions import Session
+from lightningrl.gateway.sessions import Randomness, Session
 from lightningrl.types import Sampling
 
 LEAST_TEMPERATURE = 0.01
@@ -16,7 +16,7 @@ def sampling_of(
     *,
     choice: int,
     room: int,
-    randomness: bytes,
+    randomness: Randomness,
     ends: tuple[int, ...],
     grammar: str | None,
 ) -> Sampling:
@@ -24,16 +24,16 @@ def sampling_of(
 
     `room`: tokens that fit behind the prompt. `ends`: the tokens that end a turn.
     """
-    seed = int.from_bytes(randomness[:8], "little")
+    seed = randomness.seed
     if session.seed is None and request.seed is not None:
-        seed = request.seed + choice
+        seed = (request.seed + choice) % 2**63
     requested = {name: getattr(request, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
     settings: dict[str, Any] = {
         "max_tokens": room,
         **{name: value for name, value in requested.items() if value is not None},
         "stop": request.stop,
         "stop_token_ids": ends,
-        "seed": seed % 2**63,  # the range that every random generator takes
+        "seed": seed,
         "grammar": grammar,
         "top_logprobs": request.top_logprobs,
         **session.laid_down,

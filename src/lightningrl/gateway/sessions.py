@@ -27,6 +27,8 @@ KEPT_TOKENS = 8_000_000
 """Token ids that idle sessions may keep in memory: 32 MB. A dropped session costs a read of the store."""
 KEPT = 4096
 """Sessions that are kept in memory, if some of them are idle."""
+LOST = 128
+"""Answers to one prompt that may have been in the making when a process died: OpenAI's limit of `n`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +42,23 @@ class Randomness:
     occurrence: int
     """1 for the first answer to this prompt in the attempt, 2 for the second, and so on."""
 
+    @property
+    def seed(self) -> int:
+        """The sampling seed, in the range that every random generator takes."""
+        return int.from_bytes(self.bits[:8], "little") % 2**63
+
 
 class Session:
     """What is remembered of one running attempt."""
 
     def __init__(
-        self, rollout: Rollout, attempt: Attempt, template: ChatTemplate, *, history: Literal["exact", "template"]
+        self,
+        rollout: Rollout,
+        attempt: Attempt,
+        template: ChatTemplate,
+        *,
+        history: Literal["exact", "template"],
+        run_seed: int,
     ) -> None:
         unknown = sorted(set(rollout.sampling) - {field.name for field in fields(Sampling)})
         if unknown:
@@ -57,35 +70,37 @@ class Session:
             self.laid_down[name] = tuple(self.laid_down[name])  # JSON has no tuples
         self.seed: int | None = self.laid_down.pop("seed", None)
         """Sampling seed. It overrides the agent's: identical samples teach nothing."""
+        self._source = f"{run_seed}\n{rollout.id}" if self.seed is None else str(self.seed)
         self.rollout = rollout
         self.attempt = attempt
         self.tree = ConversationTree(template, history=history)
         self.past = Past()
         self.unread = Unread()
+        self.answered: set[str] = set()
+        """The names of requests (`identity.REQUEST`) whose answers are recorded."""
         self.active = 0
         """Requests that are being answered."""
         self.tokens = 0
         """Token ids in memory, roughly."""
         self._calls = 0
         self._seen: Counter[bytes] = Counter()
+        """Digest of a prompt → its highest occurrence."""
         self._returned: dict[bytes, list[int]] = {}
+        """Digest of a prompt → lower occurrences whose randomness is free."""
 
     def next_index(self) -> int:
         """The index of a new call: calls are numbered as they arrive."""
         self._calls += 1
         return self._calls - 1
 
-    def randomness(self, prompt_ids: Ints, *, run_seed: int) -> Randomness:
+    def randomness(self, prompt_ids: Ints) -> Randomness:
         """Random bits for the next answer to this prompt.
 
         They follow from the rollout's seed (without one: the run's seed and the rollout's name), the prompt, and how
         often the prompt occurred in this attempt. Neither timing nor a second attempt changes them.
         """
         prompt = _digest(prompt_ids)
-        occurrence = self._occurrence(prompt)
-        source = f"{run_seed}\n{self.rollout.id}" if self.seed is None else str(self.seed)
-        bits = hashlib.blake2b(f"{source}\n{occurrence}\n".encode() + prompt, digest_size=16).digest()
-        return Randomness(bits, prompt, occurrence)
+        return self._random(prompt, self._occurrence(prompt))
 
     def give_back(self, randomness: Randomness) -> None:
         """The answer reached no client. The next answer to the same prompt gets the same randomness."""
@@ -95,6 +110,7 @@ class Session:
         self, call: Call, dialect: Dialect, request: ChatRequest, *, key: Place | None, answer: Message
     ) -> None:
         """Add a complete call to the conversations: later calls may continue it."""
+        self.given(call)
         dialect.remember(self.past, request, call.response)
         self.tokens += len(call.completion_ids)
         ids, sampled = call.prompt_ids, call.completion_ids
@@ -103,11 +119,18 @@ class Session:
         else:
             self.tree.add(call.id, key=key, prompt_ids=ids, completion_ids=sampled, answer=answer)
 
+    def given(self, call: Call) -> None:
+        """A complete call is recorded: its request gets the same answer if it comes again."""
+        if call.request_id:
+            self.answered.add(call.request_id)
+
     def recall(self, call: Call, dialect: Dialect | None) -> None:
         """Take in a call that an earlier session answered. `dialect` is None if its dialect is not served any more."""
         self._calls = max(self._calls, call.index + 1)
         if call.finish_reason != "cancelled":  # a cancelled call gave its randomness back
-            self._seen[_digest(call.prompt_ids)] += 1
+            self._take(_digest(call.prompt_ids), call.sampling.seed)
+        if call.capture != "incomplete":
+            self.given(call)
         if call.capture in ("incomplete", "upstream") or dialect is None:
             return
         request = dialect.parse(call.request, self.past)
@@ -121,6 +144,23 @@ class Session:
             yield
         finally:
             self.active -= 1
+
+    def _random(self, prompt: bytes, occurrence: int) -> Randomness:
+        bits = hashlib.blake2b(f"{self._source}\n{occurrence}\n".encode() + prompt, digest_size=16).digest()
+        return Randomness(bits, prompt, occurrence)
+
+    def _take(self, prompt: bytes, seed: int | None) -> None:
+        """Note the randomness of a recorded call. Its occurrence follows from its sampling seed: earlier ones may have
+        been lost with the process, and are free. A seed that the agent chose stands for the next occurrence.
+        """
+        free, following = self._returned.setdefault(prompt, []), self._seen[prompt] + 1
+        candidates = (*free, *range(following, following + LOST))
+        found = next((number for number in candidates if self._random(prompt, number).seed == seed), following)
+        if found in free:
+            free.remove(found)
+        else:
+            free.extend(range(following, found))
+            self._seen[prompt] = found
 
     def _occurrence(self, prompt: bytes) -> int:
         if returned := self._returned.get(prompt):
@@ -141,12 +181,15 @@ class Sessions:
         dialects: Sequence[Dialect],
         *,
         history: Literal["exact", "template"],
+        seed: int,
         visitors: Visitors | None,
     ) -> None:
+        """`seed`: the run's."""
         self._store = store
         self._template = template
         self._dialects: Mapping[str, Dialect] = {dialect.name: dialect for dialect in dialects}
         self._history: Literal["exact", "template"] = history
+        self._seed = seed
         self._visitors = visitors
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._checks: deque[str] = deque()
@@ -188,6 +231,12 @@ class Sessions:
             found = await self._store.attempt_by_token(await self._visitors.token(caller.session))
         return found
 
+    async def check(self, attempt: Attempt) -> None:
+        """Raises `Refused` (401) if the attempt has ended."""
+        found = await self._store.attempt_by_token(attempt.token)
+        if found is None or found[1].status != "running":
+            raise attempt_ended()
+
     def attempts(self) -> list[Attempt]:
         """The attempts that have a session in memory."""
         return [session.attempt for session in self._sessions.values()]
@@ -201,7 +250,7 @@ class Sessions:
         return found[0] if len(found) == 1 else None
 
     async def _build(self, rollout: Rollout, attempt: Attempt) -> Session:
-        session = Session(rollout, attempt, self._template, history=self._history)
+        session = Session(rollout, attempt, self._template, history=self._history, run_seed=self._seed)
         for call in await self._store.calls([attempt.id]):
             session.recall(call, self._dialects.get(call.dialect))
         return session

@@ -13,7 +13,7 @@ from lightningrl.dialects.base import Refused
 from lightningrl.engine.http import watched
 from lightningrl.errors import UserError
 from lightningrl.gateway.http import Incoming, Send
-from lightningrl.gateway.identity import KEYS
+from lightningrl.gateway.identity import KEYS, REQUEST
 from lightningrl.gateway.refusals import GONE
 
 RECORDED = 16 * 1024 * 1024
@@ -25,7 +25,7 @@ HOP_BY_HOP = b"""
     host connection keep-alive proxy-connection proxy-authorization te trailer upgrade http2-settings
     content-length transfer-encoding content-encoding accept-encoding expect
 """.split()
-DROPPED = frozenset((*HOP_BY_HOP, *KEYS, b"baggage", b"x-agent-name"))
+DROPPED = frozenset((*HOP_BY_HOP, *KEYS, b"baggage", b"x-agent-name", REQUEST))
 """Request headers that are not forwarded: those of this connection, and those that may hold an attempt's token."""
 KEPT = frozenset(
     ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "x-request-id", "request-id", "cache-control")
