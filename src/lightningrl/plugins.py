@@ -13,7 +13,10 @@ from typing import Any
 from lightningrl.errors import UserError, meant
 
 BUILTIN: Mapping[str, Mapping[str, str]] = {
-    "store": {"sqlite": "lightningrl.store.sqlite:SQLiteStore"},
+    "store": {
+        "sqlite": "lightningrl.store.sqlite:SQLiteStore",
+        "postgresql": "lightningrl.store.postgres:PostgresStore",
+    },
     "engine": {
         "embedded": "lightningrl.engine.embedded:embedded",
         "vllm": "lightningrl.engine.vllm:VLLMEngine",
@@ -56,6 +59,9 @@ BUILTIN: Mapping[str, Mapping[str, str]] = {
     },
 }
 """kind → name → `module:attribute`. Other packages add names as entry points in the group `lightningrl.<kind>`."""
+
+INSTALL: Mapping[str, str] = {"psycopg": 'pip install "lightningrl[postgres]"'}
+"""Missing module → the command that installs it, if it is not the package of that name."""
 
 
 def names(kind: str) -> list[str]:
@@ -106,9 +112,8 @@ def _attribute(path: str, *, kind: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name and not module_name.startswith(error.name):
             # The module exists; one of its imports does not.
-            raise UserError(
-                f"`{module_name}` needs `{error.name}`, which is not installed", hint=f"pip install {error.name}"
-            ) from error
+            hint = INSTALL.get(error.name, f"pip install {error.name}")
+            raise UserError(f"`{module_name}` needs `{error.name}`, which is not installed", hint=hint) from error
         raise UserError(
             f"no module `{module_name}` for {kind} `{path}`", hint="is it installed, or beside the recipe?"
         ) from error

@@ -335,7 +335,7 @@ async def test_a_claim_looks_only_at_what_it_needs(tmp_path: Path) -> None:
     """Each statement of a claim finds its rows by an index."""
     store = await SQLiteStore.open(tmp_path / "s.db")
     statements: list[str] = []
-    await store._writer.run(lambda connection: connection.set_trace_callback(statements.append))
+    await store._writer.run(lambda c: cast(sqlite3.Connection, c).set_trace_callback(statements.append))
     await store.claim("w", limit=9, lease_s=60, labels=["gpu"], holding=["a"])
     selects = [statement for statement in statements if statement.startswith("SELECT")]
     assert len(selects) >= 6

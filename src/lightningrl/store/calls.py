@@ -25,7 +25,6 @@ A turn repeats nearly all of the turn before, so a row holds only what is new. T
 """
 
 import math
-import sqlite3
 import struct
 from collections.abc import Hashable, Sequence
 from dataclasses import fields
@@ -37,6 +36,7 @@ import numpy as np
 
 from lightningrl.errors import StoreError
 from lightningrl.store import delta
+from lightningrl.store.connection import Connection
 from lightningrl.store.delta import NOTHING, Block, Content, Delta
 from lightningrl.store.rows import clean, find_attempt, to_json, to_json_bytes
 from lightningrl.types import Call, Floats, Reward, Sampling
@@ -45,6 +45,7 @@ INSERT = """
     INSERT INTO calls (attempt, idx, kind, id, base, continues, shared, ids, logprobs, head, tail, blocks, body,
         policy_version, max_tokens, seed, capture_reason, started_at, ended_at, request_id)
     SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ? FROM attempts WHERE seq = ? AND status = 'running'
+    RETURNING seq
 """
 """Inserts nothing if the attempt does not run."""
 
@@ -90,7 +91,7 @@ def kind_key(call: Call, name: str) -> tuple[Hashable, ...]:
     )
 
 
-def add_kind(connection: sqlite3.Connection, call: Call, name: str) -> int:
+def add_kind(connection: Connection, call: Call, name: str) -> int:
     """The row of a call's kind. It is added if it is new."""
     sampling = dict(zip(SHARED, _shared_settings(call.sampling), strict=True))
     row = (name, call.agent, call.policy, call.dialect, call.finish_reason, call.capture, to_json(sampling))
@@ -117,13 +118,17 @@ def content_of(call: Call, request: bytes, *, base: Content) -> Content:
     return Content(ids=ids, request=request, response=to_json_bytes(call.response), depth=base.depth + 1)
 
 
-def row_of(call: Call, *, attempt: int, kind: int, named: bool, base: int | None, written: Delta) -> tuple[Any, ...]:
-    """The values of `INSERT`. `named`: the id follows from the name of the kind."""
+def row_of(
+    call: Call, written: Delta, *, attempt: int, kind: int, named: bool, base: int | None, short_times: bool
+) -> tuple[Any, ...]:
+    """The values of `INSERT`. `named`: the id follows from the name of the kind. `short_times`: the column `ended_at`
+    can hold an integer, which is half as long.
+    """
     sampling = call.sampling
     blocks = to_json(written.blocks) if written.blocks else None
     lasted = _bits(call.ended_at) - _bits(call.started_at)
     seed = sampling.seed if sampling.seed is None or -(2**63) <= sampling.seed < 2**63 else str(sampling.seed)
-    ended_at = lasted if abs(lasted) < 2**31 else call.ended_at
+    ended_at = lasted if short_times and abs(lasted) < 2**31 else call.ended_at
     return (
         *(attempt, call.index, kind, None if named else call.id, base, call.parent_call_id is not None),
         *(written.shared, written.ids, written.logprobs, written.head, written.tail, blocks, written.body),
@@ -144,7 +149,7 @@ def _float(bits: int) -> float:
 _FLOAT64, _INT64 = struct.Struct("<d"), struct.Struct("<q")
 
 
-def read_ids(connection: sqlite3.Connection, attempt: int, attempt_id: str) -> dict[int, str]:
+def read_ids(connection: Connection, attempt: int, attempt_id: str) -> dict[int, str]:
     """{row: call id} of an attempt's calls, in the order they were stored."""
     statement = (
         "SELECT calls.id, name, idx, seq FROM calls JOIN kinds ON kinds.id = kind WHERE attempt = ? ORDER BY seq"
@@ -153,7 +158,7 @@ def read_ids(connection: sqlite3.Connection, attempt: int, attempt_id: str) -> d
     return {seq: call_id or _id_of(name, attempt_id, index) for call_id, name, index, seq in found}
 
 
-def read_content(connection: sqlite3.Connection, seq: int, known: dict[int, Content]) -> Content:
+def read_content(connection: Connection, seq: int, known: dict[int, Content]) -> Content:
     """One call as a base. The call, and all bases behind it, are added to `known`."""
     rows: list[tuple[int, tuple[Any, ...]]] = []
     behind: int | None = seq
@@ -166,13 +171,13 @@ def read_content(connection: sqlite3.Connection, seq: int, known: dict[int, Cont
     return known[seq]
 
 
-def read_calls(connection: sqlite3.Connection, attempt_ids: Sequence[str]) -> list[Call]:
+def read_calls(connection: Connection, attempt_ids: Sequence[str]) -> list[Call]:
     """The calls of these attempts, by index."""
     roots: dict[int, Content] = {}
     return [call for attempt_id in attempt_ids for call in _read_attempt(connection, attempt_id, roots)]
 
 
-def _read_attempt(connection: sqlite3.Connection, attempt_id: str, roots: dict[int, Content]) -> list[Call]:
+def _read_attempt(connection: Connection, attempt_id: str, roots: dict[int, Content]) -> list[Call]:
     """`roots`: calls of other attempts that are bases here. It is shared by all attempts that are read."""
     attempt = find_attempt(connection, attempt_id)
     if attempt is None:
@@ -190,7 +195,7 @@ def _read_attempt(connection: sqlite3.Connection, attempt_id: str, roots: dict[i
     return sorted(calls, key=lambda call: call.index)
 
 
-def read_rewards(connection: sqlite3.Connection, attempt_id: str) -> list[Reward]:
+def read_rewards(connection: Connection, attempt_id: str) -> list[Reward]:
     """The rewards of an attempt, in the order they were stored."""
     attempt = find_attempt(connection, attempt_id)
     if attempt is None:

@@ -4,17 +4,17 @@ Rollouts with the same labels stand in one queue of their own, which an index ke
 however many rollouts wait that the worker may not run.
 """
 
-import sqlite3
 from collections.abc import Collection
 from typing import Any
 
+from lightningrl.store.connection import Connection
 from lightningrl.store.rows import ROLLOUT, labels_of
 
 NEXT = "SELECT min(labels) FROM rollouts WHERE status = 'queued' AND labels > ?"
 OLDEST = f"SELECT seq, {ROLLOUT} FROM whole_rollouts WHERE status = 'queued' AND labels = ? ORDER BY seq LIMIT ?"
 
 
-def queued(connection: sqlite3.Connection, labels: Collection[str], *, limit: int) -> list[tuple[Any, ...]]:
+def queued(connection: Connection, labels: Collection[str], *, limit: int) -> list[tuple[Any, ...]]:
     """Up to `limit` rows with the columns `ROLLOUT`."""
     found = connection.execute(OLDEST, ("", limit)).fetchall()
     (asked,) = connection.execute(NEXT, ("",)).fetchone()

@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from lightningrl.errors import UserError
+from lightningrl.store.connection import Connection
 from lightningrl.store.schema import MIGRATIONS, check_version, migrate
 
 PAGE = 8192
@@ -55,7 +56,7 @@ def own(path: str | Path) -> sqlite3.Connection:
     return lock
 
 
-def version(connection: sqlite3.Connection) -> int:
+def version(connection: Connection) -> int:
     """A number that changes with each commit of another connection."""
     return connection.execute("PRAGMA data_version").fetchone()[0]
 

@@ -6,11 +6,12 @@ for leases of an earlier boot, on systems without boot ids (all but Linux), and 
 While the machine sleeps, the monotonic clock stands still, and so do the workers that hold leases.
 """
 
-import sqlite3
 import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from lightningrl.store.connection import Connection
 
 EXTEND = "UPDATE attempts SET lease_until = ?, boot = ?, lease_ticks = ?"
 
@@ -34,9 +35,8 @@ def in_seconds(seconds: float) -> Moment:
     return Moment(boot=boot_id(), ticks=time.monotonic() + seconds, now=time.time() + seconds)
 
 
-def passed(connection: sqlite3.Connection) -> list[str]:
+def passed(connection: Connection, at: Moment) -> list[str]:
     """Ids of the running attempts whose lease has passed. Looks only at those in the index, and at other boots."""
-    at = in_seconds(0.0)
     found: list[tuple[str]] = []
     if at.boot is not None:
         found += connection.execute(f"{_RUNNING} boot = ? AND lease_ticks <= ?", (at.boot, at.ticks))

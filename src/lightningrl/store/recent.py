@@ -9,7 +9,6 @@
 The memory for this is bounded. Everything in it follows from the file, so a forgotten part is read again.
 """
 
-import sqlite3
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ import numpy as np
 from lightningrl.errors import StoreError
 from lightningrl.prefix import common_prefix
 from lightningrl.store.calls import add_kind, kind_key, read_content, read_ids
+from lightningrl.store.connection import Connection
 from lightningrl.store.delta import NOTHING, Content
 from lightningrl.store.rows import the_attempt
 from lightningrl.types import Call
@@ -131,7 +131,7 @@ class Recent:
         self._count(1)
         return book
 
-    def book(self, connection: sqlite3.Connection, attempt_id: str) -> Book:
+    def book(self, connection: Connection, attempt_id: str) -> Book:
         """The calls of an attempt. Raises `StoreError` if there is no such attempt."""
         book = self._books.get(attempt_id)
         if book is None:
@@ -139,7 +139,7 @@ class Recent:
         self._books.move_to_end(attempt_id)
         return book
 
-    def call(self, connection: sqlite3.Connection, attempt_id: str, call_id: str) -> int:
+    def call(self, connection: Connection, attempt_id: str, call_id: str) -> int:
         """The row of a call. Raises `StoreError` if the attempt has no such call."""
         found = self.book(connection, attempt_id).calls.get(call_id)
         if found is None:  # another process may have added it
@@ -156,7 +156,7 @@ class Recent:
             for seq in book.calls.values():
                 self._contents.drop(seq)
 
-    def base(self, connection: sqlite3.Connection, call: Call, request: bytes) -> tuple[int | None, Content]:
+    def base(self, connection: Connection, call: Call, request: bytes) -> tuple[int | None, Content]:
         """(row, content) of the base of a call; (None, `NOTHING`) if no call is alike."""
         if call.parent_call_id is not None:
             seq = self.call(connection, call.attempt_id, call.parent_call_id)
@@ -187,7 +187,7 @@ class Recent:
                     self._roots.put(root, seq, content)
                     self._unsettled_roots.append(root)
 
-    def kind(self, connection: sqlite3.Connection, call: Call, name: str) -> int:
+    def kind(self, connection: Connection, call: Call, name: str) -> int:
         """The row of this call's kind: the fields that it shares with many calls."""
         key = kind_key(call, name)
         found = self._kinds.get(key)
@@ -198,7 +198,7 @@ class Recent:
             self._unsettled_kinds.append(key)
         return found
 
-    def _open(self, connection: sqlite3.Connection, attempt_id: str) -> Book:
+    def _open(self, connection: Connection, attempt_id: str) -> Book:
         self.close(attempt_id)
         book = self.begin(attempt_id, the_attempt(connection, attempt_id).seq)
         book.calls.update((call_id, seq) for seq, call_id in read_ids(connection, book.seq, attempt_id).items())
@@ -211,7 +211,7 @@ class Recent:
         while self._known > BOOKS_LIMIT and len(self._books) > 1:
             self.close(next(iter(self._books)))
 
-    def _read(self, connection: sqlite3.Connection, seq: int) -> Content:
+    def _read(self, connection: Connection, seq: int) -> Content:
         found = self._contents.get(seq)
         if found is not None:
             return found[1]

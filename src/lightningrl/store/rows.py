@@ -4,12 +4,12 @@ import hashlib
 import math
 import re
 import secrets
-import sqlite3
 from typing import Any, NamedTuple
 
 import msgspec
 
 from lightningrl.errors import StoreError
+from lightningrl.store.connection import Connection
 from lightningrl.store.lease import Moment
 from lightningrl.types import Attempt, AttemptStatus, Reward, Rollout, Task, Weights
 
@@ -17,21 +17,21 @@ ROLLOUT = """
     id, group_id, task_id, task_input, split, status, max_attempts, timeout_s, sampling, accepted_attempt_id, labels
 """
 """Columns of the view `whole_rollouts`."""
-NEXT_CHANGE = "(SELECT ifnull(max(changed), 0) + 1 FROM rollouts)"
+NEXT_CHANGE = "(SELECT coalesce(max(changed), 0) + 1 FROM rollouts)"
 ENQUEUE = f"""
     INSERT INTO rollouts (id, group_id, task_id, input_id, split, status, max_attempts, timeout_s, sampling, labels,
         changed)
     VALUES (?, ?, ?, (SELECT id FROM inputs WHERE digest = ?), ?, ?, ?, ?, ?, ?, {NEXT_CHANGE})
     ON CONFLICT (id) DO UPDATE
-    SET status = 'queued', max_attempts = max_attempts + excluded.max_attempts, changed = excluded.changed
-    WHERE status = 'failed'
+    SET status = 'queued', max_attempts = rollouts.max_attempts + excluded.max_attempts, changed = excluded.changed
+    WHERE rollouts.status = 'failed'
 """
 STATUS = f"UPDATE rollouts SET status = ?, changed = {NEXT_CHANGE} WHERE id = ?"
 ATTEMPT = "id, rollout_id, number, token, status, worker, lease_until, error, output, started_at, ended_at, gateway"
 """Columns of the view `whole_attempts`."""
 BEGIN = """
     INSERT INTO attempts (rollout, number, token, status, worker, gateway, lease_until, boot, lease_ticks, started_at)
-    VALUES ((SELECT seq FROM rollouts WHERE id = ?), ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    VALUES ((SELECT seq FROM rollouts WHERE id = ?), ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING seq
 """
 
 RUNNING = "SELECT id FROM whole_attempts WHERE status = 'running' AND worker = ? AND gateway = ?"
@@ -121,13 +121,13 @@ def attempt_key(attempt_id: str) -> tuple[str, int]:
     return rollout_id, int(number) if NUMBER.fullmatch(number) else -1
 
 
-def find_attempt(connection: sqlite3.Connection, attempt_id: str) -> AttemptKey | None:
+def find_attempt(connection: Connection, attempt_id: str) -> AttemptKey | None:
     """The keys of an attempt; None if there is no such attempt."""
     row = connection.execute(KEYS, attempt_key(attempt_id)).fetchone()
     return None if row is None else AttemptKey(*row)
 
 
-def the_attempt(connection: sqlite3.Connection, attempt_id: str) -> AttemptKey:
+def the_attempt(connection: Connection, attempt_id: str) -> AttemptKey:
     """As `find_attempt`, but raises `StoreError` if there is no such attempt."""
     found = find_attempt(connection, attempt_id)
     if found is None:

@@ -16,9 +16,10 @@ _REWARD = """
 
 def conditions(where: Where, *, before: str | None = None) -> tuple[str, list[object]]:
     """(condition, its values). `before`: only rollouts that were enqueued before that one."""
-    found: list[tuple[str, list[object]]] = [("1", [])]
+    found: list[tuple[str, list[object]]] = [("true", [])]
     if where.prefix:
-        found.append(("id >= ? AND substr(id, 1, ?) = ?", [where.prefix, len(where.prefix), where.prefix]))
+        begins = "id >= ? AND substr(id, 1, CAST(? AS INTEGER)) = ?"
+        found.append((begins, [where.prefix, len(where.prefix), where.prefix]))
     if where.split is not None:
         found.append(("split = ?", [where.split]))
     if where.status is not None:

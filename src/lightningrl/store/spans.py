@@ -1,6 +1,5 @@
 """Spans ⇄ rows. Spans may arrive after their attempt has ended, since exporters send every few seconds."""
 
-import sqlite3
 import time
 from typing import Any
 
@@ -8,6 +7,7 @@ import msgspec
 
 from lightningrl.errors import StoreError
 from lightningrl.store.calls import read_ids
+from lightningrl.store.connection import Connection
 from lightningrl.store.rows import clean, find_attempt, the_attempt, to_json
 from lightningrl.types import Span
 
@@ -19,7 +19,7 @@ INSERT = f"INSERT INTO spans (attempt, {COLUMNS}) VALUES ({', '.join('?' * 14)})
 """Ignores duplicates: an exporter without a response sends its spans again."""
 
 
-def open_attempt(connection: sqlite3.Connection, attempt_id: str) -> int:
+def open_attempt(connection: Connection, attempt_id: str) -> int:
     """The row of an attempt that still takes spans. Raises `StoreError` if it ended too long ago, or does not exist."""
     attempt = the_attempt(connection, attempt_id)
     if attempt.ended_at is not None and time.time() - attempt.ended_at >= LATE_S:
@@ -34,7 +34,7 @@ def row_of(span: Span, *, attempt: int, call: int | None) -> tuple[Any, ...]:
     return (attempt, span.id, call, *told, *place, to_json(span.attributes))
 
 
-def read_spans(connection: sqlite3.Connection, attempt_id: str) -> list[Span]:
+def read_spans(connection: Connection, attempt_id: str) -> list[Span]:
     """The spans of an attempt, ordered by start."""
     attempt = find_attempt(connection, attempt_id)
     if attempt is None:

@@ -7,18 +7,17 @@ the failed one is undone. Works may therefore be called twice. Without failures 
 
 import asyncio
 import queue
-import sqlite3
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from lightningrl.errors import StoreError, StoreFailed
+from lightningrl.store.connection import Connection, Driver
 
 T = TypeVar("T")
-Work = Callable[[sqlite3.Connection], Any]
+Work = Callable[[Connection], Any]
 
-DISK = "is the disk full, or the file locked by another program?"
 GROUP = 512
 """Maximum number of works in one commit. It bounds the time that the first one waits for the last."""
 
@@ -35,7 +34,11 @@ class _Job:
 class Events(Protocol):
     """Tells the owner of a thread about its transactions. Called on the thread, before `run` returns."""
 
-    def began(self, connection: sqlite3.Connection) -> None: ...
+    def began(self, connection: Connection) -> None: ...
+
+    def ending(self, connection: Connection) -> None:
+        """The transaction is about to be committed."""
+        ...
 
     def committed(self) -> None: ...
 
@@ -47,15 +50,16 @@ class Events(Protocol):
 class DatabaseThread:
     """Owns one connection. With `events`, works are grouped into commits. Without, they are plain reads."""
 
-    def __init__(self, connection: sqlite3.Connection, *, name: str, events: Events | None) -> None:
+    def __init__(self, connection: Connection, *, driver: Driver, name: str, events: Events | None) -> None:
         self._connection = connection
+        self._driver = driver
         self._events = events
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
-    async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def run(self, work: Callable[[Connection], T]) -> T:
         if self._closed:
             raise StoreFailed("the store is closed")
         loop = asyncio.get_running_loop()
@@ -83,7 +87,7 @@ class DatabaseThread:
         jobs = [job for job in batch if job is not None]
         if self._events is None:
             for job in jobs:
-                _do(job, self._connection)
+                self._do(job)
         elif jobs:
             self._commit(jobs, self._events)
         _answer(jobs)
@@ -91,44 +95,46 @@ class DatabaseThread:
 
     def _commit(self, jobs: list[_Job], events: Events) -> None:
         try:
-            self._connection.execute("BEGIN IMMEDIATE")
+            self._connection.execute(self._driver.begin)
             events.began(self._connection)
             try:
                 for job in jobs:
                     job.result = job.work(self._connection)
             except Exception:  # noqa: BLE001 - the caller gets the error; the thread must survive
-                self._connection.execute("ROLLBACK")
-                events.undone()
-                self._connection.execute("BEGIN IMMEDIATE")
+                self._undo(events)
+                self._connection.execute(self._driver.begin)
                 self._one_by_one(jobs, events)
+            events.ending(self._connection)
             self._connection.execute("COMMIT")
             events.committed()
-        except sqlite3.Error as error:  # no work of this group was stored, so none may be acknowledged
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            events.undone()
+        except self._driver.error as error:  # no work of this group may be acknowledged
             for job in jobs:
-                job.error = StoreFailed(f"the store could not commit: {error}", hint=DISK)
+                job.error = StoreFailed(f"the store could not commit: {error}", hint=self._driver.hint)
+            self._undo(events)
+
+    def _undo(self, events: Events) -> None:
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
+        events.undone()
 
     def _one_by_one(self, jobs: list[_Job], events: Events) -> None:
         for job in jobs:
             self._connection.execute("SAVEPOINT work")
-            _do(job, self._connection)
+            self._do(job)
             if job.error is not None:
                 self._connection.execute("ROLLBACK TO work")
                 events.undone()
             self._connection.execute("RELEASE work")
 
-
-def _do(job: _Job, connection: sqlite3.Connection) -> None:
-    try:
-        job.result = job.work(connection)
-    except sqlite3.IntegrityError as error:
-        job.error = StoreError(f"the store refused a record: {error}")
-    except sqlite3.Error as error:
-        job.error = StoreFailed(f"the store failed: {error}", hint=DISK)
-    except Exception as error:  # noqa: BLE001 - the caller gets the error; the thread must survive
-        job.error = error
+    def _do(self, job: _Job) -> None:
+        try:
+            job.result = job.work(self._connection)
+        except self._driver.refused as error:
+            job.error = StoreError(f"the store refused a record: {error}")
+        except self._driver.error as error:
+            job.error = StoreFailed(f"the store failed: {error}", hint=self._driver.hint)
+        except Exception as error:  # noqa: BLE001 - the caller gets the error; the thread must survive
+            job.error = error
 
 
 def _answer(jobs: list[_Job]) -> None:

@@ -1,0 +1,158 @@
+"""A connection to PostgreSQL, used like one to SQLite. It connects again when it was lost.
+
+A statement outside of a transaction, or the one that begins a transaction, is sent again on the new connection. Inside
+a transaction nothing is repeated here: the caller gets the error, and the database has rolled everything back.
+"""
+
+import hashlib
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import TransactionStatus
+from psycopg.types.numeric import Int8BinaryDumper
+from psycopg.types.string import StrDumperUnknown
+
+from lightningrl.errors import UserError
+
+RECONNECT_S = 30.0
+"""Seconds for which a lost connection is tried again. A restart of a database takes a few."""
+
+OWNED_S = 3.0
+"""Seconds that a new server waits for the lock of a predecessor: the database notices later that it was killed."""
+
+KEEPALIVE = {"keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3", "connect_timeout": "10"}
+"""A connection to a machine that is gone fails after 25 s."""
+
+SETTINGS = {
+    "synchronous_commit": "on",
+    "default_transaction_isolation": "read committed",
+    "lock_timeout": "30s",
+    "idle_in_transaction_session_timeout": "10s",  # a gateway that hangs in a commit would stop all others
+}
+
+READ_ONLY = {**SETTINGS, "default_transaction_read_only": "on"}
+
+
+class InUse(psycopg.OperationalError):
+    """Another process has claimed the store."""
+
+
+class _Text(StrDumperUnknown):
+    """PostgreSQL has no text with NUL."""
+
+    def dump(self, obj: str) -> Any:
+        return super().dump(obj.replace("\0", "\\x00"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where the store of a run is."""
+
+    url: str
+    """What libpq gets."""
+    schema: str
+
+    @property
+    def channel(self) -> str:
+        """The channel of `NOTIFY`; unlike names, it has no special characters."""
+        return f"lightningrl_{hashlib.blake2b(self.schema.encode(), digest_size=8).hexdigest()}"
+
+    def key(self, purpose: str) -> int:
+        """The number of an advisory lock."""
+        digest = hashlib.blake2b(f"{purpose} {self.schema}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big", signed=True)
+
+
+def address(url: str) -> Address:
+    """`user@host/db?schema=NAME`, after the scheme. Raises `UserError` for a bad name of a schema."""
+    server, _, query = url.partition("?")
+    options = dict(parse_qsl(query))
+    schema = options.pop("schema", "lightningrl")
+    if not re.fullmatch(r"[a-z_][a-z0-9_-]{0,62}", schema) or schema.startswith("pg_"):
+        hint = "use up to 63 small letters, digits, `_` and `-`, e.g. `?schema=my_run`"
+        raise UserError(f"`{schema}` cannot be the schema of a store", hint=hint)
+    return Address(url=f"postgresql://{server}?{urlencode(options)}", schema=schema)
+
+
+def plain(address: Address, settings: Mapping[str, str] = SETTINGS) -> psycopg.Connection[Any]:
+    """A new connection of psycopg. Raises `psycopg.Error`."""
+    info = make_conninfo(**{**KEEPALIVE, **conninfo_to_dict(address.url)})
+    connection = psycopg.connect(info, autocommit=True, cursor_factory=psycopg.RawCursor)
+    connection.adapters.register_dumper(str, _Text)
+    connection.adapters.register_dumper(int, Int8BinaryDumper)
+    for name, value in settings.items():
+        connection.execute("SELECT set_config($1, $2, false)", (name, value))
+    connection.execute("SELECT set_config('search_path', $1, false)", (f'"{address.schema}"',))
+    return connection
+
+
+class PostgresConnection:
+    """A `Connection`. `connect` makes a new connection of psycopg."""
+
+    def __init__(self, connect: Callable[[], psycopg.Connection[Any]]) -> None:
+        self._connect = connect
+        self._connection = connect()
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._connection.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR)
+
+    @property
+    def pid(self) -> int:
+        """The process of the database that serves this connection."""
+        return self._connection.info.backend_pid
+
+    def execute(self, statement: str, values: Sequence[Any] = (), /) -> psycopg.Cursor[Any]:
+        inside = self.in_transaction
+        while True:
+            try:
+                # Statements without values may be several at once: the simple protocol, which has no binary results.
+                return self._connection.cursor(binary=bool(values)).execute(_numbered(statement), values or None)
+            except psycopg.OperationalError:
+                if inside or not self._connection.closed:
+                    raise
+                self._reconnect()
+
+    def executemany(self, statement: str, values: Iterable[Sequence[Any]], /) -> psycopg.Cursor[Any]:
+        cursor = self._connection.cursor()
+        cursor.executemany(_numbered(statement), list(values))
+        return cursor
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _reconnect(self) -> None:
+        deadline, pause_s = time.monotonic() + RECONNECT_S, 0.05
+        while True:
+            try:
+                self._connection = self._connect()
+                return
+            except psycopg.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(pause_s)
+                pause_s = min(1.0, 2 * pause_s)
+
+
+def own(connection: psycopg.Connection[Any], address: Address) -> None:
+    """Lock the store for this connection. Raises `InUse` if another connection has the lock."""
+    deadline = time.monotonic() + OWNED_S
+    while connection.execute("SELECT 1 WHERE pg_try_advisory_lock($1)", (address.key("owner"),)).fetchone() is None:
+        if time.monotonic() > deadline:
+            connection.close()
+            raise InUse(f"the store `{address.schema}` is in use by another run")
+        time.sleep(0.05)
+
+
+@lru_cache(4096)
+def _numbered(statement: str) -> Any:
+    """In PostgreSQL, placeholders have numbers, and `ILIKE` takes ASCII letters in either case."""
+    pieces = statement.replace(" LIKE ", " ILIKE ").split("?")
+    return "".join(f"{piece}${number}" for number, piece in enumerate(pieces[:-1], start=1)) + pieces[-1]
