@@ -24,7 +24,7 @@ from lightningrl.store.base import GRACE_S
 from lightningrl.store.conformance import begin, call, rollout, same
 from lightningrl.store.schema import MIGRATIONS
 from lightningrl.store.sqlite import SQLiteStore
-from lightningrl.types import Call, Reward
+from lightningrl.types import Attempt, Call, Reward
 
 WRITER = """
 import asyncio, sys
@@ -439,7 +439,7 @@ async def test_output_that_is_not_json_is_refused_and_strange_text_is_kept() -> 
 
 def test_conformance_tells_calls_apart() -> None:
     """The comparison that the suite relies on can fail."""
-    attempt = conformance.Attempt(id="a", rollout_id="r", number=1, token="t")
+    attempt = Attempt(id="a", rollout_id="r", number=1, token="t")
     one: Call = call(attempt, 0, [1], [2])
     assert same(one, call(attempt, 0, [1], [2]))
     assert not same(one, call(attempt, 0, [1], [3]))

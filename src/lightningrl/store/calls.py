@@ -45,7 +45,6 @@ INSERT = """
     INSERT INTO calls (attempt, idx, kind, id, base, continues, shared, ids, logprobs, head, tail, blocks, body,
         policy_version, max_tokens, seed, capture_reason, started_at, ended_at, request_id)
     SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ? FROM attempts WHERE seq = ? AND status = 'running'
-    RETURNING seq
 """
 """Inserts nothing if the attempt does not run."""
 

@@ -5,6 +5,7 @@ other processes, so nothing polls. Leases follow the clock of the database.
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, final
 
 import psycopg
@@ -110,6 +111,10 @@ class PostgresStore(SQLStore):
             for start in range(0, max(1, len(hashes)), HASHES):
                 payload = " ".join(hashes[start : start + HASHES])
                 connection.execute("SELECT pg_notify(?, ?)", (self._place.channel, payload))
+
+    def insert(self, connection: Connection, statement: str, values: Sequence[Any]) -> int | None:
+        row = connection.execute(f"{statement} RETURNING seq", values).fetchone()
+        return None if row is None else row[0]
 
     def moment(self, connection: Connection, seconds: float) -> Moment:
         (now,) = connection.execute("SELECT extract(epoch FROM clock_timestamp())::double precision").fetchone()

@@ -31,7 +31,7 @@ ATTEMPT = "id, rollout_id, number, token, status, worker, lease_until, error, ou
 """Columns of the view `whole_attempts`."""
 BEGIN = """
     INSERT INTO attempts (rollout, number, token, status, worker, gateway, lease_until, boot, lease_ticks, started_at)
-    VALUES ((SELECT seq FROM rollouts WHERE id = ?), ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING seq
+    VALUES ((SELECT seq FROM rollouts WHERE id = ?), ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 
 RUNNING = "SELECT id FROM whole_attempts WHERE status = 'running' AND worker = ? AND gateway = ?"

@@ -73,10 +73,14 @@ class SQLStore:
             self._reader = DatabaseThread(reader, driver=self._driver, name="store-reader", events=None)
 
     def began(self, connection: Connection) -> None:
-        """A transaction of the writer has begun. Called on its thread, like the next four."""
+        """A transaction of the writer has begun. Called on its thread, like the next three."""
 
     def ending(self, connection: Connection) -> None:
         """The transaction is about to be committed."""
+
+    def insert(self, connection: Connection, statement: str, values: Sequence[Any]) -> int | None:
+        """Insert at most one row, and return its `seq`; None if none was inserted."""
+        raise NotImplementedError
 
     def moment(self, connection: Connection, seconds: float) -> Moment:
         """`seconds` from now, on the clock of the leases."""
@@ -325,7 +329,8 @@ class SQLStore:
             lease_until=lease.now,
             started_at=time.time(),
         )
-        (seq,) = connection.execute(rows.BEGIN, rows.attempt_row(attempt, lease)).fetchone()
+        seq = self.insert(connection, rows.BEGIN, rows.attempt_row(attempt, lease))
+        assert seq is not None
         connection.execute(rows.STATUS, ("running", rollout.id))
         self._moved = True
         self._recent.begin(attempt.id, seq)
@@ -383,10 +388,10 @@ class SQLStore:
             base=base,
             short_times=self._short_times,
         )
-        stored = connection.execute(calls.INSERT, row).fetchone()
-        if stored is None:
+        seq = self.insert(connection, calls.INSERT, row)
+        if seq is None:
             raise _ended(call.attempt_id)
-        self._recent.keep(call, stored[0], content, base=base)
+        self._recent.keep(call, seq, content, base=base)
 
     def _add_reward(self, connection: Connection, reward: Reward, *, attempt: int) -> None:
         call = None if reward.call_id is None else self._recent.call(connection, reward.attempt_id, reward.call_id)
