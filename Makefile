@@ -1,12 +1,13 @@
 # Every verb does its own set-up. You need make and Python 3.11 to 3.14.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-agents test-recipes recipes test-vllm gpu fuzz leases lint typecheck bench oracles \
-	road wheels reference docs clean
+.PHONY: help demo test test-fast test-agents test-recipes recipes test-vllm gpu fuzz leases chaos lint typecheck bench \
+	oracles road wheels reference docs clean
 
 BIN := .venv/bin
 CODE := src tests tests_gpu tests_recipes tests_vllm recipes benchmarks docs_site
-# recipes.py needs more venvs (make recipes), gpu.py a GPU (make gpu), trl.py TRL's venv; precision.py takes an hour
-BENCH ?= $(filter-out $(addprefix benchmarks/,gpu.py precision.py recipes.py trl.py),$(wildcard benchmarks/*.py))
+# recipes.py needs more venvs (make recipes), gpu.py a GPU (make gpu), trl.py TRL's venv; precision.py takes an hour,
+# and chaos.py half of one
+BENCH ?= $(filter-out $(addprefix benchmarks/,chaos.py gpu.py precision.py recipes.py trl.py),$(wildcard benchmarks/*.py))
 TORCH := torch>=2.9,<2.14
 VLLM := 0.32.0
 # the folder of another version has its number: two versions need two environments
@@ -65,6 +66,9 @@ fuzz: .venv/ready ## send the gateway 50,000 random requests (takes minutes)
 leases: .venv/ready ## compare the stores with a dictionary for 10,000 steps each (takes minutes)
 	@LIGHTNINGRL_LEASES=10000 $(BIN)/python -m pytest tests/store/test_lease_machine.py --timeout 3600 \
 	  --log-cli-level INFO $(ARGS)
+
+chaos: .venv/ready ## break workers, network and server: the weights stay the same (ARGS="--faults 200" for more)
+	@$(BIN)/python benchmarks/chaos.py $(if $(ARGS),$(ARGS),--short)
 
 test-vllm: ## test against a real vLLM on the CPU (VLLM=0.31.0: that version; VLLM_PYTHON=…: an installed one)
 test-vllm: .venv/ready $(if $(filter $(VLLM_VENV)/%,$(VLLM_PYTHON)),$(VLLM_VENV)/ready)

@@ -13,13 +13,13 @@ from typing import Any
 
 from lightningrl import plugins
 from lightningrl.errors import StoreError
-from lightningrl.store import Store, conformance, open_store
+from lightningrl.store import Store, examples, open_store
 from lightningrl.types import Attempt, Reward, Rollout
 from tests.store.ledger import REFUSED, Op, prompt_of
 
 FORKING = multiprocessing.get_context("forkserver")
 FORKING.set_forkserver_preload(["tests.store.hosts"])
-for _scheme in ("sqlite",):
+for _scheme in ("sqlite", "postgresql"):
     plugins.load(_scheme, kind="store")  # once in the server, not in every process
 ANSWER_S = 8.0
 """Timeout of one verb."""
@@ -118,7 +118,7 @@ async def do(store: Store, op: Op) -> Any:
             attempt = Attempt(id=given["attempt_id"], rollout_id="", number=1, token="")
             prompt = prompt_of(given["index"], parent)
             return await store.append(
-                conformance.call(attempt, given["index"], prompt, [7, 8], parent=parent and parent[0])
+                examples.call(attempt, given["index"], prompt, [7, 8], parent=parent and parent[0])
             )
         case _:
             return await store.append(Reward(attempt_id=given["attempt_id"], value=given["value"]))
@@ -162,5 +162,5 @@ VERBS = {"do": do, "contents": contents, "changed": changed, "status": status}
 
 
 def _rollout(rollout_id: str, max_attempts: int, labels: tuple[str, ...]) -> Rollout:
-    plain = conformance.rollout(rollout_id, max_attempts=max_attempts)
+    plain = examples.rollout(rollout_id, max_attempts=max_attempts)
     return Rollout(id=plain.id, group_id=plain.group_id, task=plain.task, max_attempts=max_attempts, labels=labels)

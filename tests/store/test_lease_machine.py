@@ -18,12 +18,13 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
+from tests.postgres import Postgres
 from tests.store.hosts import Host
 from tests.store.ledger import LONG_S, REFUSED, Ledger, Op
 
 log = logging.getLogger(__name__)
 
-STEPS = int(os.environ.get("LIGHTNINGRL_LEASES", "250"))
+STEPS = int(os.environ.get("LIGHTNINGRL_LEASES", "150"))
 STEPS_PER_LIFE = 50
 """Steps from an empty store on."""
 WORKERS = ("local", "ada", "bob")
@@ -295,4 +296,10 @@ def sqlite_files(folder: Path) -> Iterator[str]:
 @pytest.mark.timeout(3600)
 def test_a_sqlite_store_is_as_exact_as_a_dictionary(tmp_path: Path) -> None:
     seen = play(sqlite_files(tmp_path), steps=STEPS)
+    assert seen["steps"] >= STEPS and seen["attempts"] and seen["killed after the commit"]
+
+
+@pytest.mark.timeout(3600)
+def test_a_postgresql_store_is_as_exact_as_a_dictionary(postgres: Postgres) -> None:
+    seen = play(iter(postgres.url, None), steps=STEPS)
     assert seen["steps"] >= STEPS and seen["attempts"] and seen["killed after the commit"]
