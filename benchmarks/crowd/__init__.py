@@ -1,0 +1,1 @@
+"""Parts of `clients.py`: a server without a model, and many workers in one process."""

@@ -1,0 +1,1 @@
+"""Parts of `chaos.py`: what breaks, and how to see whether anything came of it."""
