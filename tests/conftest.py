@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.command import run_command
+from tests.postgres import Postgres, binaries, running
 
 TEXTS = [
     "say a word",
@@ -99,6 +100,15 @@ class SmallRecipe:
         done = self.cli("train", str(self.path), "--json", *arguments)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL server of the tests."""
+    if binaries() is None:
+        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
+    with running() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -195,6 +195,13 @@ class GatewayConfig(Section):
     """`upstreams.NAME` that answers embedding requests; empty: they are refused."""
 
 
+class StoreConfig(Section):
+    url: str = ""
+    """Database of the records, for several servers of one run: `postgresql://user@host/database`. Empty: `store.sqlite`
+    in the run's folder.
+    """
+
+
 class AirConfig(Section):
     """`[[air]]`: a rule that rewards the call that caused an event (a span: a tool call, an LLM call, …)."""
 
@@ -388,6 +395,7 @@ class Config(Section):
     """Other servers, which are not trained: `[upstreams.NAME]`."""
     engine: EngineConfig = EngineConfig()
     gateway: GatewayConfig = GatewayConfig()
+    store: StoreConfig = StoreConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     air: list[AirConfig] = Field(default_factory=list[AirConfig])
     """Automatic Intermediate Rewarding: rules that reward calls for events that they caused. Every credit except

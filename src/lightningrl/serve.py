@@ -41,6 +41,7 @@ from lightningrl.runner.dispatch import Dispatcher
 from lightningrl.runner.pool import WorkerPool
 from lightningrl.servers import owned_fleet
 from lightningrl.store import Store, open_store
+from lightningrl.store.place import url_of
 
 Starting: TypeAlias = Callable[[str], None]
 """Receives a line for the user before each slow step of the start."""
@@ -161,7 +162,7 @@ def _folders(config: Config) -> dict[str, Path]:
 
 
 async def _open_store(stack: AsyncExitStack, folder: Path) -> Store:
-    store = await open_store(f"sqlite://{folder.resolve() / 'store.sqlite'}", exclusive=True)
+    store = await open_store(url_of(folder), exclusive=True)
     stack.push_async_callback(store.close)
     return store
 

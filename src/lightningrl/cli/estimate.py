@@ -31,6 +31,7 @@ from lightningrl.models.load import is_here
 from lightningrl.models.sizes import Sizes, sizes_of_all
 from lightningrl.progress import Exam
 from lightningrl.store import Records, Where, open_records
+from lightningrl.store.place import records_at, url_of
 from lightningrl.types import Rollout
 
 TASKS, EACH = 2, 4
@@ -101,7 +102,7 @@ def _earlier_run(config: Config, run_dir: Path | None) -> Path | None:
     `run_dir` holds no records.
     """
     folders = [run_dir] if run_dir else sorted(RUNS.glob(f"{config.name}-*"))
-    begun = [folder for folder in folders if (folder / "store.sqlite").is_file()]
+    begun = [folder for folder in folders if records_at(folder)]
     if run_dir and not begun:
         hint = "give the folder of a run, or leave out `--run-dir` to take the latest run of the recipe"
         raise UserError(f"`{run_dir}` holds no records of a run", hint=hint)
@@ -110,7 +111,7 @@ def _earlier_run(config: Config, run_dir: Path | None) -> Path | None:
 
 async def _of_run(config: Config, folder: Path) -> Workload | None:
     """The workload of the latest rollouts of a run; None if none has succeeded."""
-    records = await open_records(f"sqlite://{(folder / 'store.sqlite').resolve()}")
+    records = await open_records(url_of(folder))
     try:
         where = Where(status="succeeded", split="train")
         rollouts = await records.rollouts(where=where, limit=LATEST)

@@ -11,6 +11,7 @@ from lightningrl.config import Config
 from lightningrl.errors import UserError
 from lightningrl.progress import Exam
 from lightningrl.recipe import dump_config, load_config
+from lightningrl.store.place import settle
 
 RUNS = Path("runs")
 
@@ -42,6 +43,7 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         if not self.config.exists():
             self.config.write_text(dump_config(config), encoding="utf-8")
+            settle(self.path, config.store.url)
 
     @property
     def resume_command(self) -> str:

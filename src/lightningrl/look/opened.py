@@ -13,6 +13,7 @@ from lightningrl.config import Config
 from lightningrl.errors import UserError
 from lightningrl.recipe import load_config
 from lightningrl.store import Records, open_records
+from lightningrl.store.place import records_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +21,7 @@ class Opened:
     """A run that is open for reading."""
 
     file: Path
-    """Path of its store.sqlite."""
+    """Path of its store.sqlite, or of its store.url."""
     records: Records
     config: Config | None
     """Settings of the training run; None if it has none, or if they cannot be read."""
@@ -52,11 +53,12 @@ class Opened:
 @asynccontextmanager
 async def opened(path: Path) -> AsyncIterator[Opened]:
     """Open a run's folder, or its store.sqlite, for reading. Raises `UserError` if there are no records."""
-    file = path / "store.sqlite" if path.is_dir() else path
-    if not file.is_file():
+    found = records_at(path)
+    if found is None:
         raise UserError(f"no records at `{path}`", hint="give the folder of a run, e.g. `runs/…`, or its store.sqlite")
+    file, url = found
     config, why = _settings(file.parent / "config.toml")
-    records = await open_records(f"sqlite://{file.resolve()}")
+    records = await open_records(url)
     try:
         yield Opened(file=file, records=records, config=config, no_config=why)
     finally:

@@ -18,6 +18,7 @@ from lightningrl.look.listing import BATCH
 from lightningrl.look.rollout import final_rewards
 from lightningrl.messages import Message
 from lightningrl.store import Records, open_records
+from lightningrl.store.place import records_at
 from lightningrl.types import Call, by_attempt
 
 ROW = (
@@ -67,12 +68,12 @@ def load_demonstrations(config: Config) -> Demonstrations:
 
 def read_run(path: Path, *, reward: float) -> Demonstrations:
     """Rollouts of a run (its folder or store.sqlite) with at least this final reward, without held-out tasks."""
-    file = path / "store.sqlite" if path.is_dir() else path
-    if not file.is_file():
+    found = records_at(path)
+    if found is None:
         raise UserError(
             f"no demonstrations at `{path}`", hint="name a JSONL file, the folder of a run, or `module:function`"
         )
-    return asyncio.run(_of_store(file, reward))
+    return asyncio.run(_of_store(*found, reward))
 
 
 def _of_file(path: Path) -> Demonstrations:
@@ -152,8 +153,8 @@ def _of_conversation(row: Any) -> list[Answer]:
     return found
 
 
-async def _of_store(file: Path, reward: float) -> Demonstrations:
-    store = await open_records(f"sqlite://{file.resolve()}")
+async def _of_store(file: Path, url: str, reward: float) -> Demonstrations:
+    store = await open_records(url)
     try:
         done = [r for r in await store.rollouts() if r.accepted_attempt_id and r.task.split != "heldout"]
         rewards = await final_rewards(store, done)
