@@ -1,5 +1,6 @@
 """An agent that does nothing, or asks the model as often as its task says. A script stands in for the model."""
 
+import asyncio
 import json
 import os
 import urllib.request
@@ -28,4 +29,9 @@ def tasks(split: str, *, seed: int, count: int) -> list[dict[str, Any]]:
 
 
 def script(prompt: str, messages: list[Any], tools: list[Any]) -> str:
+    return "yes"
+
+
+async def slow_script(prompt: str, messages: list[Any], tools: list[Any]) -> str:
+    await asyncio.sleep(0.05)
     return "yes"
