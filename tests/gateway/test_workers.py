@@ -1,7 +1,8 @@
 """Workers on other machines: a real gateway on a real port, and workers that reach it over HTTP."""
 
 import asyncio
-import socket
+import shutil
+import subprocess
 import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -13,71 +14,19 @@ import aiohttp
 import pytest
 
 import lightningrl
-from lightningrl.chat import ChatTemplate
-from lightningrl.config import AgentConfig
+from lightningrl.config import AgentConfig, GatewayConfig
 from lightningrl.errors import UserError
-from lightningrl.gateway import create_app
-from lightningrl.gateway.scripted import PLAIN, ScriptedEngine
-from lightningrl.gateway.server import listening
-from lightningrl.gateway.workers import Workers, worker_key
-from lightningrl.leases import Outcome, StoreLeases
+from lightningrl.gateway.server import Certificate, certificate_of
+from lightningrl.gateway.workers import worker_key
+from lightningrl.leases import Outcome
 from lightningrl.remote.digest import copy_of
 from lightningrl.remote.wire import Copy, Hello, Welcome
 from lightningrl.runner.dispatch import Dispatcher
 from lightningrl.runner.remote import Place, RemoteLeases, remote_leases
-from lightningrl.store import Store, open_store, wait
-from lightningrl.types import Attempt, Reward, Rollout, Task
+from lightningrl.types import Attempt, Reward, Rollout
+from tests.workers import COPY, KEY, Server, ended
 
-KEY = "lrl-worker-test"
 AGENT = AgentConfig(entry="agent:run", reward="agent:reward")
-
-
-@dataclass
-class Server:
-    """A server that can be ended and started again on the same port, with the same store."""
-
-    path: Path
-    port: int
-    lease_s: float = 60.0
-    store: Store = field(init=False)
-    workers: Workers = field(init=False)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    @asynccontextmanager
-    async def up(self) -> AsyncIterator["Server"]:
-        template = ChatTemplate.load(PLAIN)
-        engine = ScriptedEngine(lambda prompt, messages, tools: "hello", template)
-        self.store = await open_store(f"sqlite://{self.path}", exclusive=True)
-        copy = Copy(files={"agent.py": "a"}, agent={"entry": "agent:run"})
-        self.workers = Workers(key=KEY, recipe="r", version=lightningrl.__version__, copy=_soon(copy))
-        gateway = create_app(
-            store=self.store, chat=template, engines={"policy": engine}, max_length=999, workers=self.workers
-        )
-        leases = StoreLeases(self.store, lease_s=self.lease_s)
-        with socket.create_server(("127.0.0.1", self.port)) as sock:
-            self.port = sock.getsockname()[1]
-            async with listening(gateway, sock):
-                await leases.resume()
-                giving = asyncio.create_task(leases.run())
-                self.workers.leases = leases
-                try:
-                    yield self
-                finally:
-                    self.workers.close()
-                    giving.cancel()
-                    await asyncio.gather(giving, return_exceptions=True)
-        await self.store.close()
-
-    async def enqueue(self, *names: str, labels: tuple[str, ...] = ()) -> None:
-        task = Task(id="t", input={}, split="train")
-        await self.store.enqueue([Rollout(id=name, group_id="g", task=task, labels=labels) for name in names])
-
-
-async def _soon(copy: Copy) -> Copy:
-    return copy
 
 
 @pytest.fixture
@@ -136,7 +85,7 @@ class Gated:
 
 
 def hello(name: str = "w", **changes: Any) -> Hello:
-    given = {"copy": Copy(files={"agent.py": "a"}, agent={"entry": "agent:run"}), "concurrency": 8, **changes}
+    given = {"copy": COPY, "concurrency": 8, **changes}
     return Hello(worker=f"{name}-1", name=name, **{"version": lightningrl.__version__, **given})
 
 
@@ -170,10 +119,6 @@ async def until(happened: Any, *, timeout_s: float = 10.0) -> None:
     while not happened():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.005)
-
-
-async def ended(server: Server, *names: str) -> list[str]:
-    return [rollout.status for rollout in await wait(server.store, names, timeout_s=10)]
 
 
 async def test_a_rollout_goes_from_enqueued_to_finished_through_a_worker_in_milliseconds(server: Server) -> None:
@@ -370,3 +315,51 @@ def test_a_long_list_of_differences_is_cut_short() -> None:
         worker=Copy(files={}, agent={}), server=Copy(files={f"{n}.py": "x" for n in range(50)}, agent={})
     )
     assert len(many) == 21 and many[-1] == "and 30 more"
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Certificate:
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl to make a certificate")
+    found = Certificate(file=tmp_path / "cert.pem", key_file=tmp_path / "key.pem")
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+            *("-keyout", str(found.key_file), "-out", str(found.file), "-days", "2", "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=IP:127.0.0.1"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return found
+
+
+async def test_a_worker_reaches_a_server_with_a_certificate_of_its_own(
+    server: Server, certificate: Certificate
+) -> None:
+    server.certificate = certificate
+    async with server.up():
+        with pytest.raises(UserError, match="is not trusted") as refused:
+            async with connected(server):
+                pass
+        assert "--ca-file" in (refused.value.hint or "")
+        place = Place(url=server.url, key=KEY, ca_file=certificate.file)
+        async with remote_leases(place, hello(), watcher=Heard()) as leases:
+            await leases.hello()
+            await server.enqueue("r")
+            assert len(await leases.claim(limit=1, holding=())) == 1
+
+
+def test_a_certificate_that_cannot_be_used_is_named(tmp_path: Path, certificate: Certificate) -> None:
+    settings = GatewayConfig(certificate=Path("cert.pem"), certificate_key=Path("key.pem"))
+    assert certificate_of(GatewayConfig(), root=tmp_path) is None
+    assert certificate_of(settings, root=tmp_path) == certificate
+    (tmp_path / "key.pem").write_text("no key")
+    with pytest.raises(UserError, match=r"cannot use the certificate `.*cert\.pem`"):
+        certificate_of(settings, root=tmp_path)
+
+
+@pytest.mark.parametrize("url", ["server:8100", "ftp://server", "http://", "http://server:99999"])
+def test_what_is_no_address_is_refused_at_once(url: str) -> None:
+    with pytest.raises(UserError, match="is not the address of a server"):
+        Place(url=url, key=KEY)

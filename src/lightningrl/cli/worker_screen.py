@@ -190,7 +190,9 @@ class WorkerScreen:
         hint = "ending; Ctrl-C again ends at once" if self._stopping else "Ctrl-C ends it after its attempts"
         return Panel(
             table,
-            title=Text(f"⚡ {recipe}: worker {self._options.id}", style="bold"),
+            title=Text(
+                f"⚡ {recipe}: worker {self._options.id} · {clock(time.monotonic() - self._began)}", style="bold"
+            ),
             subtitle=Text(hint, style="dim"),
             title_align="left",
             subtitle_align="right",
@@ -199,7 +201,6 @@ class WorkerScreen:
 
     def _server(self) -> Text:
         url = self._options.place.url
-        since = clock(time.monotonic() - self._began)
         if self._away is not None:
             why, at = self._away
             state = (f"away for {time.monotonic() - at:.0f} s: {why}", "bold yellow")
@@ -207,7 +208,7 @@ class WorkerScreen:
             state = ("connecting", "yellow")
         else:
             state = ("connected", "green")
-        return Text.assemble(url, "  ", state, (f"  {since}", "dim"))
+        return Text.assemble(url, "  ", state)
 
     def _bar(self) -> Text:
         most, count = self._options.concurrency, len(self._running)

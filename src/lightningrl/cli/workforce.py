@@ -48,7 +48,7 @@ def _headline(server: LightningServer, present: list[Connected]) -> str:
         return f"{said} ({labelled})" if labelled else said
     if server.config.agent.workers:
         return ""
-    return f"waiting for workers: {_command(server)}"
+    return "waiting for workers"
 
 
 def _command(server: LightningServer) -> str:

@@ -7,6 +7,7 @@ run on, and outcomes wait in memory. What the server does not like (the key, the
 
 import asyncio
 import math
+import os
 import random
 import ssl
 import time
@@ -101,6 +102,16 @@ class Place:
     key: str
     ca_file: Path | None = None
     """Certificates to trust in place of the system's; None: the system's."""
+
+    def __post_init__(self) -> None:
+        """Raises `UserError` for a wrong URL."""
+        try:
+            parts = urlsplit(self.url)
+            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # of the port
+            usable = False
+        if not usable:
+            raise UserError(f"`{self.url}` is not the address of a server", hint="write it as `http://server:8100`")
 
 
 class RemoteLeases:
@@ -303,10 +314,7 @@ class RemoteLeases:
 async def remote_leases(
     place: Place, hello: Hello, *, watcher: Watcher, max_attempts: float = math.inf
 ) -> AsyncIterator[RemoteLeases]:
-    """The leases of a server, which may still have to start: say `hello` first. Raises `UserError` for a wrong URL."""
-    parts = urlsplit(place.url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UserError(f"`{place.url}` is not the address of a server", hint="write it as `http://server:8100`")
+    """The leases of a server, which may still have to start: say `hello` first."""
     connector = aiohttp.TCPConnector(limit=0, ssl=trusted(place.ca_file) or True)
     headers = {"authorization": f"Bearer {place.key}", "content-type": "application/json"}
     async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
@@ -336,8 +344,9 @@ def _pauses() -> Iterator[float]:
 
 
 def _reason(error: Exception) -> str:
-    text = getattr(error, "strerror", None) or str(error)
-    return text or type(error).__name__
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)
+    return str(error) or type(error).__name__
 
 
 def _decoded(body: bytes, kind: type[T]) -> T:
