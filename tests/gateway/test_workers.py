@@ -18,7 +18,7 @@ from lightningrl.config import AgentConfig, GatewayConfig
 from lightningrl.errors import UserError
 from lightningrl.gateway.server import Certificate, certificate_of
 from lightningrl.gateway.workers import worker_key
-from lightningrl.leases import Outcome
+from lightningrl.leases import Outcome, StoreLeases
 from lightningrl.remote.digest import copy_of
 from lightningrl.remote.wire import Copy, Hello, Welcome
 from lightningrl.runner.dispatch import Dispatcher
@@ -230,6 +230,28 @@ async def test_attempts_of_a_worker_that_came_back_too_late_are_cancelled(server
         assert "taken r.1" in heard.events
         runner.gate.set()
         assert await ended(server, "r") == ["succeeded"]
+
+
+class LateBeats(StoreLeases):
+    """Leases whose heartbeats take a while."""
+
+    async def heartbeat(self, worker: str, holding: Collection[str]) -> set[str]:
+        await asyncio.sleep(0.2)
+        return await super().heartbeat(worker, holding)
+
+
+async def test_an_attempt_that_ends_during_a_heartbeat_was_not_taken_away(server: Server) -> None:
+    heard = Heard()
+    async with server.up(), connected(server, heard=heard) as leases:
+        server.workers.leases = LateBeats(server.store)
+        await server.enqueue("r")
+        await leases.claim(limit=1, holding=())
+        beat = asyncio.create_task(leases.heartbeat(["r.1"]))
+        await asyncio.sleep(0.05)
+        await leases.finish("r.1", Outcome(status="succeeded"))
+        assert await beat == {"r.1"}
+        assert "taken r.1" not in heard.events
+        assert await leases.heartbeat(["r.1"]) == set()  # it has ended long since
 
 
 async def test_an_answer_that_did_not_arrive_costs_its_attempt_but_no_waiting(server: Server) -> None:

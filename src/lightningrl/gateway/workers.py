@@ -151,7 +151,6 @@ class Workers:
         worker = self._known(beat.worker)
         held = await leases.of(beat.worker).heartbeat(beat.holding)
         worker.running = len(held)
-        worker.lost += len(beat.holding) - len(held)
         return Held(attempts=sorted(held))
 
     async def _finish(self, leases: StoreLeases, finish: Finish) -> Finished:

@@ -139,6 +139,10 @@ class RemoteLeases:
         """Set when the worker shall claim no more, e.g. after `max_attempts`."""
         self._over = False
         """The run is complete."""
+        self._finishing: set[str] = set()
+        """Attempts whose outcome is being reported, or was since the last heartbeat began: they were not taken away."""
+        self._acknowledged: set[str] = set()
+        """Those of them whose outcome was acknowledged."""
         self._cut = asyncio.Event()
         """The server went away or came back: the connection of a claim that waits may be dead."""
         self._greeting: asyncio.Task[None] | None = None
@@ -187,6 +191,8 @@ class RemoteLeases:
     async def heartbeat(self, holding: Collection[str]) -> set[str]:
         """The attempts that are still this worker's; all of them while the server is away."""
         message = Beat(worker=self._hello.worker, holding=list(holding))
+        self._finishing -= self._acknowledged
+        self._acknowledged.clear()
         try:
             held = set((await self._once("heartbeat", message, Held, timeout_s=BEAT_S)).attempts)
         except Away as away:
@@ -197,6 +203,7 @@ class RemoteLeases:
         except _Over:
             pass
         else:
+            held |= self._finishing
             if taken := set(holding) - held:
                 self._watcher.taken(taken)
             return held
@@ -205,8 +212,10 @@ class RemoteLeases:
     async def finish(self, attempt_id: str, outcome: Outcome) -> None:
         """Report an outcome until the server has acknowledged it. Finishing twice is harmless: the first one counts."""
         message = Finish(worker=self._hello.worker, attempt=attempt_id, outcome=outcome)
+        self._finishing.add(attempt_id)
         with suppress(_Over):
             await self._ask("finish", message, Finished, timeout_s=ANSWER_S)
+        self._acknowledged.add(attempt_id)
         self._watcher.ended(attempt_id, outcome)
 
     async def bye(self) -> None:
