@@ -63,6 +63,12 @@ class AgentConfig(Section):
     """An attempt is lost, and tried again elsewhere, if its worker has not been heard for this time, in seconds."""
     may_reward: bool = False
     """Allow the agent to reward its own calls with `lightningrl.emit_reward`. It can never set the final reward."""
+    max_calls: int = Field(default=0, ge=0)
+    """Number of answers that an attempt may request; more are refused (403), and the attempt goes on. 0: no limit."""
+    max_tokens: int = Field(default=0, ge=0)
+    """Number of tokens that may be sampled for an attempt. The answer that reaches it is complete. 0: no limit."""
+    max_bytes: int = Field(default=0, ge=0)
+    """Size of all requests of an attempt together, in bytes. 0: no limit."""
 
     @model_validator(mode="after")
     def _one_way_to_run(self) -> "AgentConfig":
@@ -183,6 +189,10 @@ class GatewayConfig(Section):
     """
     certificate_key: Path | None = None
     """File (PEM) with the key of the certificate, if that file does not hold it."""
+    hosts: list[str] = Field(default_factory=list)
+    """More domain names of this server; `*`: any characters. Requests to other names are refused, against DNS
+    rebinding. Addresses, names without a dot and the name in `public_url` are always good.
+    """
     history: Literal["exact", "template"] = "exact"
     """How earlier answers appear in the prompt: `exact` are the tokens that were sampled, `template` renders their text
     again, as a deployed model would see it.

@@ -22,8 +22,8 @@ def test_it_links_to_every_page() -> None:
     assert pages <= set(re.findall(r"\]\((docs/[^)#]+)", TEXT))
 
 
-def test_the_files_to_read_first_have_at_most_1500_lines() -> None:
+def test_the_files_to_read_first_have_at_most_1600_lines() -> None:
     order = (ROOT / "AGENTS.md").read_text(encoding="utf-8").partition("in this order")[2].partition("\n\nThen ")[0]
     files = re.findall(r"`(src/[^`]+)`", order)
     assert len(files) == 7
-    assert sum(len((ROOT / file).read_text().splitlines()) for file in files) <= 1500
+    assert sum(len((ROOT / file).read_text().splitlines()) for file in files) <= 1600

@@ -38,6 +38,7 @@ from lightningrl.gateway.body import understood
 from lightningrl.gateway.capture import Exchange
 from lightningrl.gateway.delivery import Delivery
 from lightningrl.gateway.endpoints import Endpoints
+from lightningrl.gateway.hosts import Hosts
 from lightningrl.gateway.http import Gone, Incoming, Receive, Scope, Send, respond
 from lightningrl.gateway.identity import Caller
 from lightningrl.gateway.prompts import Prompts
@@ -69,6 +70,7 @@ class Gateway:
         sessions: Sessions,
         upstreams: Mapping[str, Upstream],
         endpoints: Endpoints,
+        hosts: Hosts,
     ) -> None:
         self.backend = backend
         self.routes = tuple(routes)
@@ -77,6 +79,7 @@ class Gateway:
         self.prompts = Prompts(backend.template, most=backend.max_length - 1)
         self._dialects = {dialect.name: dialect for dialect in dialects}
         self._endpoints = endpoints
+        self._hosts = hosts
         self._max_in_flight = MAX_IN_FLIGHT
         self._in_flight = 0
         self.refusals: dict[str, int] = {}
@@ -98,6 +101,7 @@ class Gateway:
         """Answer one HTTP request. Whatever goes wrong, the client gets a response in its own dialect."""
         dialect, added = self._dialect_of(incoming)
         try:
+            self._hosts.check(incoming.scope)
             if dialect is None or incoming.method != "POST":
                 known, busy = dialect is not None, self._is_busy()
                 await self._endpoints.serve(incoming, self.routes, known=known, busy=busy)
@@ -164,6 +168,7 @@ class _Request:
         with session.busy():
             request = self._parse({**raw, **added} if added else raw, session)
             if request.counted is not None and self._upstream_of(request) is None:
+                session.spent.read(len(body))
                 count = await self._gateway.prompts.count(session, request, receive)
                 await respond(self._incoming.send, 200, request.counted(count))
                 return
@@ -214,6 +219,7 @@ class _Request:
         if request_id in session.answered:
             store = gateway.backend.store
             return await recorded(store, session.attempt, self._dialect, request, request_id=request_id)
+        session.spent.read(len(body))
         route = self._route(request)
         agent = routing.role(route, request, caller=self._caller.agent)
         upstream = gateway.upstreams.get(route.policy)

@@ -4,16 +4,19 @@ import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Literal
+from urllib.parse import urlsplit
 
 from lightningrl import plugins
 from lightningrl.chat import ChatTemplate
-from lightningrl.config import Config
+from lightningrl.config import Config, GatewayConfig
 from lightningrl.engine.base import Engine
 from lightningrl.errors import LightningError
 from lightningrl.gateway import routing
 from lightningrl.gateway.app import Gateway
 from lightningrl.gateway.backend import Backend
 from lightningrl.gateway.endpoints import Endpoints
+from lightningrl.gateway.hosts import Hosts
+from lightningrl.gateway.limits import NO_LIMITS, Limits
 from lightningrl.gateway.rewards import Rewards
 from lightningrl.gateway.routing import Route
 from lightningrl.gateway.server import BACKLOG, Certificate, listening
@@ -33,6 +36,7 @@ def make_gateway(
     engines: Mapping[str, Engine],
     visitors: Visitors | None = None,
     workers: Workers | None = None,
+    name: str = "",
 ) -> Gateway:
     """The gateway that a recipe describes. See `create_app` for the arguments."""
     return create_app(
@@ -48,9 +52,17 @@ def make_gateway(
         strict=config.gateway.strict,
         visitors=visitors,
         workers=workers,
+        name=name,
+        hosts=_hosts(config.gateway),
+        limits=Limits(calls=config.agent.max_calls, tokens=config.agent.max_tokens, bytes=config.agent.max_bytes),
         may_reward=config.agent.may_reward,
         shared_processes=config.agent.entry is not None,
     )
+
+
+def _hosts(config: GatewayConfig) -> list[str]:
+    """The names of the server that follow from its settings."""
+    return [*config.hosts, config.host, urlsplit(config.public_url).hostname or ""]
 
 
 @asynccontextmanager
@@ -84,15 +96,20 @@ def create_app(
     dialects: Sequence[str] | None = None,
     visitors: Visitors | None = None,
     workers: Workers | None = None,
+    name: str = "",
+    hosts: Sequence[str] = (),
+    limits: Limits = NO_LIMITS,
     may_reward: bool = False,
     shared_processes: bool = False,
 ) -> Gateway:
     """The ASGI application. `engines`: by policy. `max_length`: tokens of prompt and completion that fit into them.
 
     `embeddings` names the upstream for embedding requests ("upstreams.NAME"; "": none). `strict`: the arguments of
-    strict tools are constrained to their schema. `visitors` admits callers without a token. `may_reward`: agents may
-    reward their own calls. `shared_processes`: attempts share a process, so its telemetry may come without a token. For
-    `history`, see `ConversationTree`. Raises `LightningError` if a route leads to an unknown policy.
+    strict tools are constrained to their schema. `visitors` admits callers without a token. `name`: this server's; the
+    attempts of other servers before the same store are refused. `hosts`: names of this server, see `Hosts`. `limits`:
+    of an attempt. `may_reward`: agents may reward their own calls. `shared_processes`: attempts share a process, so its
+    telemetry may come without a token. For `history`, see `ConversationTree`. Raises `LightningError` if a route leads
+    to an unknown policy.
     """
     others = {f"upstreams.{upstream.name}": upstream for upstream in upstreams}
     missing = sorted({route.policy for route in routes} - set(engines) - set(others))
@@ -100,7 +117,7 @@ def create_app(
         raise LightningError(f"no engine for policy `{missing[0]}`", hint=f"engines: {', '.join([*engines, *others])}")
     backend = Backend(store=store, template=chat, engines=engines, max_length=max_length, strict=strict)
     spoken = [plugins.load(name, kind="dialect")() for name in dialects or plugins.names("dialect")]
-    sessions = Sessions(store, chat, spoken, history=history, seed=seed, visitors=visitors)
+    sessions = Sessions(store, chat, spoken, history=history, seed=seed, name=name, limits=limits, visitors=visitors)
     prefixes = [dialect.id_prefix for dialect in spoken]
     endpoints = Endpoints(
         sessions,
@@ -116,4 +133,5 @@ def create_app(
         sessions=sessions,
         upstreams=others,
         endpoints=endpoints,
+        hosts=Hosts(hosts),
     )

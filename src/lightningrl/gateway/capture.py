@@ -63,6 +63,7 @@ class Exchange:
             raise too_long(f"`{longest}` tokens", most=backend.max_length - 1)
         grammar = constraint(request, backend.template, strict=backend.strict)
         prompt_of_choice = [prompt for prompt in prompts for _ in range(request.n)]
+        session.spent.ask(len(prompt_of_choice))
         self._generations = [
             self._plan(choice, prompt, room=room, grammar=grammar) for choice, prompt in enumerate(prompt_of_choice)
         ]
@@ -145,6 +146,8 @@ class Exchange:
             generation.broken, generation.error = error.message, error
         except Exception as error:  # noqa: BLE001 - an engine may raise anything
             generation.broken = f"the engine raised `{type(error).__name__}`: {error}"
+        finally:
+            self._session.spent.tokens += len(generation.token_ids)
 
     async def _refuse_broken(self) -> None:
         """If an answer broke, record all as incomplete and raise `Refused`: the agent gets none of them."""
@@ -155,6 +158,7 @@ class Exchange:
         if isinstance(error, EngineBusy) and not any(generation.token_ids for generation in self._generations):
             for generation in self._generations:
                 self._session.give_back(generation.randomness)
+            self._session.spent.calls -= len(self._generations)
             raise Refused(429, message, code="engine_busy", hint=error.hint, retry_after_s=error.retry_after_s)
         await self._record_incomplete("another answer to the same request broke")
         raise engine_refusal(error, message)

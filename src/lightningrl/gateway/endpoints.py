@@ -74,10 +74,13 @@ class Endpoints:
         body = await incoming.read()
         if busy:
             raise too_busy()
-        await self._sessions.open(caller)
-        await http.while_there(incoming.receive, self._relay(incoming, body, added))
+        session = await self._sessions.open(caller)
+        session.spent.read(len(body))
+        relayed = await http.while_there(incoming.receive, self._relayed(incoming, body, added))
+        await self._sessions.check(session.attempt)
+        await relayed.give(incoming.send)
 
-    async def _relay(self, incoming: Incoming, body: bytes, added: Mapping[str, Any]) -> None:
+    async def _relayed(self, incoming: Incoming, body: bytes, added: Mapping[str, Any]) -> Relayed:
         if self._embeddings is None:
             hint = "set `gateway.embeddings` to an upstream"
             raise Refused(404, "this server has no model for embeddings", code="not_found", hint=hint)
@@ -86,7 +89,7 @@ class Endpoints:
             body = msgspec.json.encode(raw)
         relayed, incoming = Relayed(), replace(incoming, path=EMBEDDINGS)
         await self._embeddings.relay(relayed, incoming, body=body, model=str(raw.get("model")))
-        await relayed.give(incoming.send)
+        return relayed
 
 
 def _get(incoming: Incoming, routes: Sequence[Route]) -> dict[str, Any] | None:

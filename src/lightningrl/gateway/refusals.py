@@ -55,6 +55,11 @@ def attempt_ended() -> Refused:
     return Refused(401, "the attempt of this token has ended", code="attempt_ended", hint=hint, final=True)
 
 
+def other_gateway(name: str) -> Refused:
+    hint = "use the base URL that the attempt was given"
+    return Refused(421, f"the server `{name}` answers this attempt", code="other_gateway", hint=hint, final=True)
+
+
 def abandoned() -> Refused:
     return Refused(410, "this request was given up", code="abandoned", hint="send a new one", final=True)
 

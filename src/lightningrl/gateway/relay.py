@@ -52,6 +52,8 @@ class Relay:
         self._agent = agent
         self._request_id = request_id
         self._relayed = Relayed()
+        if request.counted is None:  # a request that only counts tokens is no call
+            session.spent.ask(1)
         self._index = session.next_index()
         self._call_id = f"{dialect.id_prefix}{session.attempt.id}-{self._index}"
         begun = Reply(
@@ -75,7 +77,7 @@ class Relay:
             relayed.broken = ENDED if ENDED in cancelled.args else GONE
             raise
         finally:
-            if self._request.counted is None:  # a request that only counts tokens is no call
+            if self._request.counted is None:
                 call = self._call()
                 await self._backend.record(self._session.attempt, call)
                 if call.capture != "incomplete":

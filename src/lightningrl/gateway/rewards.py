@@ -31,8 +31,10 @@ class Rewards:
         """Raises `Refused`."""
         caller = incoming.caller()
         await self._sessions.admit(caller)
-        body = decode(await incoming.read())
-        attempt = (await self._sessions.open(caller)).attempt
+        data = await incoming.read()
+        session = await self._sessions.open(caller)
+        session.spent.read(len(data))
+        body, attempt = decode(data), session.attempt
         if not self._allowed:
             message, hint = "agents may not reward themselves here", "the recipe may say `agent.may_reward = true`"
             raise Refused(403, message, code="not_allowed", hint=hint)
@@ -44,6 +46,7 @@ class Rewards:
         except StoreFailed:
             raise
         except StoreError as error:
+            await self._sessions.check(attempt)
             raise invalid(error.message, param="call", hint="give the id of an answer of this attempt") from error
         await http.respond(incoming.send, 200, {"call": call_id, "name": name, "value": value})
 

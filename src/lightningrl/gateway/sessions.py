@@ -11,13 +11,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+import msgspec
+
 from lightningrl.chat import ChatTemplate, ConversationTree
 from lightningrl.chat.prompt import Place
 from lightningrl.dialects.base import ChatRequest, Dialect, Past, Refused
 from lightningrl.errors import UserError
 from lightningrl.gateway.answering import Unread
 from lightningrl.gateway.identity import Caller, is_local
-from lightningrl.gateway.refusals import attempt_ended
+from lightningrl.gateway.limits import Limits, Spent
+from lightningrl.gateway.refusals import attempt_ended, other_gateway
 from lightningrl.gateway.visitors import Visitors
 from lightningrl.messages import Message
 from lightningrl.store import Store
@@ -59,6 +62,7 @@ class Session:
         *,
         history: Literal["exact", "template"],
         run_seed: int,
+        limits: Limits,
     ) -> None:
         unknown = sorted(set(rollout.sampling) - {field.name for field in fields(Sampling)})
         if unknown:
@@ -76,6 +80,7 @@ class Session:
         self.tree = ConversationTree(template, history=history)
         self.past = Past()
         self.unread = Unread()
+        self.spent = Spent(limits)
         self.answered: set[str] = set()
         """The names of requests (`identity.REQUEST`) whose answers are recorded."""
         self.active = 0
@@ -127,6 +132,10 @@ class Session:
     def recall(self, call: Call, dialect: Dialect | None) -> None:
         """Take in a call that an earlier session answered. `dialect` is None if its dialect is not served any more."""
         self._calls = max(self._calls, call.index + 1)
+        self.spent.calls += 1
+        self.spent.tokens += len(call.completion_ids)
+        if self.spent.limits.bytes:
+            self.spent.bytes += len(msgspec.json.encode(call.request))
         if call.finish_reason != "cancelled":  # a cancelled call gave its randomness back
             self._take(_digest(call.prompt_ids), call.sampling.seed)
         if call.capture != "incomplete":
@@ -182,21 +191,27 @@ class Sessions:
         *,
         history: Literal["exact", "template"],
         seed: int,
+        name: str,
+        limits: Limits,
         visitors: Visitors | None,
     ) -> None:
-        """`seed`: the run's."""
+        """`seed`: the run's. `name`: this server's. Attempts of another server are refused. `limits`: of an attempt."""
         self._store = store
         self._template = template
         self._dialects: Mapping[str, Dialect] = {dialect.name: dialect for dialect in dialects}
         self._history: Literal["exact", "template"] = history
         self._seed = seed
+        self._name = name
+        self._limits = limits
         self._visitors = visitors
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._checks: deque[str] = deque()
         """Attempts, in the order in which the next checks ask whether they are still running."""
 
     async def admit(self, caller: Caller) -> tuple[Rollout, Attempt]:
-        """The caller's running attempt. Raises `Refused` (401) if its token is unknown or its attempt has ended."""
+        """The caller's running attempt. Raises `Refused`: 401 if its token is unknown or its attempt has ended, 421 if
+        the attempt belongs to another server.
+        """
         found = await self.attempt_of(caller)
         if found is None:
             hint = "give the agent the API key (or base URL) of its attempt"
@@ -207,6 +222,8 @@ class Sessions:
         if found[1].status != "running":
             self._drop(found[1].id)
             raise attempt_ended()
+        if found[1].gateway not in ("", self._name):
+            raise other_gateway(found[1].gateway)
         return found
 
     async def open(self, caller: Caller) -> Session:
@@ -250,7 +267,9 @@ class Sessions:
         return found[0] if len(found) == 1 else None
 
     async def _build(self, rollout: Rollout, attempt: Attempt) -> Session:
-        session = Session(rollout, attempt, self._template, history=self._history, run_seed=self._seed)
+        session = Session(
+            rollout, attempt, self._template, history=self._history, run_seed=self._seed, limits=self._limits
+        )
         for call in await self._store.calls([attempt.id]):
             session.recall(call, self._dialects.get(call.dialect))
         return session
