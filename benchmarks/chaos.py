@@ -175,8 +175,10 @@ class Storm:
             self.problems.append(f"the server ended with exit code {code}")
 
     async def _left(self, worker: Worker) -> None:
-        """A worker has ended by itself. That is right only if the run is over."""
-        await asyncio.sleep(5.0)
+        """A worker has ended by itself. That is right only if the run is over: then the server ends soon, too."""
+        deadline = time.monotonic() + 30.0
+        while self._server.exit_code is None and time.monotonic() < deadline:
+            await asyncio.sleep(0.1)
         if self._server.exit_code is None:
             self.problems.append(f"worker `{worker.name}` ended by itself with exit code {worker.exit_code}")
             worker.start()
