@@ -21,7 +21,7 @@ FORKING = multiprocessing.get_context("forkserver")
 FORKING.set_forkserver_preload(["tests.store.hosts"])
 for _scheme in ("sqlite", "postgresql"):
     plugins.load(_scheme, kind="store")  # once in the server, not in every process
-ANSWER_S = 8.0
+ANSWER_S = 60.0
 """Timeout of one verb."""
 
 

@@ -232,7 +232,7 @@ class LeaseMachine(RuleBasedStateMachine):
         for rollout, attempt in result:
             assert (rollout.status, attempt.status, attempt.rollout_id) == ("running", "running", rollout.id)
             assert (attempt.worker, attempt.gateway) == (given["worker"], given["gateway"])
-            assert rollout.labels == self.ledger.rollouts[rollout.id].labels
+            assert set(rollout.labels) <= set(given["labels"])
             self.tokens[attempt.id] = attempt.token
         return [attempt.id for _, attempt in result]
 
