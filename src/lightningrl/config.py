@@ -69,11 +69,27 @@ class AgentConfig(Section):
     """Number of tokens that may be sampled for an attempt. The answer that reaches it is complete. 0: no limit."""
     max_bytes: int = Field(default=0, ge=0)
     """Size of all requests of an attempt together, in bytes. 0: no limit."""
+    isolation: Literal["none", "bwrap"] = "none"
+    """`bwrap`: run each attempt of `command` in a sandbox of bubblewrap, whose only network is the gateway
+    (docs/security.md).
+    """
+    processes: int = Field(default=256, ge=1)
+    """In a sandbox: number of processes and threads of an attempt."""
+    memory_gib: float = Field(default=4.0, gt=0)
+    """In a sandbox: memory of an attempt, in GiB, besides its files."""
+    file_gib: float = Field(default=1.0, gt=0)
+    """In a sandbox: size of a file, and of all files in each of `/tmp`, the home and shared memory, in GiB. They are in
+    memory.
+    """
+    readable: list[str] = Field(default_factory=list)
+    """In a sandbox: more paths that the agent can read, besides the system's programs and the recipe's folder."""
 
     @model_validator(mode="after")
     def _one_way_to_run(self) -> "AgentConfig":
         if (self.entry is None) == (self.command is None):
             raise ValueError("give either `entry` or `command`")
+        if self.isolation != "none" and self.command is None:
+            raise ValueError("`isolation` is for programs: give `command` in place of `entry`")
         return self
 
     @field_validator("reward_range")

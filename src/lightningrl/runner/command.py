@@ -8,7 +8,8 @@ import os
 import re
 import signal
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ import msgspec
 
 from lightningrl.errors import AgentError
 from lightningrl.keeper import end_group
+from lightningrl.runner.isolation import Isolation, Place, sandboxed
 from lightningrl.runner.leftovers import ATTEMPT, end_leftovers
 from lightningrl.runner.wire import MAX_OUTPUT
 
@@ -25,6 +27,8 @@ MAX_ENV = 120_000
 """Linux limits a single variable to 128 KiB (MAX_ARG_STRLEN); a larger task is on stdin only."""
 MAX_STDERR = 4000
 """Characters of stderr that a record keeps: the last ones."""
+SIGNALLED = 128
+"""A sandbox ends with this exit code plus the signal if its program was ended by a signal, as shells do."""
 LAST_WORDS_S = 0.5
 """After the program's exit, its children's output is read for this long."""
 REASON = re.compile(r"^[\w.]*(?:[Ee]rror|Exception|panic)\b[^:\n]*: .+", re.MULTILINE)
@@ -61,25 +65,46 @@ class _Program(asyncio.SubprocessProtocol):
 
 
 async def run_command(
-    command: Sequence[str], task: bytes, env: Mapping[str, str], *, attempt_id: str, started: Callable[[int], None]
+    command: Sequence[str],
+    task: bytes,
+    env: Mapping[str, str],
+    *,
+    attempt_id: str,
+    started: Callable[[int], None],
+    isolation: Isolation | None = None,
 ) -> Any:
-    """Returns the program's answer. Calls `started` with its process group."""
+    """Returns the program's answer. Calls `started` with its process group. `isolation`: run it in a sandbox."""
     with tempfile.TemporaryDirectory(prefix="lightningrl-", ignore_cleanup_errors=True) as folder:
         output = Path(folder) / "output"
         task_env = {"LIGHTNINGRL_TASK": task.decode()} if len(task) < MAX_ENV else {}
         own = {ATTEMPT: attempt_id, OUTPUT: str(output), **task_env}
-        code, program = await _run(command, task, {**os.environ, **env, **own}, attempt_id=attempt_id, started=started)
+        async with _place(command, {**os.environ, **env, **own}, isolation, output=output) as place:
+            code, program = await _run(place, task, attempt_id=attempt_id, started=started)
+        if isolation is not None and code > SIGNALLED:
+            code = SIGNALLED - code
         if code != 0 and len(program.stdout) <= MAX_OUTPUT:
             raise AgentError(_failure(command[0], code, program.stderr.decode(errors="replace").strip()))
         return answer_of(bytes(program.stdout), output)
 
 
-async def _run(
-    command: Sequence[str], task: bytes, env: Mapping[str, str], *, attempt_id: str, started: Callable[[int], None]
-) -> tuple[int, _Program]:
+@asynccontextmanager
+async def _place(
+    command: Sequence[str], env: Mapping[str, str], isolation: Isolation | None, *, output: Path
+) -> AsyncIterator[Place]:
+    if isolation is None:
+        yield Place(command=command, env=env)
+        return
+    gateway = env["OPENAI_BASE_URL"]
+    async with sandboxed(command, env, isolation, output=output, gateway=gateway) as place:
+        yield place
+
+
+async def _run(place: Place, task: bytes, *, attempt_id: str, started: Callable[[int], None]) -> tuple[int, _Program]:
     """Returns the exit code, negative for a signal, and the output."""
     spawning = asyncio.create_task(
-        asyncio.get_running_loop().subprocess_exec(_Program, *command, env=env, start_new_session=True)
+        asyncio.get_running_loop().subprocess_exec(
+            _Program, *place.command, env=place.env, pass_fds=place.descriptors, start_new_session=True
+        )
     )
     try:
         transport, program = await asyncio.shield(spawning)

@@ -23,6 +23,7 @@ from lightningrl.leases import Outcome
 from lightningrl.runner import wire
 from lightningrl.runner.boundary import as_json
 from lightningrl.runner.environment import make_codex_home, process_environment
+from lightningrl.runner.isolation import check, configured
 from lightningrl.runner.logfile import keep_small
 from lightningrl.runner.process import WorkerProcess
 from lightningrl.types import Attempt, Reward, Rollout
@@ -68,6 +69,7 @@ class WorkerPool:
             reward=agent.reward if grades or agent.grade == "worker" else None,
             reward_range=agent.reward_range,
             root=str(root.resolve()),
+            isolation=configured(agent, root=root.resolve(), run_folder=log_path.parent if log_path else None),
         )
         self._env = _environment(agent, env or {}, secrets=secrets, folder=log_path.parent if log_path else None)
         self._wanted = max(1, agent.workers)
@@ -86,7 +88,12 @@ class WorkerPool:
         self._failure: AgentError | GraderError | None = None
 
     async def start(self) -> None:
-        """Start the workers. Raises `AgentError` or `GraderError` if agent or reward function cannot be loaded."""
+        """Start the workers. Raises `AgentError` or `GraderError` if agent or reward function cannot be loaded.
+
+        Raises `UserError` if the recipe wants sandboxes, and they cannot be made here.
+        """
+        if self._setup.isolation is not None:
+            await asyncio.to_thread(check)
         try:
             results = await asyncio.gather(*(self._spawn() for _ in range(self._wanted)), return_exceptions=True)
             for failure in results:

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from lightningrl.runner.isolation import Isolation
 from lightningrl.types import AttemptStatus
 
 MAX_OUTPUT = 16 * 2**20
@@ -25,6 +26,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """None: attempts are graded elsewhere."""
     reward_range: tuple[float, float] | None = None
     root: str
+    isolation: Isolation | None = None
+    """The sandbox of each attempt of `command`; None: it runs without one."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -29,6 +29,7 @@ from lightningrl.runner.command import run_command
 from lightningrl.runner.environment import telemetry
 from lightningrl.runner.exhaustion import files_are_short, is_exhaustion
 from lightningrl.runner.flush import flush_spans
+from lightningrl.runner.isolation import Isolation, visible
 
 SETTLE_S = 1.0
 """Grace period for a coroutine or a command after it was cancelled."""
@@ -55,7 +56,7 @@ class Worker:
     """Runs jobs and reports on them through `send`."""
 
     def __init__(self, setup: wire.Setup, *, send: Callable[[wire.FromWorker], None]) -> None:
-        self._command = setup.command
+        self._command, self._isolation = setup.command, setup.isolation
         self._reward_range = setup.reward_range
         self._send = send
         self._tasks: dict[str, asyncio.Task[wire.Done]] = {}
@@ -63,7 +64,7 @@ class Worker:
         self._supervisors: set[asyncio.Task[None]] = set()
         root = Path(setup.root)
         if setup.command is not None:
-            _check_program(setup.command[0])
+            _check_program(setup.command[0], setup.isolation, root=root)
         elif setup.entry is not None:
             self._agent = _load(setup.entry, kind="agent", root=root, blame=AgentError)
         self._grade: Callable[..., Any] | None = None
@@ -155,6 +156,7 @@ class Worker:
                     env,
                     attempt_id=job.id,
                     started=lambda group: self._send(wire.Started(id=job.id, group=group)),
+                    isolation=self._isolation,
                 )
             os.environ.update({name: value for name, value in job.env.items() if job.token not in value})
             attach.attach(job.token, base_url=job.env["OPENAI_BASE_URL"], attempt_id=job.id)
@@ -191,12 +193,16 @@ def _load(name: str, *, kind: str, root: Path, blame: Blame) -> Callable[..., An
     return function
 
 
-def _check_program(program: str) -> None:
-    if shutil.which(program) is None:
+def _check_program(program: str, isolation: Isolation | None, *, root: Path) -> None:
+    found = shutil.which(program)
+    if found is None:
         raise AgentError(
             f"there is no program `{program}`",
             hint="`command` is looked up on PATH, or from the recipe's folder if it has a `/`",
         )
+    if isolation is not None and not visible(found, isolation, root=root):
+        message = f"the program `{found}` is not in the sandbox"
+        raise AgentError(message, hint="add its folder to `agent.readable`, with all that it loads")
 
 
 async def _serve(connection: socket.socket, notes: int) -> NoReturn:
