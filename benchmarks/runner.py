@@ -1,10 +1,13 @@
 """The cost of running an attempt: an agent that does nothing, in the pool, against the same agent in this process.
 
+Then a program that does nothing, in a sandbox and without one, in turn.
+
 python benchmarks/runner.py [attempts]
 """
 
 import asyncio
 import json
+import statistics
 import sys
 import tempfile
 import time
@@ -12,6 +15,7 @@ from pathlib import Path
 
 from lightningrl.config import AgentConfig
 from lightningrl.runner.conformance import attempt
+from lightningrl.runner.environment import addresses
 from lightningrl.runner.pool import WorkerPool
 
 AGENT = """
@@ -26,6 +30,9 @@ def reward(task, output):
 
 async def reward_async(task, output):
     return output["answer"]
+
+def zero(task, output):
+    return 0
 """
 CONCURRENCY = 64
 
@@ -63,6 +70,27 @@ async def in_process_per_second(*, count: int) -> float:
     return count / (time.perf_counter() - started)
 
 
+async def programs_s(root: Path, *, count: int) -> dict[str, float]:
+    """Median seconds of an attempt of `true`, in turn without and with a sandbox."""
+    pools = {}
+    for isolation in ("none", "bwrap"):
+        agent = AgentConfig(command=["true"], reward="agent:zero", workers=1, isolation=isolation)
+        pools[isolation] = WorkerPool(agent, root=root)
+        await pools[isolation].start()
+    taken: dict[str, list[float]] = {name: [] for name in pools}
+    try:
+        for i in range(count):
+            for name, pool in pools.items():
+                rollout, tried, _ = attempt({}, name=str(i))
+                started = time.perf_counter()
+                outcome = await pool.run(rollout, tried, addresses("http://127.0.0.1:9999", key=tried.token))
+                taken[name].append(time.perf_counter() - started)
+                assert outcome.status == "succeeded", outcome
+    finally:
+        await asyncio.gather(*(pool.close() for pool in pools.values()))
+    return {name: statistics.median(times) for name, times in taken.items()}
+
+
 def main(count: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "agent.py").write_text(AGENT)
@@ -77,6 +105,10 @@ def main(count: int) -> None:
             rate = asyncio.run(attempts_per_second(Path(folder), suffix=suffix, workers=workers, count=count))
             print(f"{f'pool, `{label}`, {workers} worker(s)':34} {rate:8.0f} /s   {rate / yardstick:.2f}×")
             print(json.dumps({"agent": label, "workers": workers, "attempts_per_s": rate, "ratio": rate / yardstick}))
+        taken = asyncio.run(programs_s(Path(folder), count=max(5, count // 100)))
+        plain, sandboxed = taken["none"] * 1e3, taken["bwrap"] * 1e3
+        print(f"{'a program, without a sandbox':34} {plain:8.1f} ms")
+        print(f"{'a program, in a sandbox':34} {sandboxed:8.1f} ms   {sandboxed - plain:+.1f} ms")
 
 
 if __name__ == "__main__":

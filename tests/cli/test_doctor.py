@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lightningrl.cli.doctor import vllm_check
+from lightningrl.cli.doctor import sandbox_check, vllm_check
 from lightningrl.cli.extras import install
 from lightningrl.estimate.cards import CARDS, GIB, Card
 from lightningrl.estimate.largest import RANK, largest
@@ -69,3 +69,9 @@ python = "nowhere/python"
     assert found["vllm"]["ok"] is False and f"`engine.python` is `{tmp_path}/nowhere/python`" in found["vllm"]["found"]
     assert "with an adapter up to" in found["fits"]["found"]
     assert found["python"]["found"] == sys.version.split()[0]
+
+
+def test_it_says_whether_sandboxes_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    found = sandbox_check()
+    assert found.ok is None and "`bwrap` is not installed" in found.found and not found.hint, "few runs need them"

@@ -17,6 +17,7 @@ from lightningrl.cli.extras import install, packages, version_of
 from lightningrl.config import Config
 from lightningrl.engine.vllm_package import CPU_PACKAGE, TESTED, installed, is_tested
 from lightningrl.errors import UserError
+from lightningrl.runner import isolation
 
 MIN_FREE_BYTES = 1 << 30
 GIB = 1 << 30
@@ -53,6 +54,7 @@ def checks(config: Config | None = None) -> Iterator[Check]:
     ok = sqlite3.sqlite_version_info >= (3, 24)  # ON CONFLICT
     yield Check(name="sqlite", ok=ok, found=sqlite3.sqlite_version, hint="" if ok else "install SQLite 3.24 or newer")
     yield _loopback()
+    yield sandbox_check()
     yield _gpu()
     yield vllm_check(config.vllm_python if config else "", has_gpu=_sees_gpu())
     yield _fits()
@@ -85,6 +87,15 @@ def _loopback() -> Check:
     except OSError as error:
         return Check(name="loopback", ok=False, found=str(error), hint="allow this process to listen on 127.0.0.1")
     return Check(name="loopback", ok=True, found="can listen")
+
+
+def sandbox_check() -> Check:
+    """Sandboxes are optional: only `agent.isolation` needs them."""
+    try:
+        isolation.check()
+    except UserError as error:
+        return Check(name="sandbox", ok=None, found=f'none for `agent.isolation = "bwrap"`: {error.message}')
+    return Check(name="sandbox", ok=True, found='can be made, for `agent.isolation = "bwrap"`')
 
 
 def _gpu() -> Check:

@@ -79,8 +79,8 @@ class Place:
 def check() -> None:
     """Raises `UserError` if sandboxes cannot be made here."""
     if shutil.which(BWRAP) is None:
-        hint = "`apt install bubblewrap`; or leave out `agent.isolation`"
-        raise UserError('`agent.isolation = "bwrap"` needs the program `bwrap`, which is not installed', hint=hint)
+        hint = "`apt install bubblewrap`, or leave out `agent.isolation`"
+        raise UserError("the program `bwrap` is not installed", hint=hint)
     command = [*_namespaces(), *_read_only(SYSTEM), "--proc", "/proc", "--dev", "/dev", "true"]
     try:
         done = subprocess.run(command, capture_output=True, timeout=CHECK_S, check=False, env=dict(os.environ))
@@ -89,7 +89,7 @@ def check() -> None:
     if done.returncode:
         why = done.stderr.decode(errors="replace").strip().splitlines()
         hint = "allow user namespaces: `sysctl user.max_user_namespaces=10000`, and on Ubuntu 24.04 and later "
-        hint += "`sysctl kernel.apparmor_restrict_unprivileged_userns=0`; or leave out `agent.isolation`"
+        hint += "`sysctl kernel.apparmor_restrict_unprivileged_userns=0`, or leave out `agent.isolation`"
         raise UserError(f"`bwrap` cannot make a sandbox here: {why[-1] if why else 'it says nothing'}", hint=hint)
 
 
