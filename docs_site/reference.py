@@ -52,20 +52,23 @@ DIALECT_PATHS = (
     "/models/<model>:countTokens",
 )
 OTHER_PATHS = """
-| method | path | what it does | token |
+| method | path | what it does | key |
 |---|---|---|---|
-| GET | `/health` and `/` | `{"status": "ok"}` | no |
-| GET | `/models`, `/models/<model>` | the models that routes name | no |
-| POST | `/embeddings` | relays to the upstream that `gateway.embeddings` names | yes |
-| POST | `/traces` | takes OpenTelemetry spans ([AIR](air.md#where-spans-come-from)) | yes |
-| POST | `/abandon` | gives up the sampling of a [named request](gateway.md#load-errors-and-limits) | yes |
-| POST | `/rewards` | takes an agent's reward for one of its calls ([AIR](air.md#an-agents-own-rewards)) | yes |
+| GET | `/health` and `/` | `{"status": "ok"}` | none |
+| GET | `/models`, `/models/<model>` | the models that routes name | none |
+| POST | `/embeddings` | relays to the upstream that `gateway.embeddings` names | token |
+| POST | `/traces` | takes OpenTelemetry spans ([AIR](air.md#where-spans-come-from)) | token |
+| POST | `/rewards` | takes an agent's reward for one of its calls ([AIR](air.md#an-agents-own-rewards)) | token |
+| POST | `/abandon` | gives up the sampling of a [named request](gateway.md#load-errors-and-limits) | token |
 | GET | `/workers` | the workers that are connected ([workers](workers.md)) | worker key |
 | POST | `/workers/hello` | admits a worker, and compares its copy of the recipe | worker key |
 | POST | `/workers/claim` | gives it attempts; waits for them for up to 30 s | worker key |
 | POST | `/workers/heartbeat` | renews their leases; says which are still the worker's | worker key |
 | POST | `/workers/finish` | ends an attempt | worker key |
 | POST | `/workers/bye` | a worker leaves | worker key |
+
+A token is that of a running attempt, and opens the paths of the dialects as well. See also
+[Security](security.md#who-may-do-what).
 """
 
 
