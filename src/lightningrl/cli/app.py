@@ -14,19 +14,30 @@ import lightningrl
 from lightningrl.cli.console import make_console, say
 from lightningrl.cli.extras import extra_of, install, require
 from lightningrl.cli.options import (
+    AcceptDifferences,
+    CaFile,
     Calls,
     Checkpoint,
     CompletionTokens,
+    Count,
+    Cpus,
     DryRun,
     Estimate,
     Gpu,
     Json,
+    JsonEvents,
+    KeyFile,
+    Labels,
     Listen,
+    On,
     Overrides,
     PerHour,
     PromptTokens,
+    RayAddress,
+    RecipeCopy,
     Resume,
     RunDir,
+    Shared,
     TokenColours,
 )
 from lightningrl.cli.stop import Interrupted, listening
@@ -203,12 +214,8 @@ def evaluate(
 def worker(
     url: Annotated[str, typer.Argument(metavar="URL", help="The server's address, as its run prints it.")],
     overrides: Overrides = None,
-    key_file: Annotated[
-        Path, typer.Option("--key-file", help="A copy of `worker.key` from the run's folder on the server.")
-    ] = Path("worker.key"),
-    recipe: Annotated[
-        Path, typer.Option("--recipe", help="This machine's copy of the recipe: its folder, or its recipe.toml.")
-    ] = Path("."),
+    key_file: KeyFile = Path("worker.key"),
+    recipe: RecipeCopy = Path("."),
     concurrency: Annotated[
         int | None, typer.Option("--concurrency", min=1, help="Attempts that run at once. Default: the recipe's.")
     ] = None,
@@ -216,24 +223,21 @@ def worker(
         int | None, typer.Option("--workers", min=1, help="Processes that run agents. Default: the recipe's.")
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Shown by the server. Default: the host's name.")] = None,
-    label: Annotated[
-        list[str] | None,
-        typer.Option("--label", help="Take also rollouts that ask for this label (`agent.labels`); may be repeated."),
-    ] = None,
+    label: Labels = None,
     max_attempts: Annotated[int | None, typer.Option("--max-attempts", min=1, help="End after so many.")] = None,
-    ca_file: Annotated[
-        Path | None, typer.Option("--ca-file", help="Trust these certificates (PEM) in place of the system's.")
-    ] = None,
-    accept_differences: Annotated[
-        bool, typer.Option("--accept-differences", metavar="", help="Work although the recipe is not the server's.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", metavar="", help="Print one JSON object for each event; all else goes to stderr.")
-    ] = False,
+    ca_file: CaFile = None,
+    accept_differences: AcceptDifferences = False,
+    as_json: JsonEvents = False,
+    on: On = None,
+    count: Count = None,
+    cpus: Cpus = None,
+    ray_address: RayAddress = None,
+    shared: Shared = False,
 ) -> None:
     """Run agents on this machine for a training run on another one. The first Ctrl-C or SIGTERM lets them end."""
     from lightningrl.cli.worker import WorkerFlags
     from lightningrl.cli.worker import worker as run
+    from lightningrl.cli.worker_on_ray import ray_flags, worker_on_ray
 
     flags = WorkerFlags(
         key_file=key_file,
@@ -247,7 +251,11 @@ def worker(
         ca_file=ca_file,
         accept_differences=accept_differences,
     )
-    run(url, flags, console=make_console(stderr=as_json), as_json=as_json)
+    ray = ray_flags(on, count=count, cpus=cpus, address=ray_address, shared=shared)
+    if ray is None:
+        run(url, flags, console=make_console(stderr=as_json), as_json=as_json)
+    else:
+        worker_on_ray(url, flags, ray, console=make_console(stderr=as_json), as_json=as_json)
 
 
 @app.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS] --")

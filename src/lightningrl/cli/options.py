@@ -65,3 +65,42 @@ Listen = Annotated[
     ),
 ]
 TokenColours = Literal["none", "logprob", "advantage"]
+KeyFile = Annotated[
+    Path, typer.Option("--key-file", help="A copy of `worker.key` from the run's folder on the server.")
+]
+RecipeCopy = Annotated[
+    Path, typer.Option("--recipe", help="This machine's copy of the recipe: its folder, or its recipe.toml.")
+]
+Labels = Annotated[
+    list[str] | None,
+    typer.Option("--label", help="Take also rollouts that ask for this label (`agent.labels`); may be repeated."),
+]
+CaFile = Annotated[
+    Path | None, typer.Option("--ca-file", help="Trust these certificates (PEM) in place of the system's.")
+]
+JsonEvents = Annotated[
+    bool, typer.Option("--json", metavar="", help="Print one JSON object for each event; all else goes to stderr.")
+]
+AcceptDifferences = Annotated[
+    bool, typer.Option("--accept-differences", metavar="", help="Work although the recipe is not the server's.")
+]
+On = Annotated[
+    Literal["ray"] | None,
+    typer.Option("--on", help="Run the workers on a Ray cluster. Needs `lightningrl[ray]`, here and on its nodes."),
+]
+Count = Annotated[int | None, typer.Option("--count", min=1, help="With `--on ray`: number of workers. Default: 1.")]
+Cpus = Annotated[
+    float | None, typer.Option("--cpus", min=0, help="With `--on ray`: cores reserved for each worker. Default: 1.")
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--ray-address", help="With `--on ray`: the cluster's address. Default: `RAY_ADDRESS`, or that of this machine."
+    ),
+]
+Shared = Annotated[
+    bool,
+    typer.Option(
+        "--shared", metavar="", help="With `--on ray`: do not copy the recipe; its folder has this path on every node."
+    ),
+]

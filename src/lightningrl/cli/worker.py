@@ -65,7 +65,7 @@ def _options(url: str, flags: WorkerFlags) -> WorkerOptions:
     unique = worker_id(name)
     return WorkerOptions(
         config=config,
-        place=Place(url=url, key=_key(flags.key_file), ca_file=flags.ca_file),
+        place=Place(url=url, key=read_key(flags.key_file), ca_file=flags.ca_file),
         id=unique,
         name=name,
         labels=flags.labels,
@@ -77,7 +77,7 @@ def _options(url: str, flags: WorkerFlags) -> WorkerOptions:
     )
 
 
-def _key(path: Path) -> str:
+def read_key(path: Path) -> str:
     hint = "copy `worker.key` from the run's folder on the server, and keep it secret"
     try:
         key = path.read_text(encoding="ascii").strip()
