@@ -61,6 +61,8 @@ class AgentConfig(Section):
     """Number of attempts at a rollout before it counts as failed."""
     lease_s: float = Field(default=60.0, ge=1)
     """An attempt is lost, and tried again elsewhere, if its worker has not been heard for this time, in seconds."""
+    relay_host: str = "127.0.0.1"
+    """The worker machine's address for its agents; another one for agents in networks of their own (docs/deploy.md)."""
     may_reward: bool = False
     """Allow the agent to reward its own calls with `lightningrl.emit_reward`. It can never set the final reward."""
     max_calls: int = Field(default=0, ge=0)

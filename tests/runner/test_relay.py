@@ -512,3 +512,18 @@ async def test_a_server_that_speaks_no_http_is_like_one_that_is_away() -> None:
 def test_the_url_of_the_server_is_checked() -> None:
     with pytest.raises(UserError, match="not the URL of a server"):
         Relay("server:8100")
+
+
+async def test_agents_in_a_network_of_their_own_reach_the_relay_at_another_address() -> None:
+    async with serving(hello) as server, Relay(server.url, host="127.0.0.2") as between:
+        assert between.url.startswith("http://127.0.0.2:")
+        between.begin("a", TOKEN)
+        async with aiohttp.ClientSession(between.url) as agent:
+            assert await (await agent.get("/v1/models", headers=KEY)).json() == {"hello": "/v1/models"}
+
+
+async def test_an_address_that_is_not_this_machines_is_an_error_of_the_user() -> None:
+    with pytest.raises(UserError, match="agents cannot be served at `192") as caught:
+        async with Relay("http://127.0.0.1:1", host="192.0.2.1"):
+            pass
+    assert caught.value.hint is not None and "agent.relay_host" in caught.value.hint

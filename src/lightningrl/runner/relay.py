@@ -62,13 +62,17 @@ class Relay:
         why = relay.end(attempt.id)               # not None: the attempt is lost
     """
 
-    def __init__(self, server_url: str, *, ssl: tls.SSLContext | None = None) -> None:
-        """`ssl`: for a server with certificates of its own; None: those of known authorities are trusted."""
+    def __init__(self, server_url: str, *, host: str = "127.0.0.1", ssl: tls.SSLContext | None = None) -> None:
+        """`host`: the address of this machine at which agents reach the relay.
+
+        `ssl`: for a server with certificates of its own; None: those of known authorities are trusted.
+        """
         url = urlsplit(server_url)
         if url.scheme not in ("http", "https") or not url.hostname:
             raise UserError(f"`{server_url}` is not the URL of a server", hint="e.g. `http://server:8100`")
         secure = url.scheme == "https"
         self.url = ""
+        self._listens_on = host
         self._host, self._port = url.hostname, url.port or (443 if secure else 80)
         self._ssl = (ssl or tls.create_default_context()) if secure else None
         self._name = url.netloc.rpartition("@")[2].encode()
@@ -86,8 +90,12 @@ class Relay:
 
     async def __aenter__(self) -> "Relay":
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(self._agent, "127.0.0.1", 0, backlog=1024)
-        self.url = f"http://127.0.0.1:{self._listener.sockets[0].getsockname()[1]}"
+        try:
+            self._listener = await loop.create_server(self._agent, self._listens_on, 0, backlog=1024)
+        except OSError as error:
+            hint = "set `agent.relay_host` to an address of this machine"
+            raise UserError(f"agents cannot be served at `{self._listens_on}`: {error.strerror}", hint=hint) from error
+        self.url = f"http://{self._listens_on}:{self._listener.sockets[0].getsockname()[1]}"
         return self
 
     async def __aexit__(

@@ -129,7 +129,7 @@ async def work(
         accept_differences=options.accept_differences,
     )
     async with AsyncExitStack() as stack:
-        relay = await stack.enter_async_context(Relay(place.url, ssl=trusted(place.ca_file)))
+        relay = await stack.enter_async_context(Relay(place.url, host=agent.relay_host, ssl=trusted(place.ca_file)))
         serving = remote_leases(place, hello, watcher=Told(watcher, relay), max_attempts=options.max_attempts)
         leases = await stack.enter_async_context(serving)
         draining(leases.ending.set)
