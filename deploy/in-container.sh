@@ -7,8 +7,9 @@
 # So a shell in the container waits for the end of its stdin, which Docker closes when `docker run` is gone, and exits;
 # then Docker kills all processes of the container. The image needs `sh` and `cat`.
 #
-# CONTAINER_RUNTIME: `docker` (default) or `podman`. CONTAINER_OPTIONS: more options of `docker run`, such as
-# "--memory 2g --cpus 1 --volume /data:/data:ro". Name both in `agent.env` of the recipe.
+# To be set in `agent.env` of the recipe:
+# CONTAINER_RUNTIME: `docker` (default) or `podman`. CONTAINER_NETWORK: `host` (default), or a network (docs/deploy.md).
+# CONTAINER_OPTIONS: more options of `docker run`, such as "--memory 2g --cpus 1 --volume /data:/data:ro".
 set -eu
 image=$1
 shift
@@ -50,9 +51,9 @@ inside='
   { cat <&3 >/dev/null; kill -KILL $$; } &
   wait $agent'
 
-# --network=host: the model is served on 127.0.0.1 of this machine. --init: when the shell ends, everything ends.
+# --network host: the model is served on 127.0.0.1 of this machine. --init: when the shell ends, everything ends.
 # shellcheck disable=SC2086 # the options are words
-exec "${CONTAINER_RUNTIME:-docker}" run --rm --interactive --init --network=host \
+exec "${CONTAINER_RUNTIME:-docker}" run --rm --interactive --init --network "${CONTAINER_NETWORK:-host}" \
   --label "lightningrl.attempt=${LIGHTNINGRL_ATTEMPT:-none}" \
   --cap-drop=ALL --security-opt=no-new-privileges --pids-limit=1024 \
   $passed ${CONTAINER_OPTIONS:-} "$image" sh -c "$inside" sh "$@" <&3

@@ -70,7 +70,7 @@ async def test_an_agent_in_a_container_gets_its_task_and_the_model(daemon: Daemo
     assert seen["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] == f"{GATEWAY}/v1/traces"
     assert "HOME" not in seen
     [options] = daemon.options
-    assert {"--network=host", "--cap-drop=ALL", "--memory 2g"} <= set(options)
+    assert {"--network host", "--cap-drop=ALL", "--memory 2g"} <= set(options)
 
 
 async def test_a_large_task_arrives_whole(daemon: Daemon, tmp_path: Path) -> None:
