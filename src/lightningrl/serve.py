@@ -26,6 +26,7 @@ from lightningrl.engine.base import Engine
 from lightningrl.engine.vllm_fleet import Fleet
 from lightningrl.engine.vllm_process import Say
 from lightningrl.engines import make_engine, make_engines, model_paths
+from lightningrl.errors import UserError
 from lightningrl.gateway.assembly import make_gateway, opened
 from lightningrl.gateway.scripted import PLAIN
 from lightningrl.gateway.server import bound, certificate_of
@@ -153,6 +154,15 @@ async def relaying(
             workers=workers,
             port=sock.getsockname()[1],
         )
+
+
+def check_local(config: Config) -> None:
+    """Raises `UserError` if this machine alone cannot run the recipe's agents: only a training run has workers."""
+    hint = "add `agent.workers=2 agent.labels=[]` to run them on this machine"
+    if not config.agent.workers:
+        raise UserError("`agent.workers` is `0`, but this command runs agents on this machine", hint=hint)
+    if config.agent.labels:
+        raise UserError("`agent.labels` are for workers, but this command runs agents on this machine", hint=hint)
 
 
 def _folders(config: Config) -> dict[str, Path]:

@@ -323,7 +323,16 @@ def test_copies_of_a_recipe_differ_by_code_and_not_by_what_lies_around(tmp_path:
             file.write_text(text)
         return copy_of(AGENT, root=tmp_path / name)
 
-    around = ["runs/1/metrics.jsonl", ".git/config", "venv/x.py", "env/pyvenv.cfg", "env/lib/y.py", "m/tokenizer.json"]
+    around = [
+        "runs/1/metrics.jsonl",
+        ".git/config",
+        "venv/x.py",
+        "env/pyvenv.cfg",
+        "env/lib/y.py",
+        "m/tokenizer.json",
+        "worker.key",
+        "ca.pem",
+    ]
     code = {"agent.py": "a", "tools/search.py": "b"}
     server = laid_out("server", {**code, **dict.fromkeys(around, "x"), "m/config.json": "{}", "big": "x" * 2**21})
     assert sorted(server.files) == sorted(code)

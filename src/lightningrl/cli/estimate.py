@@ -176,8 +176,9 @@ async def _trial(config: Config, console: Console) -> Workload:
     """The workload of a few rollouts, with the weights that the recipe begins with."""
     with TemporaryDirectory() as folder, Progress(console, name=config.name, steps=None, where="a trial") as progress:
         progress.starting("trying a few rollouts, to count their tokens")
-        from lightningrl.serve import lightning  # slow to import, so the progress is shown first
+        from lightningrl.serve import check_local, lightning  # slow to import, so the progress is shown first
 
+        check_local(config)
         async with lightning(config, Path(folder), starting=progress.starting, waiting=progress.waiting) as server:
             loop = server.loop(_Quiet(progress))
             await loop.restore()

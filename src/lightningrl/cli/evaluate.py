@@ -131,8 +131,9 @@ async def _examine(one: Contestant, *, console: Console) -> dict[Mode, Exam]:
     progress = Progress(console, name=f"{config.name}: held-out tasks", steps=None, where=one.name)
     with tempfile.TemporaryDirectory(prefix="lightningrl-eval-") as scratch, progress:
         progress.starting("loading torch")
-        from lightningrl.serve import lightning, relaying  # slow to import, so the progress is shown first
+        from lightningrl.serve import check_local, lightning, relaying  # slow to import, so the progress is shown first
 
+        check_local(config)
         serving = relaying if one.server else partial(lightning, waiting=progress.waiting)
         async with serving(config, Path(scratch), starting=progress.starting) as server:
             loop = server.loop(progress)

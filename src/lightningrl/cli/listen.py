@@ -5,7 +5,7 @@ import json
 import shlex
 import socket
 
-from lightningrl.config import GatewayConfig
+from lightningrl.config import Config, GatewayConfig
 from lightningrl.errors import UserError
 from lightningrl.gateway.workers import KEY_FILE
 
@@ -21,9 +21,10 @@ def listen_overrides(listen: str | None) -> list[str]:
     return [f"gateway.host={json.dumps(host.strip('[]') or '0.0.0.0')}", f"gateway.port={port}"]
 
 
-def worker_command(config: GatewayConfig, *, port: int) -> str:
+def worker_command(config: Config, *, port: int) -> str:
     """The line to type on another machine, in a copy of the recipe's folder with the key file."""
-    return shlex.join(["lightningrl", "worker", server_url(config, port=port), "--key-file", KEY_FILE])
+    labels = [part for label in config.agent.labels for part in ("--label", label)]
+    return shlex.join(["lightningrl", "worker", server_url(config.gateway, port=port), "--key-file", KEY_FILE, *labels])
 
 
 def server_url(config: GatewayConfig, *, port: int) -> str:

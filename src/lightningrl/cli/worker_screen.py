@@ -78,6 +78,9 @@ class WorkerScreen:
         self._welcome = welcome
         self._event("connected", worker=self._options.id, recipe=welcome.recipe, differences=welcome.differences)
         self._say(f"{'connected again' if again else 'connected'}: `{welcome.recipe}`, waiting for work")
+        missing = sorted(set(self._options.config.agent.labels) - set(self._options.labels))
+        if missing:
+            self._warn(f"the recipe asks for the label `{missing[0]}`, and this worker has not got it (`--label`)")
         for line in welcome.differences:
             self._warn(f"this copy of the recipe is not the server's: {line}")
 

@@ -27,29 +27,38 @@ def invite(server: LightningServer, console: Console) -> None:
 
 def expects_workers(server: LightningServer) -> bool:
     """Whether workers are meant to connect: the port is a known one, or no agents run here."""
-    return bool(server.config.gateway.port) or not server.config.agent.workers
+    return bool(server.config.gateway.port) or _needs_workers(server)
+
+
+def _needs_workers(server: LightningServer) -> bool:
+    """The processes of this machine have no labels."""
+    agent = server.config.agent
+    return not agent.workers or bool(agent.labels)
 
 
 async def follow(server: LightningServer, progress: Progress) -> None:
     """Show who is connected, until cancelled."""
     while True:
         present = server.workers.roster.present()
-        progress.workers(_headline(server, present), [worker.hello.worker for worker in present], urgent=not present)
+        headline = _headline(server, present)
+        names = [worker.hello.worker for worker in present]
+        progress.workers(headline, names, urgent=headline.startswith("waiting"))
         await asyncio.sleep(LOOK_S)
 
 
 def _headline(server: LightningServer, present: list[Connected]) -> str:
     """`3 workers, 41 running (2 gpu-browser)`; empty if there is nothing to say."""
-    if present:
+    wanted = set(server.config.agent.labels)
+    if any(wanted <= set(worker.hello.labels) for worker in present):
         count, running = len(present), sum(worker.running for worker in present)
         labels = Counter(label for worker in present for label in worker.hello.labels)
         labelled = ", ".join(f"{number} {label}" for label, number in labels.most_common(4))
         said = f"{count} worker{'' if count == 1 else 's'}, {running} running"
         return f"{said} ({labelled})" if labelled else said
-    if server.config.agent.workers:
+    if not _needs_workers(server):
         return ""
-    return "waiting for workers"
+    return f"waiting for workers with the labels {', '.join(sorted(wanted))}" if wanted else "waiting for workers"
 
 
 def _command(server: LightningServer) -> str:
-    return worker_command(server.config.gateway, port=server.port)
+    return worker_command(server.config, port=server.port)

@@ -23,6 +23,10 @@ PASSED_OVER = {"__pycache__", "node_modules", "runs", "site-packages", "venv"}
 """Folders that hold no code of the recipe; nor do hidden ones, environments, models and runs (`_is_code`)."""
 MARKS = ("pyvenv.cfg", "store.sqlite", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
 """A folder with one of these files is an environment, a run or a model."""
+APART = ("recipe.toml",)
+"""Files that may differ: of the recipe, the settings are compared and not the text."""
+ENDINGS = (".key", ".log", ".pem", ".pyc")
+"""Names of files that are no code: keys, certificates, logs."""
 SETTINGS = ("entry", "command", "reward", "reward_range", "grade")
 """Settings of `[agent]` that both sides must share."""
 SHOWN = 20
@@ -63,8 +67,7 @@ def _shown(value: Any) -> str:
 
 
 def _digests(root: Path) -> Iterator[tuple[str, str]]:
-    paths = [path for path in _files(root) if path.name != "recipe.toml"]  # its settings are compared, not its text
-    for path in sorted(paths)[:FILES]:
+    for path in sorted(_files(root))[:FILES]:
         try:
             with path.open("rb") as file:
                 content = file.read(LARGEST + 1)
@@ -80,12 +83,12 @@ def _files(root: Path) -> Iterator[Path]:
             return
         folders[:] = sorted(name for name in folders if _is_code(Path(place, name)))
         for name in names:
-            path = Path(place, name)
-            if not name.startswith(".") and not name.endswith((".pyc", ".log")) and path.is_file():
+            passed_over = name.startswith(".") or name.endswith(ENDINGS) or name in APART
+            if not passed_over and os.path.isfile(path := Path(place, name)):
                 yield path
 
 
 def _is_code(folder: Path) -> bool:
     if folder.name.startswith(".") or folder.name in PASSED_OVER:
         return False
-    return not any((folder / mark).exists() for mark in MARKS)
+    return not any(os.path.exists(folder / mark) for mark in MARKS)

@@ -19,7 +19,7 @@ from lightningrl.gateway.routing import FROZEN
 from lightningrl.gateway.scripted import MAX_LENGTH
 from lightningrl.loop import Loop
 from lightningrl.progress import Exam, Watcher
-from lightningrl.serve import LightningServer, lightning, relaying
+from lightningrl.serve import LightningServer, check_local, lightning, relaying
 from lightningrl.trainer.local import LocalTrainer
 from lightningrl.types import Doubles, Task, Weights
 from lightningrl.warmstart.demonstrations import recorded
@@ -83,6 +83,7 @@ def one_policy(config: Config, *, engine: EngineConfig, policy: str = "policy", 
 
 async def play(config: Config, folder: Path, tasks: Sequence[Task], watcher: Watcher) -> None:
     """Run the tasks with `warmstart.teacher` in place of the model, and record the rollouts in `folder`."""
+    check_local(config)
     teacher = config.warmstart.teacher
     is_server = teacher.startswith("upstreams.")
     engine = EngineConfig(name="relay" if is_server else teacher, max_length=MAX_LENGTH)
@@ -147,6 +148,7 @@ async def trying_out(
     config: Config, folder: Path, tasks: Sequence[Task], *, model: Path, watcher: Watcher
 ) -> AsyncIterator[Tryout]:
     """Serve a model folder to the agent while the block runs. Records and agents.log are written to `folder`."""
+    check_local(config)
     engine = EngineConfig(slots=config.engine.slots, max_length=config.engine.max_length)
     tried = one_policy(config, engine=engine, path=str(model.resolve()))
     async with lightning(tried, folder) as server:
