@@ -24,8 +24,12 @@ RATE_S = 60.0
 """The rate counts the attempts that ended in this many seconds."""
 LINE_S = 30.0
 """Seconds between two lines about the work, where there is no panel."""
-ERRORS = 4
-"""Errors that the panel shows."""
+ERRORS, WARNINGS = 3, 3
+"""Errors and warnings that the panel shows."""
+KINDS = 1000
+"""Different errors that are counted."""
+LONGEST = 200
+"""Characters of an error in the panel."""
 
 
 class WorkerScreen:
@@ -42,8 +46,9 @@ class WorkerScreen:
         """Attempt → its rollout, and when it began."""
         self._counts: Counter[str] = Counter()
         self._ends: deque[float] = deque()
-        self._errors: deque[tuple[str, str]] = deque(maxlen=ERRORS)
-        """(time of day, text) of the latest failures."""
+        self._errors: dict[str, int] = {}
+        """First line of a failure → how often it occurred; the latest is last."""
+        self._warnings: list[str] = []
         self._welcome: Welcome | None = None
         self._away: tuple[str, float] | None = None
         """Why the server is away, and since when."""
@@ -76,6 +81,7 @@ class WorkerScreen:
     def connected(self, welcome: Welcome) -> None:
         again = self._welcome is not None
         self._welcome = welcome
+        self._warnings.clear()
         self._event("connected", worker=self._options.id, recipe=welcome.recipe, differences=welcome.differences)
         self._say(f"{'connected again' if again else 'connected'}: `{welcome.recipe}`, waiting for work")
         missing = sorted(set(self._options.config.agent.labels) - set(self._options.labels))
@@ -107,7 +113,7 @@ class WorkerScreen:
         error = (outcome.error or "").partition("\n")[0]
         self._event("ended", rollout=rollout, attempt=attempt_id, status=outcome.status, error=error or None)
         if outcome.status != "succeeded":
-            self._fail(f"{rollout} {outcome.status}: {error}")
+            self._fail(error or outcome.status, rollout=rollout)
         self._say_counts()
 
     def over(self) -> None:
@@ -119,7 +125,7 @@ class WorkerScreen:
             rollout = self._forget(attempt_id)
             self._counts["lost"] += 1
             self._event("taken", rollout=rollout, attempt=attempt_id)
-            self._fail(f"{rollout} lost: the server gave it up, as its lease has passed")
+            self._fail("lost: the server has given it to another, as its lease had passed", rollout=rollout)
 
     def summary(self, *, seconds: float) -> None:
         """What the worker did, at its end."""
@@ -131,14 +137,18 @@ class WorkerScreen:
         found = self._running.pop(attempt_id, None)
         return attempt_id if found is None else found[0].id
 
-    def _fail(self, text: str) -> None:
-        self._errors.append((time.strftime("%H:%M:%S"), text))
-        self._say(text)
+    def _fail(self, text: str, *, rollout: str) -> None:
+        """Note a failure. Where there is no panel, a line tells of the first one of its kind."""
+        before = self._errors.pop(text, 0)
+        self._errors[text] = before + 1
+        if len(self._errors) > KINDS:
+            del self._errors[next(iter(self._errors))]
+        if not before:
+            self._say(f"{rollout}: {text}")
 
     def _warn(self, text: str) -> None:
-        if self._live:
-            self._errors.append((time.strftime("%H:%M:%S"), text))
-        else:
+        self._warnings.append(text)
+        if not self._live:
             say(self._console, ("warning: ", "bold yellow"), text)
 
     def _say(self, text: str) -> None:
@@ -186,9 +196,11 @@ class WorkerScreen:
             names = ", ".join(sorted(rollout.id for rollout, _ in self._running.values()))
             table.add_row("longest", Text(clock(time.monotonic() - oldest)))
             table.add_row("now", Text(names, overflow="ellipsis", no_wrap=True))
-        for number, (when, text) in enumerate(self._errors):
-            line = Text(f"{when}  {text}", style="red", overflow="ellipsis", no_wrap=True)
-            table.add_row("errors" if number == 0 else "", line)
+        for text in self._warnings[-WARNINGS:]:
+            table.add_row("warning", Text(text, style="yellow"))
+        for text, count in list(self._errors.items())[: -ERRORS - 1 : -1]:
+            line = f"{count} × {text}"
+            table.add_row("error", Text(line if len(line) <= LONGEST else f"{line[:LONGEST]}…", style="red"))
         recipe = self._welcome.recipe if self._welcome else self._options.config.name
         hint = "ending; Ctrl-C again ends at once" if self._stopping else "Ctrl-C ends it after its attempts"
         return Panel(
