@@ -262,6 +262,17 @@ async def test_an_answer_that_did_not_arrive_costs_its_attempt_but_no_waiting(se
         assert (rollout.id, first.id, second.id) == ("r", "r.1", "r.2")
 
 
+async def test_a_worker_that_died_while_it_waited_gets_no_work(server: Server) -> None:
+    async with server.up(), connected(server) as leases, connected(server, said=hello("other")) as other:
+        claim = asyncio.create_task(leases.claim(limit=1, holding=()))
+        [waiting, _] = server.workers.roster.present()
+        await until(lambda: waiting.waiting)
+        claim.cancel()
+        await until(lambda: not waiting.waiting)
+        await server.enqueue("r")
+        assert [attempt.id for _, attempt in await other.claim(limit=1, holding=())] == ["r.1"]
+
+
 async def test_a_worker_that_leaves_gives_its_attempts_back(server: Server) -> None:
     async with server.up(), connected(server) as leases, connected(server, said=hello("other")) as other:
         await server.enqueue("r")
