@@ -44,6 +44,23 @@ async def test_an_agent_without_retries_lives_through_a_cut_network(stage: Stage
             between.is_cut = False
             assert (await asking).choices[0].message.content == "hello"
         assert relay.end(attempt.id) is None
+    assert len(stage.engine.asked) == len(await stage.calls(attempt)) == 1, "it is sampled once"
+
+
+async def test_an_agent_that_goes_away_stops_the_sampling(stage: Stage) -> None:
+    attempt = await stage.begin()
+    stage.engine.delay_s = 60.0
+    async with Relay(stage.url) as relay:
+        relay.begin(attempt.id, attempt.token)
+        async with openai.AsyncOpenAI(base_url=f"{relay.url}/v1", api_key=attempt.token, max_retries=0) as client:
+            asking = asyncio.create_task(client.chat.completions.create(model="m", messages=QUESTION))  # type: ignore[arg-type]
+            while not stage.engine.asked:
+                await asyncio.sleep(0.005)
+            asking.cancel()
+            async with asyncio.timeout(5):
+                while not stage.engine.cancelled:
+                    await asyncio.sleep(0.005)
+        assert relay.end(attempt.id) is None
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1beta/models/m:generateContent", "/x"])
