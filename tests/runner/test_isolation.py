@@ -149,7 +149,7 @@ async def test_it_reads_no_home_and_no_runs_and_writes_only_what_is_its_own(tmp_
     (root / "runs" / "now" / "worker.key").write_text("key")
     secret.mkdir()
     (secret / "key").write_text("key")
-    env = {"REAL": os.path.expanduser("~"), "SECRET": str(secret)}
+    env = {"REAL": os.path.expanduser("~"), "SECRET": str(secret), "PYTHONPATH": str(tmp_path)}
     seen = await answer(root, LOOK, env=env)
     assert seen["home"] == [] and seen["runs"] == [] and seen["secret"] == "No such file or directory"
     assert "key" not in str(seen["real home"]) and ".bashrc" not in seen["real home"]
@@ -157,6 +157,34 @@ async def test_it_reads_no_home_and_no_runs_and_writes_only_what_is_its_own(tmp_
     assert seen["writes"] == ["/home/agent/x", "/tmp/x", "/dev/shm/x"] and len(seen["processes"]) == 2
     seen = await answer(root, LOOK, env=env, readable=["../secret"])
     assert seen["secret"] == ["key"]
+
+
+CODEX = """
+import json, os
+home = os.environ["CODEX_HOME"]
+open(home + "/history", "w").write("x")
+runs = [name for _, _, names in os.walk("runs") for name in names]
+print(json.dumps([runs, "lightningrl" in open(home + "/config.toml").read()]))
+"""
+
+
+async def test_codex_has_its_configuration_and_nothing_else_of_the_run(tmp_path: Path) -> None:
+    run_folder = tmp_path / "runs" / "now"
+    run_folder.mkdir(parents=True)
+    (run_folder / "store.db").write_text("tokens")
+    (tmp_path / "agent.py").write_text(CODEX)
+    (tmp_path / "grader.py").write_text("def reward(task, output):\n    return 1\n")
+    agent = AgentConfig(command=["python", "agent.py"], reward="grader:reward", workers=1, isolation="bwrap")
+    env = addresses("http://127.0.0.1:9999", key="k")
+    runner = WorkerPool(agent, root=tmp_path, env=env, log_path=run_folder / "agents.log")
+    try:
+        await runner.start()
+        outcome = await run(runner)
+    finally:
+        await runner.close()
+    assert outcome.status == "succeeded", outcome.error
+    assert sorted(outcome.output[0]) == ["config.toml", "history"] and outcome.output[1]
+    assert not (run_folder / "codex" / "history").exists()
 
 
 CONNECT = """

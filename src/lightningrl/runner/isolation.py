@@ -142,7 +142,7 @@ def _mounts(paths: Sequence[str], isolation: Isolation, *, output: Path, codex: 
         mounts += ["--tmpfs", folder]
     if codex:
         config = f"{codex}/config.toml"
-        mounts += ["--size", str(isolation.file), "--tmpfs", codex, "--ro-bind", config, config]
+        mounts += ["--size", str(isolation.file), "--tmpfs", codex, "--ro-bind-try", config, config]
     mounts += ["--bind", str(output), str(output)]
     # a worker of root could otherwise change the kernel's settings in /proc/sys, even without capabilities
     return mounts + [part for folder in ("/proc", "/dev", *hidden, "/") for part in ("--remount-ro", folder)]
@@ -156,10 +156,10 @@ def _read_only(paths: Iterable[str]) -> list[str]:
 
 
 def _own_paths() -> list[str]:
-    """Where this Python and its packages are: the program may be a script for it."""
+    """Where this Python and its packages are: the program may be a script for it. No other folders of `sys.path`."""
     real = str(Path(sys.executable).resolve().parents[1])
-    packages = [os.path.abspath(path) for path in sys.path if path and os.path.isdir(path)]
-    return [sys.prefix, sys.base_prefix, real, str(Path(cell.__file__).parent), *packages]
+    packages = [path for path in sys.path if path.endswith(("/site-packages", "/dist-packages"))]
+    return [sys.prefix, sys.base_prefix, real, str(Path(cell.__file__).parents[1]), *packages]
 
 
 def _environment(env: Mapping[str, str]) -> dict[str, str]:
