@@ -30,6 +30,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from lightningrl.store import Store
 from lightningrl.store.sqlite import SQLiteStore
 from lightningrl.types import Attempt, Call, Reward, Rollout, Sampling, Task
 
@@ -238,7 +239,7 @@ def recorded(load: Load) -> int:
     return load.sampled + first + (RESULT + 8) * (load.turns - 1) * load.attempts
 
 
-async def begin(store: SQLiteStore, load: Load) -> list[Attempt]:
+async def begin(store: Store, load: Load) -> list[Attempt]:
     tasks = [
         Task(id=f"train-{n}", input={"question": Writer(1000 + n).text(QUESTION)}, split="train")
         for n in range(load.attempts // GROUP + 1)

@@ -173,7 +173,9 @@ async def test_the_store_goes_on_after_a_restart_of_the_database(postgres: Postg
     await other.close()
 
 
-async def test_a_connection_that_breaks_in_a_transaction_stores_all_or_nothing(postgres: Postgres) -> None:
+async def test_a_connection_that_breaks_in_a_transaction_stores_all_or_nothing(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url = postgres.url().removeprefix("postgresql://")
     store, other = await PostgresStore.open(url), await PostgresStore.open(url)
     attempt = await begin(store)
@@ -191,8 +193,10 @@ async def test_a_connection_that_breaks_in_a_transaction_stores_all_or_nothing(p
     assert [c.index for c in await other.calls([attempt.id])] == [0, 1, 2, 3]
 
     broken.clear()
-    with pytest.raises(StoreFailed, match="could not commit"):  # nothing came after it: the commit itself failed
-        await store._writer.run(breaks)
+    whole = PostgresStore.ending
+    monkeypatch.setattr(PostgresStore, "ending", lambda self, connection: (whole(self, connection), breaks(connection)))
+    with pytest.raises(StoreFailed, match="could not commit"):
+        await store.append(call(attempt, 4, [1], [2]))
     await store.append(call(attempt, 5, [1], [2]))
     assert [c.index for c in await other.calls([attempt.id])] == [0, 1, 2, 3, 5]
     await store.close()

@@ -41,12 +41,15 @@ from lightningrl.store.delta import NOTHING, Block, Content, Delta
 from lightningrl.store.rows import clean, find_attempt, to_json, to_json_bytes
 from lightningrl.types import Call, Floats, Reward, Sampling
 
-INSERT = """
-    INSERT INTO calls (attempt, idx, kind, id, base, continues, shared, ids, logprobs, head, tail, blocks, body,
-        policy_version, max_tokens, seed, capture_reason, started_at, ended_at, request_id)
-    SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ? FROM attempts WHERE seq = ? AND status = 'running'
+COLUMNS = """
+    attempt, idx, kind, id, base, continues, shared, ids, logprobs, head, tail, blocks, body,
+    policy_version, max_tokens, seed, capture_reason, started_at, ended_at, request_id
 """
+_VALUES = f"SELECT {', '.join('?' * 20)} FROM attempts WHERE seq = ? AND status = 'running'"
+INSERT = f"INSERT INTO calls ({COLUMNS}) {_VALUES}"
 """Inserts nothing if the attempt does not run."""
+NUMBERED = f"INSERT INTO calls (seq, {COLUMNS}) {_VALUES.replace('?', '?, ?', 1)}"
+"""The same, with the number of the row before the other values."""
 
 CONTENT = "base, shared, ids, logprobs, head, tail, blocks, body"
 

@@ -10,9 +10,10 @@ from typing import Any, final
 
 import psycopg
 
-from lightningrl.errors import UserError
+from lightningrl.errors import StoreError, UserError
+from lightningrl.store import calls
 from lightningrl.store.base import LOOK_S, Records
-from lightningrl.store.connection import Connection, Driver
+from lightningrl.store.connection import Connection, Cursor, Driver
 from lightningrl.store.lease import Moment
 from lightningrl.store.listener import Listener
 from lightningrl.store.postgres_connection import (
@@ -47,6 +48,10 @@ class PostgresStore(SQLStore):
         self._driver = Driver(begin=begin, error=psycopg.Error, refused=psycopg.IntegrityError, hint=HINT)
         self._place = place
         self._connection = writer
+        self._last_call: int | None = None
+        """The greatest number of a call; None: it has to be read."""
+        self._inserted: list[Cursor] = []
+        """Inserts of calls in the pipeline."""
         super().__init__(writer, reader=reader, alone=alone, read_only=reader is None)
         self._listener = Listener(lambda: plain(place), channel=place.channel, audience=self)
 
@@ -100,21 +105,47 @@ class PostgresStore(SQLStore):
             raise UserError(f"the store `{place.schema}` {what}", hint="continue its run once, or check the URL")
         return cls(place, reader, reader=None, alone=False)
 
+    def began(self, connection: Connection) -> None:
+        self._last_call = None
+        self._inserted.clear()
+        self._connection.start_pipeline()
+
+    def undone(self) -> None:
+        self._last_call = None
+        self._inserted.clear()
+        super().undone()
+
     async def close(self) -> None:
         await super().close()
         await asyncio.to_thread(self._listener.close)
 
     def ending(self, connection: Connection) -> None:
-        """Tell the other processes which attempts have changed."""
+        """Tell the other processes which attempts have changed, and wait for all statements of the pipeline."""
         if self._moved:
             hashes = sorted(self._changed)
             for start in range(0, max(1, len(hashes)), HASHES):
                 payload = " ".join(hashes[start : start + HASHES])
                 connection.execute("SELECT pg_notify(?, ?)", (self._place.channel, payload))
+        self._connection.end_pipeline()
+        if any(cursor.rowcount != 1 for cursor in self._inserted):
+            raise StoreError("a call came after the end of its attempt")  # the works are done again, one by one
 
     def insert(self, connection: Connection, statement: str, values: Sequence[Any]) -> int | None:
         row = connection.execute(f"{statement} RETURNING seq", values).fetchone()
         return None if row is None else row[0]
+
+    def insert_call(self, connection: Connection, values: tuple[Any, ...]) -> int | None:
+        """Calls are numbered here, since only one transaction writes: so an insert in the pipeline needs no answer."""
+        last = self._last_call
+        if last is None:
+            (last,) = connection.execute("SELECT coalesce(max(seq), 0) FROM calls").fetchone()
+        self._last_call = seq = last + 1
+        cursor = connection.execute(calls.NUMBERED, (seq, *values))
+        if self._connection.pipelined:
+            self._inserted.append(cursor)
+        elif cursor.rowcount != 1:
+            return None
+        return seq
 
     def moment(self, connection: Connection, seconds: float) -> Moment:
         (now,) = connection.execute("SELECT extract(epoch FROM clock_timestamp())::double precision").fetchone()

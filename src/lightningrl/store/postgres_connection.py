@@ -8,6 +8,7 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -99,9 +100,14 @@ class PostgresConnection:
     def __init__(self, connect: Callable[[], psycopg.Connection[Any]]) -> None:
         self._connect = connect
         self._connection = connect()
+        self._pipeline: psycopg.Pipeline | None = None
+        self._leave = ExitStack()
+        """Ends the pipeline."""
 
     @property
     def in_transaction(self) -> bool:
+        if self._pipeline is not None:
+            return not self._connection.closed
         return self._connection.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR)
 
     @property
@@ -109,12 +115,31 @@ class PostgresConnection:
         """The process of the database that serves this connection."""
         return self._connection.info.backend_pid
 
+    @property
+    def pipelined(self) -> bool:
+        return self._pipeline is not None
+
+    def start_pipeline(self) -> None:
+        """From now on, statements are sent without waiting for their results, until one is read. An error is raised
+        later than its statement. Only within a transaction; its end ends the pipeline as well.
+        """
+        self._pipeline = self._leave.enter_context(self._connection.pipeline())
+
+    def end_pipeline(self) -> None:
+        """Wait for all results. Raises the first error."""
+        self._pipeline = None
+        self._leave.close()
+
     def execute(self, statement: str, values: Sequence[Any] = (), /) -> psycopg.Cursor[Any]:
         inside = self.in_transaction
+        if statement == "ROLLBACK":
+            with suppress(psycopg.Error):  # its errors are why the transaction is rolled back
+                self.end_pipeline()
         while True:
             try:
                 # Statements without values may be several at once: the simple protocol, which has no binary results.
-                return self._connection.cursor(binary=bool(values)).execute(_numbered(statement), values or None)
+                binary = bool(values) or self._pipeline is not None
+                return self._connection.cursor(binary=binary).execute(_numbered(statement), values or None)
             except psycopg.OperationalError:
                 if inside or not self._connection.closed:
                     raise
@@ -123,12 +148,16 @@ class PostgresConnection:
     def executemany(self, statement: str, values: Iterable[Sequence[Any]], /) -> psycopg.Cursor[Any]:
         cursor = self._connection.cursor()
         cursor.executemany(_numbered(statement), list(values))
+        if self._pipeline is not None:
+            self._pipeline.sync()
         return cursor
 
     def close(self) -> None:
         self._connection.close()
 
     def _reconnect(self) -> None:
+        with suppress(psycopg.Error):
+            self.end_pipeline()
         deadline, pause_s = time.monotonic() + RECONNECT_S, 0.05
         while True:
             try:

@@ -36,7 +36,7 @@ MIGRATIONS: tuple[LiteralString, ...] = (
     CREATE UNIQUE INDEX kinds_by_value
         ON kinds (md5(name), md5(agent), md5(policy), dialect, finish_reason, capture, md5(sampling));
     CREATE TABLE calls (
-        seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, attempt bigint NOT NULL REFERENCES attempts (seq),
+        seq bigint PRIMARY KEY, attempt bigint NOT NULL REFERENCES attempts (seq),
         idx bigint NOT NULL, kind bigint NOT NULL, base bigint, shared bigint NOT NULL, head bigint NOT NULL,
         tail bigint NOT NULL, policy_version bigint NOT NULL, max_tokens bigint, started_at double precision NOT NULL,
         ended_at double precision NOT NULL, continues boolean NOT NULL, id text, ids bytea NOT NULL,

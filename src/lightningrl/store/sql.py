@@ -73,7 +73,7 @@ class SQLStore:
             self._reader = DatabaseThread(reader, driver=self._driver, name="store-reader", events=None)
 
     def began(self, connection: Connection) -> None:
-        """A transaction of the writer has begun. Called on its thread, like the next three."""
+        """A transaction of the writer has begun. Called on its thread, like the next four."""
 
     def ending(self, connection: Connection) -> None:
         """The transaction is about to be committed."""
@@ -81,6 +81,10 @@ class SQLStore:
     def insert(self, connection: Connection, statement: str, values: Sequence[Any]) -> int | None:
         """Insert at most one row, and return its `seq`; None if none was inserted."""
         raise NotImplementedError
+
+    def insert_call(self, connection: Connection, values: tuple[Any, ...]) -> int | None:
+        """Insert the row of a call, and return its `seq`; None if its attempt has ended."""
+        return self.insert(connection, calls.INSERT, values)
 
     def moment(self, connection: Connection, seconds: float) -> Moment:
         """`seconds` from now, on the clock of the leases."""
@@ -388,7 +392,7 @@ class SQLStore:
             base=base,
             short_times=self._short_times,
         )
-        seq = self.insert(connection, calls.INSERT, row)
+        seq = self.insert_call(connection, row)
         if seq is None:
             raise _ended(call.attempt_id)
         self._recent.keep(call, seq, content, base=base)

@@ -37,7 +37,7 @@ class Events(Protocol):
     def began(self, connection: Connection) -> None: ...
 
     def ending(self, connection: Connection) -> None:
-        """The transaction is about to be committed."""
+        """The transaction is about to be committed. An error undoes it, as one of a work does."""
         ...
 
     def committed(self) -> None: ...
@@ -100,11 +100,12 @@ class DatabaseThread:
             try:
                 for job in jobs:
                     job.result = job.work(self._connection)
+                events.ending(self._connection)
             except Exception:  # noqa: BLE001 - the caller gets the error; the thread must survive
                 self._undo(events)
                 self._connection.execute(self._driver.begin)
                 self._one_by_one(jobs, events)
-            events.ending(self._connection)
+                events.ending(self._connection)
             self._connection.execute("COMMIT")
             events.committed()
         except self._driver.error as error:  # no work of this group may be acknowledged
