@@ -6,6 +6,7 @@ another agent, or by another reward.
 
 import hashlib
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from lightningrl.remote.wire import Copy
 
 LARGEST = 2**20
 """Bytes. Larger files are data rather than code, and are not compared."""
-FILES = 2000
-"""Number of files that are compared, in the order of their paths."""
+FILES, TOTAL = 2000, 2**26
+"""Number of files that are compared, in the order of their paths, and their bytes together."""
 FOLDERS = 2000
 """Number of folders that are searched for them."""
 PASSED_OVER = {"__pycache__", "node_modules", "runs", "site-packages", "venv"}
@@ -67,14 +68,16 @@ def _shown(value: Any) -> str:
 
 
 def _digests(root: Path) -> Iterator[tuple[str, str]]:
+    left = TOTAL
     for path in sorted(_files(root))[:FILES]:
         try:
-            with path.open("rb") as file:
-                content = file.read(LARGEST + 1)
+            content = path.read_bytes()
         except OSError:  # it was just deleted, or belongs to another user
             continue
-        if len(content) <= LARGEST:
-            yield path.relative_to(root).as_posix(), hashlib.sha256(content).hexdigest()
+        left -= len(content)
+        if left < 0:
+            return
+        yield path.relative_to(root).as_posix(), hashlib.sha256(content).hexdigest()
 
 
 def _files(root: Path) -> Iterator[Path]:
@@ -84,8 +87,16 @@ def _files(root: Path) -> Iterator[Path]:
         folders[:] = sorted(name for name in folders if _is_code(Path(place, name)))
         for name in names:
             passed_over = name.startswith(".") or name.endswith(ENDINGS) or name in APART
-            if not passed_over and os.path.isfile(path := Path(place, name)):
+            if not passed_over and _is_small_file(path := Path(place, name)):
                 yield path
+
+
+def _is_small_file(path: Path) -> bool:
+    try:
+        found = path.stat()
+    except OSError:  # a link that leads nowhere
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_size <= LARGEST
 
 
 def _is_code(folder: Path) -> bool:
