@@ -39,7 +39,7 @@ async def main(folder: Path, url: str, name: str, *, lease_s: float) -> None:
         stack.push_async_callback(store.close)
         engines = {"policy": make_engine(config, "policy", folder=PLAIN, template=template)}
         workers = Workers(key=worker_key(folder), recipe=config.name, version=lightningrl.__version__, copy=_no_files())
-        gateway = make_gateway(config, store=store, template=template, engines=engines, workers=workers)
+        gateway = make_gateway(config, store=store, template=template, engines=engines, workers=workers, name=name)
         await stack.enter_async_context(opened(gateway, sock))
         leases = StoreLeases(store, lease_s=lease_s, gateway=name)
         workers.leases = leases
