@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -165,6 +166,7 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=600.0, help="in seconds")
     parser.add_argument("--json", type=Path, help="write the figures into this file")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends PostgreSQL and the gateways, too
     with running(durable=True) as postgres, tempfile.TemporaryDirectory() as folder:
         playing = play(
             Path(folder),
