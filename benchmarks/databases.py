@@ -18,6 +18,7 @@ import asyncio
 import json
 import os
 import platform
+import sqlite3
 import sys
 import tempfile
 import time
@@ -120,8 +121,10 @@ def rollouts(name: str, count: int) -> list[Rollout]:
 
 async def disk(store: Any, folder: Path | None) -> float:
     if folder is not None:
-        await store._writer.run(lambda connection: None)
-        return float(sum(file.stat().st_size for file in folder.glob("s.db*") if not file.name.endswith("-shm")))
+        checkpoint = sqlite3.connect(folder / "s.db")
+        checkpoint.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        checkpoint.close()
+        return float((folder / "s.db").stat().st_size)
     size = "SELECT sum(pg_total_relation_size(oid)) FROM pg_class WHERE relnamespace = current_schema()::regnamespace"
     return float((await store._reader.run(lambda c: c.execute(f"{size} AND relkind = 'r'").fetchone()))[0])
 
