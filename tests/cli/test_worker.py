@@ -5,7 +5,7 @@ import json
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +166,19 @@ async def test_the_first_signal_drains_a_worker(server: Server, recipe: Path, tm
         assert await ended(server, "running") == ["succeeded"]
         assert (await server.store.count()).get("queued") == 1
         assert server.workers.roster.all() == []
+
+
+async def test_a_worker_that_ends_does_not_wait_for_a_server_that_is_gone(tmp_path: Path, recipe: Path) -> None:
+    copy = copy_of(load_config(recipe).agent, root=recipe)
+    server = Server(path=tmp_path / "gone.sqlite", port=0, lease_s=1.0, copy=copy)
+    async with AsyncExitStack() as stack:
+        async with server.up():
+            running = await stack.enter_async_context(worker(server, recipe))
+            await server.enqueue("running", question=str(tmp_path / "never"))
+            await running.saw("began")
+        await running.saw("away")
+        running.signal(signal.SIGTERM)
+        assert await running.end() == 0
 
 
 async def test_a_second_signal_ends_a_worker_at_once(server: Server, recipe: Path, tmp_path: Path) -> None:

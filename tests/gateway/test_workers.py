@@ -129,7 +129,7 @@ async def test_a_rollout_goes_from_enqueued_to_finished_through_a_worker_in_mill
             await server.enqueue(f"r{number}")
             assert await ended(server, f"r{number}") == ["succeeded"]
             took.append(time.monotonic() - began)
-        assert sorted(took)[10] < 0.25  # 8 ms on an idle machine; the bar is 50 ms
+        assert sorted(took)[10] < 0.25  # the bar is 50 ms; this machine may have other work
         [reward] = await server.store.rewards(["r0.1"])
         assert reward.value == 1.0
 

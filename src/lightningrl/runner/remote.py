@@ -149,6 +149,11 @@ class RemoteLeases:
         self._greeted = 0
         """How often the server has admitted this worker."""
 
+    @property
+    def away_s(self) -> float:
+        """Seconds for which the server has not answered; 0: it does."""
+        return 0.0 if self._away_since is None else time.monotonic() - self._away_since
+
     async def hello(self) -> None:
         """Introduce the worker. Waits without end if the run is complete. Raises `UserError` if it is not admitted."""
         try:

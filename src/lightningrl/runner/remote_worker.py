@@ -22,6 +22,9 @@ from lightningrl.runner.relay import Relay
 from lightningrl.runner.remote import Place, RemoteLeases, Watcher, remote_leases, trusted
 from lightningrl.types import Attempt, Rollout
 
+LOOK_S = 1.0
+"""Seconds between two looks at whether the server is away, while a worker ends."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
@@ -165,14 +168,17 @@ async def _started(options: WorkerOptions, leases: RemoteLeases, relay: Relay) -
 async def _run(
     pool: WorkerPool, options: WorkerOptions, leases: RemoteLeases, relay: Relay, stopping: asyncio.Task[bool]
 ) -> None:
-    """Run attempts until `stopping` is done, and then those that run."""
+    """Run attempts until `stopping` is done, and then those that run; but not for a server that stays away."""
     runner = RelayedRunner(pool, relay)
     dispatcher = Dispatcher(leases=leases, runner=runner, base_url=relay.url, concurrency=options.concurrency)
     running = asyncio.create_task(dispatcher.run())
     try:
         await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
         dispatcher.drain()
-        await running
+        while leases.away_s < leases.lease_s:  # beyond, what it holds is lost
+            if (await asyncio.wait((running,), timeout=LOOK_S))[0]:
+                running.result()
+                return
     finally:
         running.cancel()
         await asyncio.wait((running,))
