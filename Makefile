@@ -20,6 +20,7 @@ SIMULATED := tests/engine/test_device.py tests/trainer/test_device.py
 # traffic, and long waits.
 QUICK_CLI := $(addprefix tests/cli/test_,console.py curve.py live.py verdict.py)
 SLOW := $(filter-out $(QUICK_CLI),$(wildcard tests/cli/test_*.py)) tests/recipes \
+	$(addprefix tests/deploy/test_,namespaces.py workers.py) \
 	$(addprefix tests/engine/test_,invariance.py vllm_fleet.py vllm_life.py) \
 	$(addprefix tests/gateway/test_,emit.py failures.py fuzz.py relay.py retries.py) \
 	$(addprefix tests/loop/test_,checkpoints.py parity.py policies.py served.py) \
