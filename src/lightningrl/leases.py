@@ -19,8 +19,8 @@ from lightningrl.types import Attempt, AttemptStatus, Reward, Rollout
 LEASE_S = 60.0
 WAIT_S = 30.0
 """Seconds that one `claim` waits for work."""
-BACK_S = 60.0
-"""Seconds in which workers come back to a server that was started again: they wait up to 30 s between two tries."""
+BACK_S = 30.0
+"""Seconds in which workers come back to a server that was started again: they wait up to 5 s between two tries."""
 CHECKS = 10
 """How often in the time of a lease is looked for leases that have passed."""
 

@@ -76,11 +76,6 @@ class Ledger:
             for rollout_id, rollout in self.rollouts.items()
         ]
 
-    def renew(self) -> None:
-        """A new server gives every running attempt a fresh lease."""
-        for attempt in self.attempts():
-            attempt.passed = False
-
     def enqueue(self, *, ids: Sequence[str], max_attempts: int, labels: tuple[str, ...]) -> None:
         for rollout_id in ids:
             known = self.rollouts.setdefault(rollout_id, Request(max_attempts=max_attempts, labels=labels))

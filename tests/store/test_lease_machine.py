@@ -194,8 +194,6 @@ class LeaseMachine(RuleBasedStateMachine):
             self.seen["killed after the commit"] += 1
         elif before != after.contents():
             self.seen["killed before the commit"] += 1
-        if self.alone:
-            self.ledger.renew()
         self.settle(op)
 
     def teardown(self) -> None:
@@ -244,8 +242,6 @@ class LeaseMachine(RuleBasedStateMachine):
         else:
             self.hosts[place].kill(after_s=killed_after_s)
         self.hosts[place] = Host(self.url, exclusive=self.alone)
-        if self.alone:
-            self.ledger.renew()
 
     def settle(self, *ops: Op) -> None:
         """Repeat heartbeats: records do not show whether they have happened, nor which of two was the last."""

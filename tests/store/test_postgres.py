@@ -13,7 +13,6 @@ import pytest
 
 from lightningrl.errors import StoreError, StoreFailed, UserError
 from lightningrl.store import Store, conformance, open_records, open_store, wait
-from lightningrl.store.base import GRACE_S
 from lightningrl.store.conformance import begin, call, rollout, same
 from lightningrl.store.postgres import PostgresStore
 from lightningrl.store.running import TRUSTED_S
@@ -77,7 +76,7 @@ async def test_everything_acknowledged_survives_sigkill_and_nothing_is_there_twi
         writer.wait()
         store = await open_store(url, exclusive=True)
         (left,) = await store.attempts([f"r{life}"])
-        assert left.status == "running" and 0 < left.lease_until - time.time() <= GRACE_S + 1
+        assert left.status == "running"
         kept = {c.id: c for c in await store.calls([left.id])}
         assert acknowledged <= kept.keys()
         assert len(kept) <= len(acknowledged) + 4, "at most one is unacknowledged in each lane"

@@ -20,7 +20,6 @@ import pytest
 
 from lightningrl.errors import StoreError, UserError
 from lightningrl.store import Store, conformance, open_records, open_store
-from lightningrl.store.base import GRACE_S
 from lightningrl.store.conformance import begin, call, rollout, same
 from lightningrl.store.schema import MIGRATIONS
 from lightningrl.store.sqlite import SQLiteStore
@@ -299,18 +298,18 @@ async def test_what_is_known_of_an_attempt_without_calls_is_forgotten_with_its_f
     await store.close()
 
 
-async def test_attempts_of_a_dead_server_go_on_for_a_minute_unless_their_worker_has_lost_them(tmp_path: Path) -> None:
+async def test_attempts_of_a_dead_server_go_on_unless_their_worker_has_lost_them(tmp_path: Path) -> None:
     store = await SQLiteStore.open(tmp_path / "s.db", exclusive=True)
     await store.enqueue([rollout(name) for name in ("local", "remote", "passed")])
     [(_, local)] = await store.claim("local", limit=1, lease_s=1000)
-    [(_, remote), (_, passed)] = await store.claim("far", limit=2, lease_s=0.01)
+    [(_, remote)] = await store.claim("far", limit=1, lease_s=1000)
+    [(_, passed)] = await store.claim("far", limit=1, lease_s=0.01)
     await store.close()
     await asyncio.sleep(0.02)
     store = await SQLiteStore.open(tmp_path / "s.db")
     await store.close()
     store = await SQLiteStore.open(tmp_path / "s.db", exclusive=True)
-    left = [attempt.lease_until - time.time() for attempt in await store.attempts(["local", "remote", "passed"])]
-    assert all(GRACE_S - 5 < seconds <= GRACE_S for seconds in left)
+    assert await store.heartbeat([passed.id], lease_s=60) == {passed.id}, "a worker may come back before the next claim"
     ((again, attempt),) = await store.claim("local", limit=9, lease_s=1000, holding=())
     assert (again.id, attempt.number) == ("local", 2)
     assert await store.heartbeat([local.id, remote.id, passed.id], lease_s=60) == {remote.id, passed.id}

@@ -5,6 +5,7 @@ import math
 import re
 import secrets
 import socket
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from lightningrl.remote.digest import copy_of
 from lightningrl.remote.wire import Hello, Welcome
 from lightningrl.runner.base import Runner
 from lightningrl.runner.dispatch import Dispatcher
+from lightningrl.runner.outages import Outages
 from lightningrl.runner.pool import WorkerPool
 from lightningrl.runner.relay import Relay
 from lightningrl.runner.remote import Place, RemoteLeases, Watcher, remote_leases, trusted
@@ -56,34 +58,47 @@ def machine_name() -> str:
 
 
 class RelayedRunner:
-    """A `Runner` whose agents talk to the server through a relay. An attempt that the relay calls disturbed is lost."""
+    """A `Runner` whose agents talk to the server through a relay.
 
-    def __init__(self, runner: Runner, relay: Relay) -> None:
+    An attempt that the relay calls disturbed is lost. So is one that timed out or failed while the server was away.
+    """
+
+    def __init__(self, runner: Runner, relay: Relay, outages: Outages) -> None:
         self._runner = runner
         self._relay = relay
+        self._outages = outages
 
     async def start(self) -> None:
         await self._runner.start()
 
     async def run(self, rollout: Rollout, attempt: Attempt, env: Mapping[str, str]) -> Outcome:
+        began = time.monotonic()
         self._relay.begin(attempt.id, attempt.token)
         disturbed = None
         try:
             outcome = await self._runner.run(rollout, attempt, env)
         finally:
             disturbed = self._relay.end(attempt.id)
+        if disturbed is None and _is_the_agents(outcome) and self._outages.since(began):
+            disturbed = f"the server was away, or the worker was stopped, while the agent ran: {outcome.error}"
         return outcome if disturbed is None else Outcome(status="lost", error=disturbed)
 
     async def close(self) -> None:
         await self._runner.close()
 
 
+def _is_the_agents(outcome: Outcome) -> bool:
+    """Is this a failure of the agent?"""
+    return outcome.status in ("timeout", "failed") and (outcome.error or "").startswith("AgentError")
+
+
 class Told:
     """A `Watcher` that also tells the relay whether the server is there."""
 
-    def __init__(self, watcher: Watcher, relay: Relay) -> None:
+    def __init__(self, watcher: Watcher, relay: Relay, outages: Outages) -> None:
         self._watcher = watcher
         self._relay = relay
+        self._outages = outages
         self._away = False
 
     def connected(self, welcome: Welcome) -> None:
@@ -92,11 +107,13 @@ class Told:
     def away(self, why: str) -> None:
         if not self._away:
             self._relay.server_away()
+            self._outages.begin()
         self._away = True
         self._watcher.away(why)
 
     def back(self, seconds: float) -> None:
         self._away = False
+        self._outages.end()
         self._relay.server_back()
         self._watcher.back(seconds)
 
@@ -133,19 +150,23 @@ async def work(
     )
     async with AsyncExitStack() as stack:
         relay = await stack.enter_async_context(Relay(place.url, host=agent.relay_host, ssl=trusted(place.ca_file)))
-        serving = remote_leases(place, hello, watcher=Told(watcher, relay), max_attempts=options.max_attempts)
+        outages = Outages()
+        told = Told(watcher, relay, outages)
+        serving = remote_leases(place, hello, watcher=told, max_attempts=options.max_attempts)
         leases = await stack.enter_async_context(serving)
         draining(leases.ending.set)
+        watching = asyncio.create_task(outages.watch())
         starting = asyncio.create_task(_started(options, leases, relay))
         stopping = asyncio.create_task(leases.ending.wait())
         try:
             await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
-                await _run(starting.result(), options, leases, relay, stopping)
+                runner = RelayedRunner(starting.result(), relay, outages)
+                await _run(runner, options, leases, relay, stopping)
         finally:
-            for task in (starting, stopping):
+            for task in (starting, stopping, watching):
                 task.cancel()
-            await asyncio.wait((starting, stopping))
+            await asyncio.wait((starting, stopping, watching))
             await leases.bye()
 
 
@@ -166,10 +187,9 @@ async def _started(options: WorkerOptions, leases: RemoteLeases, relay: Relay) -
 
 
 async def _run(
-    pool: WorkerPool, options: WorkerOptions, leases: RemoteLeases, relay: Relay, stopping: asyncio.Task[bool]
+    runner: RelayedRunner, options: WorkerOptions, leases: RemoteLeases, relay: Relay, stopping: asyncio.Task[bool]
 ) -> None:
     """Run attempts until `stopping` is done, and then those that run; but not for a server that stays away."""
-    runner = RelayedRunner(pool, relay)
     dispatcher = Dispatcher(leases=leases, runner=runner, base_url=relay.url, concurrency=options.concurrency)
     running = asyncio.create_task(dispatcher.run())
     try:
@@ -182,4 +202,4 @@ async def _run(
     finally:
         running.cancel()
         await asyncio.wait((running,))
-        await pool.close()
+        await runner.close()

@@ -15,11 +15,6 @@ from lightningrl.types import Attempt, AttemptStatus, Call, Reward, Rollout, Rol
 
 ENDED: tuple[RolloutStatus, ...] = ("succeeded", "failed")
 
-GRACE_S = 60.0
-"""Seconds that the attempts of a dead server keep running after the next one has opened its store. Their workers come
-back within this time: a worker waits up to 30 s between two tries.
-"""
-
 LOOK_S = 60.0
 """Seconds that one `changes` of `wait` waits."""
 
@@ -181,8 +176,7 @@ async def open_store(url: str, *, exclusive: bool = False) -> Store:
     """Open `sqlite:///absolute/path`, `sqlite://relative/path`, `sqlite:///:memory:`, or a plugin's store; the
     scheme is the plugin's name.
 
-    `exclusive`: no other process gives out attempts. Those that a dead predecessor left running get a new lease of
-    `GRACE_S`, so that their workers can go on.
+    `exclusive`: no other process gives out attempts.
     """
     scheme, _, path = url.partition("://")
     name = path.removeprefix("/") if path.startswith("/:") else path

@@ -57,20 +57,17 @@ class PostgresStore(SQLStore):
 
     @classmethod
     async def open(cls, path: str, *, exclusive: bool = False) -> "PostgresStore":
-        """Open or create the store. `exclusive`: no other process gives out attempts until `close`. Those that a dead
-        predecessor left running get a new lease. Raises `UserError` if another process has claimed the store.
+        """Open or create the store. `exclusive`: no other process gives out attempts until `close`. Raises
+        `UserError` if another process has claimed the store.
         """
         place = address(path)
         try:
-            store = await asyncio.to_thread(cls._open, place, exclusive=exclusive)
+            return await asyncio.to_thread(cls._open, place, exclusive=exclusive)
         except InUse as error:
             hint = "wait for it, end it, or give this run another schema"
             raise UserError(str(error), hint=hint) from error
         except psycopg.Error as error:
             raise UserError(f"cannot open the store `{place.schema}`: {error}", hint=HINT) from error
-        if exclusive:
-            await store.renew()
-        return store
 
     @classmethod
     async def read(cls, path: str) -> Records:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from lightningrl.errors import StoreError
 from lightningrl.store import calls, delta, rows, spans
-from lightningrl.store.base import ANY, GRACE_S, Changes, Where
+from lightningrl.store.base import ANY, Changes, Where
 from lightningrl.store.claims import queued
 from lightningrl.store.connection import Connection, Driver
 from lightningrl.store.lease import EXTEND, Moment, passed
@@ -89,15 +89,6 @@ class SQLStore:
     def moment(self, connection: Connection, seconds: float) -> Moment:
         """`seconds` from now, on the clock of the leases."""
         raise NotImplementedError
-
-    async def renew(self) -> None:
-        """Give all running attempts a lease of `GRACE_S`."""
-
-        def work(connection: Connection) -> None:
-            lease = self.moment(connection, GRACE_S)
-            connection.execute(f"{EXTEND} WHERE status = 'running'", (lease.now, lease.boot, lease.ticks))
-
-        await self._writer.run(work)
 
     async def close(self) -> None:
         await self._reader.close()

@@ -46,8 +46,8 @@ class SQLiteStore(SQLStore):
 
     @classmethod
     async def open(cls, path: str | Path, *, exclusive: bool = False) -> "SQLiteStore":
-        """Open or create the file. `exclusive`: no other process gives out attempts until `close`. Those that a dead
-        predecessor left running get a new lease. Raises `UserError` if another process has claimed the file.
+        """Open or create the file. `exclusive`: no other process gives out attempts until `close`. Raises
+        `UserError` if another process has claimed the file.
         """
         memory = str(path) == ":memory:"
         try:
@@ -60,10 +60,7 @@ class SQLiteStore(SQLStore):
         except sqlite3.Error as error:
             hint = "is it a SQLite file, in a folder that exists and is writable?"
             raise UserError(f"cannot open the store `{path}`: {error}", hint=hint) from error
-        store = cls(writer, reader=reader, lock=lock)
-        if exclusive:
-            await store.renew()
-        return store
+        return cls(writer, reader=reader, lock=lock)
 
     @classmethod
     async def read(cls, path: str | Path) -> Records:
