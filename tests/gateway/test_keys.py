@@ -42,7 +42,7 @@ USER = {"role": "user", "content": "say a word"}
 TURNS = {"model": "m", "messages": [USER]}
 CONTENTS = {"contents": [{"parts": [{"text": "hi"}]}]}
 COPY = Copy(files={}, agent={})
-HELLO = Hello(worker="w-1", name="w", concurrency=1, version=lightningrl.__version__, copy=COPY)
+HELLO = Hello(worker="w-000001", name="w", concurrency=1, version=lightningrl.__version__, copy=COPY)
 LATE = Outcome(status="succeeded")
 
 
@@ -95,13 +95,13 @@ class House:
             ("POST", "/abandon"): ({"request": "a"}, RUNNING),  # each attempt has its own names
             ("GET", WORKERS): (None, A_WORKER),
             ("POST", f"{WORKERS}/hello"): (HELLO, A_WORKER),
-            ("POST", f"{WORKERS}/claim"): (Claim(worker="w-1", limit=0, holding=[]), A_WORKER),
-            ("POST", f"{WORKERS}/heartbeat"): (Beat(worker="w-1", holding=[self.attempts["own"].id]), A_WORKER),
+            ("POST", f"{WORKERS}/claim"): (Claim(worker="w-000001", limit=0, holding=[]), A_WORKER),
+            ("POST", f"{WORKERS}/heartbeat"): (Beat(worker="w-000001", holding=[self.attempts["own"].id]), A_WORKER),
             ("POST", f"{WORKERS}/finish"): (
-                Finish(worker="w-1", attempt=self.attempts["own"].id, outcome=LATE),
+                Finish(worker="w-000001", attempt=self.attempts["own"].id, outcome=LATE),
                 A_WORKER,
             ),
-            ("POST", f"{WORKERS}/bye"): (Bye(worker="w-1"), A_WORKER),
+            ("POST", f"{WORKERS}/bye"): (Bye(worker="w-000001"), A_WORKER),
         }
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
 import lightningrl
@@ -86,7 +87,7 @@ class Gated:
 
 def hello(name: str = "w", **changes: Any) -> Hello:
     given = {"copy": COPY, "concurrency": 8, **changes}
-    return Hello(worker=f"{name}-1", name=name, **{"version": lightningrl.__version__, **given})
+    return Hello(worker=f"{name}-000001", name=name, **{"version": lightningrl.__version__, **given})
 
 
 @asynccontextmanager
@@ -183,6 +184,22 @@ async def test_a_worker_with_another_recipe_is_told_each_difference(server: Serv
         assert server.workers.roster.present() == []
         async with connected(server, said=hello(copy=other, accept_differences=True)):
             assert len(server.workers.roster.present()) == 1
+
+
+@pytest.mark.parametrize("id", ["local", "w-1", "w-00000g", "w-000001\n", "-000001"])
+async def test_no_worker_can_call_itself_local_and_finish_the_attempts_of_the_server(server: Server, id: str) -> None:
+    said = {"worker": id, "name": "w", "concurrency": 1, "version": lightningrl.__version__, "copy": COPY}
+    outcome = Outcome(status="succeeded", rewards=(Reward(attempt_id="r.1", value=1.0),))
+    messages = {"hello": said, "finish": {"worker": id, "attempt": "r.1", "outcome": outcome}}
+    headers = {"authorization": f"Bearer {KEY}"}
+    async with server.up(), aiohttp.ClientSession(headers=headers) as session:
+        await server.enqueue("r")
+        await server.store.claim(id, limit=1, lease_s=60)
+        for path, message in messages.items():
+            async with session.post(f"{server.url}/workers/{path}", data=msgspec.json.encode(message)) as response:
+                assert response.status == 400
+        [attempt] = await server.store.attempts(["r"])
+        assert attempt.status == "running"
 
 
 async def test_a_worker_gets_the_rollouts_whose_labels_it_has(server: Server) -> None:
@@ -308,10 +325,11 @@ async def test_the_server_says_who_is_connected_and_what_they_have_done(server: 
         async with aiohttp.request("GET", f"{server.url}/workers", headers=headers) as response:
             [worker] = (await response.json())["workers"]
     assert (worker["name"], worker["labels"], worker["succeeded"], worker["away"]) == ("w", ["gpu"], 1, False)
+    assert hello().worker not in str(worker)  # with the id, another worker could finish its attempts
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b"{", b'{"worker": "w/1", "limit": 1, "holding": []}', b'{"worker": 1}', b"\xff", b"[" * 9999]
+    "body", [b"", b"[]", b"{", b'{"worker":"w/-000001","limit":1,"holding":[]}', b'{"worker": 1}', b"\xff", b"[" * 9999]
 )
 async def test_requests_that_are_no_messages_are_refused(server: Server, body: bytes) -> None:
     async with server.up(), aiohttp.ClientSession(headers={"authorization": f"Bearer {KEY}"}) as session:

@@ -54,8 +54,8 @@ class Connected:
         self.failed += status in ("failed", "timeout")
 
     def as_json(self) -> dict[str, Any]:
+        """Without its id: whoever knows that and the worker key can finish its attempts."""
         return {
-            "worker": self.hello.worker,
             "name": self.hello.name,
             "labels": list(self.hello.labels),
             "concurrency": self.hello.concurrency,

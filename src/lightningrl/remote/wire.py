@@ -26,8 +26,8 @@ UNKNOWN_WORKER = "unknown_worker"
 RUN_OVER = "run_over"
 """Code of the answer when the run is complete: the worker leaves."""
 
-WorkerId = Annotated[str, msgspec.Meta(pattern=r"^[\w.-]{1,120}$")]
-"""`<name>-<6 hex digits>`: one for each process."""
+WorkerId = Annotated[str, msgspec.Meta(pattern=r"^[\w.-]{1,113}-[0-9a-f]{6}\Z")]
+"""`<name>-<6 hex digits>`: one for each process. The server's own processes, `local`, are none of these."""
 Text = Annotated[str, msgspec.Meta(max_length=200)]
 AttemptIds = Annotated[list[str], msgspec.Meta(max_length=16_384)]
 
