@@ -95,7 +95,7 @@ def test_a_run_says_how_to_start_a_worker_and_that_it_waits_for_one(recipe: Smal
     with started(recipe, "train", str(recipe.path), *options, log="server.log"):
         until(lambda: "waiting for workers with the labels gpu" in log.read_text())
         said = log.read_text()
-    assert f"lightningrl worker http://127.0.0.1:{port} --key-file worker.key --label gpu" in said
+    assert f"lightningrl worker http://127.0.0.1:{port} --key-file ~/worker.key --label gpu" in said
     assert str(folder / "worker.key") in said
 
 

@@ -159,6 +159,23 @@ async def test_it_reads_no_home_and_no_runs_and_writes_only_what_is_its_own(tmp_
     assert seen["secret"] == ["key"]
 
 
+KEY = """
+import json
+try:
+    said = open("worker.key").read()
+except OSError as error:
+    said = error.strerror
+print(json.dumps([said, open("data.txt").read()]))
+"""
+
+
+async def test_it_cannot_read_a_worker_key_beside_the_recipe(tmp_path: Path) -> None:
+    (tmp_path / "data.txt").write_text("data")
+    (tmp_path / "worker.key").write_text("key")
+    said, data = await answer(tmp_path, KEY)
+    assert "key" not in said and data == "data"
+
+
 CODEX = """
 import json, os
 home = os.environ["CODEX_HOME"]

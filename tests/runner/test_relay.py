@@ -396,6 +396,20 @@ async def test_a_web_page_cannot_reach_the_server_through_the_relay() -> None:
         assert got.status == 403 and not server.asked
 
 
+@pytest.mark.parametrize("key", [{}, KEY, {"x-api-key": TOKEN, "authorization": "Bearer lrl-worker-key"}])
+async def test_an_agent_that_found_the_worker_key_cannot_use_it(key: dict[str, str]) -> None:
+    ways = ["/workers", "/workers/finish", "//v1//workers/", "/r/x/workers/hello", "/r//workers", "/%77orkers/finish"]
+    ways += ["/%2577orkers", "/x/..%2Fworkers", "http://localhost/workers/finish", "/workers?x", "/workers#x"]
+    sent = "".join(f"{name}: {value}\r\n" for name, value in key.items())
+    async with serving(hello) as server, relayed(server.url) as (proxy, agent):
+        for way in ways:
+            said = await raw(proxy, f"POST {way} HTTP/1.1\r\nhost: localhost\r\n{sent}\r\n".encode())
+            assert said.startswith(b"HTTP/1.1 403 ") and b"forbidden_path" in said, way
+        assert not server.asked
+        async with agent.post("/v1/x?a=/workers", headers=key, data=b"workers") as got:
+            assert got.status == 200
+
+
 async def test_a_slow_reader_slows_down_its_stream_alone() -> None:
     written = Counter[str]()
 

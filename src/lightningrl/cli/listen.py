@@ -7,7 +7,9 @@ import socket
 
 from lightningrl.config import Config, GatewayConfig
 from lightningrl.errors import UserError
-from lightningrl.gateway.workers import KEY_FILE
+
+KEY_PLACE = "~/worker.key"
+"""Where the printed command expects the worker key: not in the recipe's folder, which agents can read."""
 
 
 def listen_overrides(listen: str | None) -> list[str]:
@@ -22,9 +24,10 @@ def listen_overrides(listen: str | None) -> list[str]:
 
 
 def worker_command(config: Config, *, port: int) -> str:
-    """The line to type on another machine, in a copy of the recipe's folder with the key file."""
+    """The line to type on another machine, in a copy of the recipe's folder, with the key at `KEY_PLACE`."""
     labels = [part for label in config.agent.labels for part in ("--label", label)]
-    return shlex.join(["lightningrl", "worker", server_url(config.gateway, port=port), "--key-file", KEY_FILE, *labels])
+    command = shlex.join(["lightningrl", "worker", server_url(config.gateway, port=port)])
+    return " ".join([command, "--key-file", KEY_PLACE, *map(shlex.quote, labels)])
 
 
 def server_url(config: GatewayConfig, *, port: int) -> str:

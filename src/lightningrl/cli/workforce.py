@@ -6,7 +6,7 @@ from collections import Counter
 from rich.console import Console
 
 from lightningrl.cli.console import say
-from lightningrl.cli.listen import worker_command
+from lightningrl.cli.listen import KEY_PLACE, worker_command
 from lightningrl.cli.live import Progress
 from lightningrl.gateway.roster import Connected
 from lightningrl.gateway.workers import KEY_FILE
@@ -21,7 +21,8 @@ def invite(server: LightningServer, console: Console) -> None:
     if not expects_workers(server):
         return
     key = server.folder / KEY_FILE
-    say(console, f"to run agents on another machine, copy `{key}` and the recipe's folder there, and type in it:")
+    say(console, f"to run agents on another machine, copy `{key}` there as `{KEY_PLACE}`,")
+    say(console, "copy the recipe's folder, and type in it:")
     say(console, f"  {_command(server)}")
 
 

@@ -25,6 +25,8 @@ from lightningrl.runner.door import door
 
 BWRAP = "bwrap"
 HOME = "/home/agent"
+KEY_FILE = "worker.key"
+"""A copy of the worker key beside the recipe, which the program cannot read."""
 SYSTEM = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/nix/store"),
     *("/etc/alternatives", "/etc/fonts", "/etc/group", "/etc/host.conf", "/etc/hosts", "/etc/ld.so.cache"),
@@ -51,18 +53,22 @@ class Isolation(msgspec.Struct, frozen=True, kw_only=True):
     """More paths that the program can read."""
     hidden: tuple[str, ...]
     """Folders below those that it can read, which look empty to it."""
+    secret: tuple[str, ...]
+    """Files below those that it can read, which it cannot open."""
 
 
 def configured(agent: AgentConfig, *, root: Path, run_folder: Path | None) -> Isolation | None:
     """The sandbox that a recipe describes; None: none. `root`: the recipe's folder. It hides the folders of runs."""
     if agent.isolation == "none":
         return None
+    readable = [(root / path).resolve() for path in agent.readable]
     return Isolation(
         processes=agent.processes,
         memory=round(agent.memory_gib * GIB),
         file=round(agent.file_gib * GIB),
-        readable=tuple(str((root / path).resolve()) for path in agent.readable),
+        readable=tuple(map(str, readable)),
         hidden=tuple(str(folder.resolve()) for folder in (root / "runs", run_folder) if folder is not None),
+        secret=tuple(str((folder / KEY_FILE).resolve()) for folder in (root, *readable)),
     )
 
 
@@ -140,6 +146,9 @@ def _mounts(paths: Sequence[str], isolation: Isolation, *, output: Path, codex: 
     hidden = [f for f in isolation.hidden if os.path.isdir(f) and any(Path(f).is_relative_to(path) for path in seen)]
     for folder in hidden:
         mounts += ["--tmpfs", folder]
+    for file in isolation.secret:
+        if os.path.isfile(file) and any(Path(file).is_relative_to(path) for path in seen):
+            mounts += ["--ro-bind", "/dev/null", file]
     if codex:
         config = f"{codex}/config.toml"
         mounts += ["--size", str(isolation.file), "--tmpfs", codex, "--ro-bind-try", config, config]

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from time import monotonic
 from types import TracebackType
-from urllib.parse import urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from lightningrl.errors import UserError
 from lightningrl.runner.connections import AgentConnection, Broken, Client, Nobody, Request, ServerConnection
@@ -154,6 +154,9 @@ class Relay:
 
     async def _serve(self, request: Request, agent: AgentConnection) -> bool:
         """Answer one request. Returns whether the agent may send more on this connection."""
+        if _is_for_workers(request):
+            agent.refuse(403, "agents have no access to `/workers`", code="forbidden_path")
+            return False
         attempt = self._attempt_of(request)
         if attempt is None:
             return await self._once(request, agent)
@@ -271,6 +274,17 @@ class Relay:
         with suppress(Broken, TimeoutError):
             async with asyncio.timeout(ABANDON_S):
                 await self._ask(await self._connected(fresh=True), told, data, Nobody())
+
+
+def _is_for_workers(request: Request) -> bool:
+    """Whether the server, or a proxy before it, may read the path as one below `/workers`.
+
+    An agent that has found a worker key could otherwise reward itself.
+    """
+    path, read = b"", re.split(rb"[?#]", request.target)[0]
+    while path != read:
+        path, read = read, unquote_to_bytes(read)
+    return b"workers" in re.split(rb"[/\\;?#]", path)
 
 
 def _is_for_this_machine(request: Request) -> bool:
