@@ -20,7 +20,7 @@ from lightningrl.errors import UserError
 from lightningrl.gateway.server import Certificate, certificate_of
 from lightningrl.gateway.workers import worker_key
 from lightningrl.leases import Outcome, StoreLeases
-from lightningrl.remote.digest import copy_of
+from lightningrl.remote.digest import copy_of, differences
 from lightningrl.remote.wire import Copy, Hello, Welcome
 from lightningrl.runner.dispatch import Dispatcher
 from lightningrl.runner.remote import Place, RemoteLeases, remote_leases
@@ -368,9 +368,22 @@ def test_copies_of_a_recipe_differ_by_code_and_not_by_what_lies_around(tmp_path:
     assert laid_out("worker", code) == server
 
 
-def test_a_long_list_of_differences_is_cut_short() -> None:
-    from lightningrl.remote.digest import differences
+def test_a_worker_without_the_sandbox_or_the_variables_of_the_server_differs(tmp_path: Path) -> None:
+    shared: dict[str, Any] = {"command": ["a"], "reward": "agent:reward"}
+    here = AgentConfig(**shared, isolation="bwrap", env={"MODE": "hard-secret", "SAME": "1", "HERE": "1"})
+    there = AgentConfig(**shared, env={"MODE": "easy-secret", "SAME": "1", "THERE": "1"})
+    server, worker = copy_of(here, root=tmp_path), copy_of(there, root=tmp_path)
+    assert differences(worker=worker, server=server) == [
+        "`agent.isolation` is `none` on the worker and `bwrap` on the server",
+        "`agent.env.HERE` is missing on the worker",
+        "`agent.env.MODE` is another on the worker than on the server",
+        "`agent.env.THERE` is missing on the server",
+    ]
+    assert "secret" not in str(worker)
+    assert differences(worker=server, server=server) == []
 
+
+def test_a_long_list_of_differences_is_cut_short() -> None:
     many: Sequence[str] = differences(
         worker=Copy(files={}, agent={}), server=Copy(files={f"{n}.py": "x" for n in range(50)}, agent={})
     )

@@ -28,15 +28,19 @@ APART = ("recipe.toml",)
 """Files that may differ: of the recipe, the settings are compared and not the text."""
 ENDINGS = (".key", ".log", ".pem", ".pyc")
 """Names of files that are no code: keys, certificates, logs."""
-SETTINGS = ("entry", "command", "reward", "reward_range", "grade")
-"""Settings of `[agent]` that both sides must share."""
+SETTINGS = ("entry", "command", "reward", "reward_range", "grade", "isolation")
+"""Settings of `[agent]` that both sides must share, besides `env`."""
 SHOWN = 20
 """Number of differences that are told; the others are counted."""
 
 
 def copy_of(agent: AgentConfig, *, root: Path) -> Copy:
     """Digests of the recipe in `root`. Reads up to 2000 files; call it in a thread."""
-    return Copy(files=dict(_digests(root)), agent=agent.model_dump(mode="json", include=set(SETTINGS)))
+    return Copy(
+        files=dict(_digests(root)),
+        agent=agent.model_dump(mode="json", include=set(SETTINGS)),
+        env={name: hashlib.sha256(value.encode()).hexdigest() for name, value in agent.env.items()},
+    )
 
 
 def differences(*, worker: Copy, server: Copy) -> list[str]:
@@ -45,15 +49,22 @@ def differences(*, worker: Copy, server: Copy) -> list[str]:
         f"`agent.{name}` is `{_shown(mine)}` on the worker and `{_shown(other)}` on the server"
         for name, mine, other in _pairs(worker.agent, server.agent)
     ]
-    for path, mine, other in _pairs(worker.files, server.files):
-        if mine is None:
-            found.append(f"`{path}` is missing on the worker")
-        elif other is None:
-            found.append(f"`{path}` is missing on the server")
-        else:
-            found.append(f"`{path}` is another on the worker than on the server")
+    found += _unequal(worker.env, server.env, prefix="agent.env.")
+    found += _unequal(worker.files, server.files)
     more = len(found) - SHOWN
     return [*found[:SHOWN], f"and {more} more"] if more > 0 else found
+
+
+def _unequal(worker: Mapping[str, str], server: Mapping[str, str], *, prefix: str = "") -> Iterator[str]:
+    """What differs by its digest, a line each, with the prefix before its name."""
+    for key, mine, other in _pairs(worker, server):
+        name = f"{prefix}{key}"
+        if mine is None:
+            yield f"`{name}` is missing on the worker"
+        elif other is None:
+            yield f"`{name}` is missing on the server"
+        else:
+            yield f"`{name}` is another on the worker than on the server"
 
 
 def _pairs(worker: Mapping[str, Any], server: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

@@ -39,6 +39,8 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True):
     """Path within the recipe's folder → SHA-256 of the content, as hex digits."""
     agent: dict[str, Any]
     """Settings of `[agent]` by name, as JSON."""
+    env: dict[str, str] = {}
+    """Variable in `agent.env` → SHA-256 of its value, which may be a secret."""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
