@@ -288,6 +288,31 @@ async def test_memory_ends_where_the_recipe_says(tmp_path: Path) -> None:
     assert bad.status == "failed" and "more than `0.25` GiB of memory" in (bad.error or "")
 
 
+HIDDEN = {
+    "in processes that do not say": """
+import ctypes, os, time
+ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
+os.fork(); os.fork()
+x = b"x" * 2**27
+""",
+    "in segments": """
+import ctypes, time
+libc = ctypes.CDLL(None)
+libc.shmat.restype, libc.shmat.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
+for _ in range(4):
+    place = libc.shmat(libc.shmget(0, ctypes.c_size_t(2**27), 0o1600), None, 0)
+    ctypes.memset(place, 1, 2**27)
+    assert libc.shmdt(ctypes.c_void_p(place)) == 0
+""",
+}
+
+
+@pytest.mark.parametrize("place", HIDDEN)
+async def test_memory_cannot_be_hidden(tmp_path: Path, place: str) -> None:
+    error = await failure(tmp_path, HIDDEN[place] + "time.sleep(5)\nprint(1)", memory_gib=0.25)
+    assert "more than `0.25` GiB of memory" in error
+
+
 FILL = """
 import os
 piece, left = b"x" * 2**20, []

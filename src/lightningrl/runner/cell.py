@@ -77,7 +77,8 @@ def over(*, processes: int, memory: int) -> str | None:
     found = [name for name in os.listdir("/proc") if name.isdigit() and name != "1"]
     if len(found) > processes:
         return f"more than `{processes}` processes"
-    if sum(map(resident, found)) > memory and sum(map(proportional, found)) > memory:
+    left = memory - segments()
+    if sum(map(resident, found)) > left and sum(map(proportional, found)) > left:
         return f"more than `{memory / 2**30:g}` GiB of memory"
     return None
 
@@ -96,7 +97,19 @@ def proportional(process: str) -> int:
     try:
         with open(f"/proc/{process}/smaps_rollup", "rb") as file:
             return next((int(line.split()[1]) * 1024 for line in file if line.startswith(b"Pss:")), 0)
+    except PermissionError:  # it has made itself opaque with PR_SET_DUMPABLE
+        return resident(process)
     except OSError:
+        return 0
+
+
+def segments() -> int:
+    """Bytes of System V shared memory, which lasts without a process. If attached, it counts for its processes, too."""
+    try:
+        with open("/proc/sysvipc/shm", "rb") as file:
+            names = file.readline().split()
+            return sum(int(line.split()[names.index(b"rss")]) for line in file)
+    except OSError:  # a kernel without it
         return 0
 
 
