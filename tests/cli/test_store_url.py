@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from lightningrl.cli.folder import RunFolder
+from lightningrl.recipe import load_config
 from lightningrl.store.place import records_at, settle, url_of
 from tests.conftest import SmallRecipe
 from tests.postgres import Postgres
@@ -52,6 +54,16 @@ def test_the_store_of_a_run_is_found_by_its_folder(tmp_path: Path) -> None:
     settle(run, "postgresql:///db?schema=mine")
     settle(run, "postgresql:///other")
     assert records_at(run) == (run / "store.url", "postgresql:///db?schema=mine") == (run / "store.url", url_of(run))
+
+
+def test_the_settings_of_a_run_in_a_database_are_readable_for_its_owner_only(
+    small_recipe: SmallRecipe, tmp_path: Path
+) -> None:
+    for name, wishes in {"shared": ['store.url="postgresql://me:password@host/db"'], "plain": []}.items():
+        folder = RunFolder(tmp_path / name)
+        folder.make(load_config(small_recipe.path, wishes))
+        assert ("password" in folder.config.read_text()) == bool(wishes)
+        assert (folder.config.stat().st_mode & 0o077 == 0) == bool(wishes)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,8 @@ class RunFolder:
         """Make the folder with the settings of its run; of a run that is resumed, they stay as they are."""
         self.path.mkdir(parents=True, exist_ok=True)
         if not self.config.exists():
+            if config.store.url:
+                self.config.touch(mode=0o600)  # the URL may have a password in it
             self.config.write_text(dump_config(config), encoding="utf-8")
             settle(self.path, config.store.url)
 
