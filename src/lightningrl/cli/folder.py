@@ -14,6 +14,11 @@ from lightningrl.recipe import dump_config, load_config
 from lightningrl.store.place import settle
 
 RUNS = Path("runs")
+PLACE = {
+    "gateway": {"host", "port", "public_url", "hosts", "certificate", "certificate_key"},
+    "agent": {"workers", "concurrency", "labels", "lease_s"},
+}
+"""Settings of where agents run and how they reach the run. They may change when it is resumed, e.g. by `--listen`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,9 @@ def new_folder(config: Config, path: Path | None = None) -> RunFolder:
 
 
 def resumed_folder(config: Config, path: Path | None = None) -> RunFolder:
-    """The folder of the run to continue: `path`, or the latest run of this recipe. Settings must not have changed."""
+    """The folder of the run to continue: `path`, or the latest run of this recipe. Settings must not have changed, but
+    for `PLACE`.
+    """
     if path is None:
         begun = [path for path in sorted(RUNS.glob(f"{config.name}-*")) if (path / "checkpoints").exists()]
         named = [path for path in begun if load_config(path / "config.toml").name == config.name]
@@ -86,8 +93,8 @@ def resumed_folder(config: Config, path: Path | None = None) -> RunFolder:
     folder = RunFolder(path)
     if not folder.config.exists():
         raise UserError(f"`{path}` holds no run", hint="leave out `--resume` to start one")
-    before = load_config(folder.config).model_dump()
-    changed = [name for name, value in config.model_dump().items() if before[name] != value]
+    before = load_config(folder.config).model_dump(exclude=PLACE)
+    changed = [name for name, value in config.model_dump(exclude=PLACE).items() if before[name] != value]
     if changed:
         raise UserError(
             f"settings of `{', '.join(changed)}` differ from those of `{path}`",

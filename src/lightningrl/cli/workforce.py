@@ -6,7 +6,7 @@ from collections import Counter
 from rich.console import Console
 
 from lightningrl.cli.console import say
-from lightningrl.cli.listen import KEY_PLACE, worker_command
+from lightningrl.cli.listen import KEY_PLACE, is_loopback, worker_command
 from lightningrl.cli.live import Progress
 from lightningrl.gateway.roster import Connected
 from lightningrl.gateway.workers import KEY_FILE
@@ -24,6 +24,8 @@ def invite(server: LightningServer, console: Console) -> None:
     say(console, f"to run agents on another machine, copy `{key}` there as `{KEY_PLACE}`,")
     say(console, "copy the recipe's folder, and type in it:")
     say(console, f"  {_command(server)}")
+    if is_loopback(server.config.gateway.host) and not server.config.gateway.public_url:
+        say(console, "only this machine reaches that address; for other machines, add `--listen 0.0.0.0:8100`")
 
 
 def expects_workers(server: LightningServer) -> bool:

@@ -358,7 +358,7 @@ def _pauses() -> Iterator[float]:
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno:
+    if isinstance(error, OSError) and error.errno and error.errno > 0 and not isinstance(error, aiohttp.ClientSSLError):
         return os.strerror(error.errno)
     return str(error) or type(error).__name__
 
