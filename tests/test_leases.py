@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from lightningrl.errors import AgentError
 from lightningrl.leases import Claimed, Outcome, StoreLeases
 from lightningrl.store import Store, open_store
 from lightningrl.types import Attempt, Reward, Rollout, Task
@@ -118,6 +119,76 @@ async def test_a_server_that_grades_ignores_what_workers_say_about_rewards() -> 
     await leases.of("w").finish("a.1", lie)
     assert [reward.value for reward in await store.rewards(["a.1"])] == [0.25]
     await store.close()
+
+
+class Slow:
+    """A grader that waits for its gate."""
+
+    def __init__(self) -> None:
+        self.gate, self.graded = asyncio.Event(), list[str]()
+
+    async def grade(self, rollout: Rollout, attempt: Attempt, outcome: Outcome) -> Outcome:
+        self.graded.append(attempt.id)
+        await self.gate.wait()
+        return replace(outcome, rewards=(Reward(attempt_id=attempt.id, value=0.5),))
+
+
+async def test_an_attempt_is_graded_once_however_often_its_worker_finishes_it() -> None:
+    store, grader, won = await open_store("sqlite:///:memory:"), Slow(), Outcome(status="succeeded")
+    leases = StoreLeases(store, grade=grader.grade)
+    await store.enqueue(rollouts("a"))
+    await leases.of("w").claim(limit=1, holding=())
+    first, second = (asyncio.create_task(leases.of("w").finish("a.1", won)) for _ in range(2))
+    await asyncio.sleep(0.05)
+    first.cancel()  # its connection broke
+    await leases.of("thief").finish("a.1", won)
+    grader.gate.set()
+    await second
+    await leases.of("w").finish("a.1", won)
+    assert grader.graded == ["a.1"] and await store.count() == {"succeeded": 1}
+    assert [reward.value for reward in await store.rewards(["a.1"])] == [0.5]
+    await store.close()
+
+
+async def test_a_server_that_stops_while_it_grades_leaves_the_attempt_running() -> None:
+    store, grader = await open_store("sqlite:///:memory:"), Slow()
+    leases = StoreLeases(store, grade=grader.grade)
+    await store.enqueue(rollouts("a"))
+    await leases.of("w").claim(limit=1, holding=())
+    finishing = asyncio.create_task(leases.of("w").finish("a.1", Outcome(status="succeeded")))
+    await asyncio.sleep(0.05)
+    await leases.close()
+    assert isinstance((await asyncio.gather(finishing, return_exceptions=True))[0], asyncio.CancelledError)
+    assert grader.graded == ["a.1"] and await store.count() == {"running": 1}
+    await store.close()
+
+
+async def test_an_output_that_cannot_be_graded_fails_its_attempt() -> None:
+    async def grade(rollout: Rollout, attempt: Attempt, outcome: Outcome) -> Outcome:
+        raise AgentError("the agent's answer is too large")
+
+    store = await open_store("sqlite:///:memory:")
+    leases = StoreLeases(store, grade=grade)
+    await store.enqueue(rollouts("a"))
+    await leases.of("w").claim(limit=1, holding=())
+    await leases.of("w").finish("nobody.1", Outcome(status="succeeded"))
+    await leases.of("w").finish("a.1", Outcome(status="succeeded", output="x"))
+    [attempt] = await store.attempts(["a"])
+    assert (attempt.status, attempt.error) == ("failed", "AgentError: the agent's answer is too large")
+    await store.close()
+
+
+async def test_ended_rollouts_are_forgotten_even_if_their_attempts_were_lost() -> None:
+    async with serving() as (store, leases):
+        await store.enqueue(rollouts("a"))
+        await leases.of("dead").claim(limit=1, holding=())
+        await store.finish("a.1", "lost")
+        assert ids(await leases.of("w").claim(limit=1, holding=())) == ["a.2"]
+        assert list(leases._began) == ["a"]
+        await leases.of("w").finish("a.2", Outcome(status="succeeded"))
+        async with asyncio.timeout(5):
+            while leases._began:
+                await asyncio.sleep(0.01)
 
 
 async def test_attempts_outlive_a_server_that_was_away_for_longer_than_their_leases(tmp_path: Path) -> None:

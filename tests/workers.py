@@ -13,7 +13,7 @@ from lightningrl.gateway import create_app
 from lightningrl.gateway.scripted import PLAIN, ScriptedEngine
 from lightningrl.gateway.server import Certificate, listening
 from lightningrl.gateway.workers import Workers
-from lightningrl.leases import StoreLeases
+from lightningrl.leases import Grade, StoreLeases
 from lightningrl.remote.wire import Copy
 from lightningrl.store import Store, open_store, wait
 from lightningrl.types import Rollout, Task
@@ -33,6 +33,7 @@ class Server:
     lease_s: float = 60.0
     copy: Copy = COPY
     certificate: Certificate | None = None
+    grade: Grade | None = None
     store: Store = field(init=False)
     workers: Workers = field(init=False)
 
@@ -49,7 +50,7 @@ class Server:
         gateway = create_app(
             store=self.store, chat=template, engines={"policy": engine}, max_length=999, workers=self.workers
         )
-        leases = StoreLeases(self.store, lease_s=self.lease_s)
+        leases = StoreLeases(self.store, lease_s=self.lease_s, grade=self.grade)
         with socket.create_server(("127.0.0.1", self.port)) as sock:
             self.port = sock.getsockname()[1]
             async with listening(gateway, sock, certificate=self.certificate):
@@ -62,6 +63,7 @@ class Server:
                     self.workers.close()
                     giving.cancel()
                     await asyncio.gather(giving, return_exceptions=True)
+                    await leases.close()
         await self.store.close()
 
     async def enqueue(self, *names: str, labels: Sequence[str] = (), question: str = "") -> None:

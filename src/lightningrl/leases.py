@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
+from lightningrl.errors import LightningError
 from lightningrl.store import Store, Where
 from lightningrl.types import Attempt, AttemptStatus, Reward, Rollout
 
@@ -68,7 +69,7 @@ class Leases(Protocol):
 
 
 Grade: TypeAlias = Callable[[Rollout, Attempt, Outcome], Awaitable[Outcome]]
-"""Grades an attempt whose agent has ended."""
+"""Grades an attempt whose agent has ended. Raises `LightningError` if its output cannot be graded."""
 
 
 def never(began: float) -> bool:
@@ -114,7 +115,9 @@ class StoreLeases:
         self._turn = asyncio.Lock()
         """Held while attempts are given out."""
         self._began: dict[str, float] = {}
-        """Attempt → when it was claimed, of `time.monotonic`."""
+        """Rollout → when its latest attempt was claimed, of `time.monotonic`."""
+        self._grading: dict[str, asyncio.Task[None]] = {}
+        """Attempt → its grading and its end. A worker that asks again waits for the same one."""
         self._start = time.monotonic()
         self._looked = math.inf
         """When `run` last looked for leases that have passed, of `time.monotonic`; infinite: it has not begun."""
@@ -139,6 +142,9 @@ class StoreLeases:
         while True:
             news = await self._store.changes(cursor, timeout_s=look_s)
             cursor, queued = news.cursor, sum(rollout.status == "queued" for rollout in news.rollouts)
+            for rollout in news.rollouts:
+                if rollout.status in ("succeeded", "failed"):
+                    self._began.pop(rollout.id, None)
             async with self._turn:
                 if queued:
                     await self._give(queued)
@@ -172,10 +178,50 @@ class StoreLeases:
 
     async def finish(self, worker: str, attempt_id: str, outcome: Outcome) -> None:
         """See `Leases.finish`."""
-        if outcome.status == "timeout" and self._interrupted(self._began.get(attempt_id, self._start)):
+        if outcome.status == "timeout" and self._interrupted(self._began.get(_rollout_of(attempt_id), self._start)):
             outcome = replace(outcome, status="lost")
-        if self._grade is not None:
-            outcome = await self._graded(attempt_id, replace(outcome, rewards=()), self._grade)
+        if self._grade is None:
+            await self._end(worker, attempt_id, outcome)
+        elif await self.holds(worker, attempt_id):
+            await self._graded(worker, attempt_id, replace(outcome, rewards=()), self._grade)
+
+    async def holds(self, worker: str, attempt_id: str) -> bool:
+        """Does this worker run the attempt? False for one that is unknown, or has ended."""
+        attempts = await self._store.attempts([_rollout_of(attempt_id)])
+        return any(found.id == attempt_id and (found.status, found.worker) == ("running", worker) for found in attempts)
+
+    async def close(self) -> None:
+        """Give up the gradings: their attempts run on, and their workers report them to the next server."""
+        grading = list(self._grading.values())
+        for task in grading:
+            task.cancel()
+        await asyncio.gather(*grading, return_exceptions=True)
+
+    async def _graded(self, worker: str, attempt_id: str, outcome: Outcome, grade: Grade) -> None:
+        """Grade and end an attempt, once. This goes on if the request is cancelled: it may come again."""
+        task = self._grading.get(attempt_id)
+        if task is None:
+            task = asyncio.create_task(self._grade_and_end(worker, attempt_id, outcome, grade))
+            self._grading[attempt_id] = task
+            task.add_done_callback(lambda ended: self._grading_ended(attempt_id, ended))
+        await asyncio.shield(task)
+
+    async def _grade_and_end(self, worker: str, attempt_id: str, outcome: Outcome, grade: Grade) -> None:
+        if outcome.status == "succeeded":
+            [rollout] = await self._store.rollouts(ids=[_rollout_of(attempt_id)])
+            attempts = {attempt.id: attempt for attempt in await self._store.attempts([rollout.id])}
+            try:
+                outcome = await grade(rollout, attempts[attempt_id], outcome)
+            except LightningError as error:
+                outcome = Outcome(status="failed", error=f"{type(error).__name__}: {error}")
+        await self._end(worker, attempt_id, outcome)
+
+    def _grading_ended(self, attempt_id: str, task: asyncio.Task[None]) -> None:
+        del self._grading[attempt_id]
+        if not task.cancelled():
+            task.exception()  # nobody may wait for it any more; the worker asks again
+
+    async def _end(self, worker: str, attempt_id: str, outcome: Outcome) -> None:
         await self._store.finish(
             attempt_id,
             outcome.status,
@@ -184,14 +230,6 @@ class StoreLeases:
             error=outcome.error,
             worker=worker,
         )
-        self._began.pop(attempt_id, None)
-
-    async def _graded(self, attempt_id: str, outcome: Outcome, grade: Grade) -> Outcome:
-        if outcome.status != "succeeded":
-            return outcome
-        [rollout] = await self._store.rollouts(ids=[attempt_id.rpartition(".")[0]])
-        attempts = {attempt.id: attempt for attempt in await self._store.attempts([rollout.id])}
-        return await grade(rollout, attempts[attempt_id], outcome)
 
     async def _give(self, queued: int) -> None:
         """Share out `queued` new rollouts among the claims that wait."""
@@ -208,7 +246,7 @@ class StoreLeases:
         """Answer a claim, if there is anything to give."""
         found = await self._claim(claim.worker, limit=limit, labels=claim.labels, holding=holding)
         began = time.monotonic()
-        self._began.update((attempt.id, began) for _, attempt in found)
+        self._began.update((rollout.id, began) for rollout, _ in found)
         # If the claim is gone by now, the next claim of its worker loses these attempts, as it does not hold them.
         if found and not claim.given.done():
             claim.given.set_result(found)
@@ -222,6 +260,10 @@ class StoreLeases:
         return await self._store.claim(
             worker, limit=limit, lease_s=self.lease_s, labels=labels, holding=holding, gateway=self._gateway
         )
+
+
+def _rollout_of(attempt_id: str) -> str:
+    return attempt_id.rpartition(".")[0]
 
 
 class WorkerLeases:

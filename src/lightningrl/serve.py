@@ -206,15 +206,16 @@ async def _agents(
             interrupted=never if fleet is None else fleet.was_down,
             grade=None if grader is None else grader.grade,
         )
+        stack.push_async_callback(leases.close)  # before the grader's: what it has not graded is no outcome
         await leases.resume()
         local = leases.of("local")
         await local.claim(limit=0, holding=())  # attempts of an earlier process of this run are lost
-        work = [leases.run()]
+        work: list[Coroutine[Any, Any, None]] = []
         if config.agent.workers:
             runner = await _started(stack, pool())
             concurrency = config.agent.concurrency
             work.append(Dispatcher(leases=local, runner=runner, base_url=base_url, concurrency=concurrency).run())
-        await stack.enter_async_context(_beside(work))
+        await stack.enter_async_context(_beside([leases.run(), *work]))
         workers.leases = leases
         try:
             yield workers

@@ -5,8 +5,8 @@ import shutil
 import subprocess
 import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +247,39 @@ async def test_attempts_of_a_worker_that_came_back_too_late_are_cancelled(server
         assert "taken r.1" in heard.events
         runner.gate.set()
         assert await ended(server, "r") == ["succeeded"]
+
+
+async def test_what_a_stopped_server_had_not_graded_is_graded_by_the_next_one(server: Server) -> None:
+    grading = asyncio.Event()
+
+    async def waits(rollout: Rollout, attempt: Attempt, outcome: Outcome) -> Outcome:
+        grading.set()
+        return await asyncio.Event().wait() and outcome
+
+    async def grades(rollout: Rollout, attempt: Attempt, outcome: Outcome) -> Outcome:
+        return replace(outcome, rewards=(Reward(attempt_id=attempt.id, value=0.5),))
+
+    server.grade = waits
+    async with AsyncExitStack() as stack:
+        async with server.up():
+            leases = await stack.enter_async_context(connected(server))
+            await server.enqueue("r")
+            await leases.claim(limit=1, holding=())
+            finishing = asyncio.create_task(leases.finish("r.1", Outcome(status="succeeded")))
+            await grading.wait()
+        assert not finishing.done()
+        server.grade = grades
+        async with server.up():
+            await finishing
+            assert await ended(server, "r") == ["succeeded"]
+            assert [reward.value for reward in await server.store.rewards(["r.1"])] == [0.5]
+
+
+async def test_an_attempt_that_the_server_does_not_know_is_forgotten(server: Server) -> None:
+    heard = Heard()
+    async with server.up(), connected(server, heard=heard) as leases:
+        await leases.finish("nobody.1", Outcome(status="failed", error="AgentError: x"))
+        assert heard.events[-1] == "ended nobody.1 failed"
 
 
 class LateBeats(StoreLeases):

@@ -160,6 +160,8 @@ class Workers:
         except StoreFailed:
             raise
         except StoreError as error:
+            if not await leases.holds(finish.worker, finish.attempt):
+                return Finished()  # e.g. an attempt of another run: the worker shall forget it
             raise Refused(400, error.message, code="invalid_outcome", hint=error.hint) from error
         worker.running = max(0, worker.running - 1)
         worker.ended(finish.outcome.status)
