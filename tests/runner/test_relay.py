@@ -251,6 +251,32 @@ async def test_a_stream_that_breaks_disturbs_its_attempt_and_no_other() -> None:
         assert len(server.asked) == 1
 
 
+async def test_the_rest_of_a_stream_that_broke_is_not_sampled() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return await (hello(request) if request.path == "/abandon" else streamed(request, pieces=100, wait_s=0.05))
+
+    async with serving(answer) as server, network(server.url) as between, relayed(between.url) as (_, agent):
+        async with agent.post("/v1/x", headers=KEY) as got:
+            assert await got.content.readany()
+            between.cut()
+            between.is_cut = False
+            await until(lambda: len(server.asked) == 2)
+        request, body = server.asked[1]
+        assert request.path == "/abandon" and json.loads(body) == {"request": server.ids[0]}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems name these options differently")
+async def test_connections_to_the_server_are_kept_alive() -> None:
+    async with serving(hello) as server:
+        transport, _ = await asyncio.get_running_loop().create_connection(
+            lambda: connections.ServerConnection(ended=lambda _: None), "127.0.0.1", int(server.url.rpartition(":")[2])
+        )
+        options = transport.get_extra_info("socket")
+        assert options.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert options.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == connections.KEEPALIVE_S
+        transport.abort()
+
+
 async def test_an_answer_of_known_length_that_breaks_is_asked_for_again() -> None:
     cut: list[Callable[[], None]] = []
 

@@ -7,6 +7,8 @@ end, so an event of a stream costs little more than reading and writing its byte
 import asyncio
 import logging
 import re
+import socket
+import sys
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -28,6 +30,10 @@ PIPELINE = 16
 """Requests that may wait on one connection for the answer to an earlier one."""
 AWAY = (502, 503, 504)
 """With such a status, a proxy may be saying that it does not reach the server."""
+KEEPALIVE_S = 30
+"""Idle time after which the system asks whether the server is still there: a network may forget idle connections."""
+PROBE_S, PROBES = 10, 3
+"""Time between two such questions, and how many may stay without an answer."""
 REASONS = {400: "Bad Request", 403: "Forbidden", 413: "Content Too Large", 431: "Headers Too Large", 502: "Bad Gateway"}
 HOP_BY_HOP = frozenset(
     b"""
@@ -290,6 +296,7 @@ class ServerConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        _keep_alive(transport.get_extra_info("socket"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost, self.reusable = True, False
@@ -361,6 +368,14 @@ class ServerConnection(asyncio.Protocol):
         self.reusable = self._keep_alive and not self._bodiless
         self.idle_since = monotonic()
         self._done.set_result(None)
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
 
 
 def _is_of_the_server(body: bytes) -> bool:

@@ -167,6 +167,10 @@ class Relay:
         attempt.serving.add(task)
         try:
             return await self._until_answered(attempt, request, data, agent)
+        except Broken:  # the attempt is disturbed
+            if request_id:
+                self._abandon(request, request_id)
+            return False
         except asyncio.CancelledError:
             if request_id:
                 self._abandon(request, request_id)
@@ -190,7 +194,7 @@ class Relay:
             return False
 
     async def _until_answered(self, attempt: Attendance, request: Request, data: bytes, agent: AgentConnection) -> bool:
-        """Send a request until it is answered, or until its attempt is disturbed."""
+        """Send a request until it is answered. Raises `Broken` if its attempt is disturbed."""
         rewards = request.target.partition(b"?")[0].endswith(b"/rewards")
         failures = 0
         while True:
@@ -205,7 +209,7 @@ class Relay:
                 if connection is not None and (connection.passed or rewards):
                     what = "in the middle of an answer" if connection.passed else "while it took a reward"
                     attempt.disturbed = attempt.disturbed or f"the connection to the server broke {what}: {broken}"
-                    return False
+                    raise
                 log.debug("attempt %s: a request is sent again: %s", attempt.attempt_id, broken)
             await self._rest(WAITS_S[min(failures, len(WAITS_S) - 1)])
             failures += 1
