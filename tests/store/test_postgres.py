@@ -14,6 +14,7 @@ import pytest
 from lightningrl.errors import StoreError, StoreFailed, UserError
 from lightningrl.store import Store, conformance, open_records, open_store, wait
 from lightningrl.store.conformance import begin, call, rollout, same
+from lightningrl.store.connection import Connection
 from lightningrl.store.postgres import PostgresStore
 from lightningrl.store.running import TRUSTED_S
 from lightningrl.types import Reward, Weights
@@ -200,6 +201,58 @@ async def test_a_connection_that_breaks_in_a_transaction_stores_all_or_nothing(
     assert [c.index for c in await other.calls([attempt.id])] == [0, 1, 2, 3, 5]
     await store.close()
     await other.close()
+
+
+@pytest.mark.parametrize("at", [1, 2])  # the works of the first pass are in a pipeline, those of the second are not
+@pytest.mark.parametrize("asks", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+async def test_a_group_whose_connection_broke_before_the_commit_is_done_again(
+    postgres: Postgres, at: int, asks: bool, fails: bool
+) -> None:
+    url = postgres.url().removeprefix("postgresql://")
+    store, other = await PostgresStore.open(url), await PostgresStore.open(url)
+    attempt = await begin(store)
+    called: list[int] = []
+
+    def breaks(connection: Connection) -> str:
+        """Its call number `at` ends the connection. `asks`: a statement notices this. `fails`: it raises each time."""
+        called.append(store._connection.pid)
+        if len(called) == at:
+            other._connection.execute("SELECT pg_terminate_backend(CAST(? AS integer), 5000)", (called[-1],))
+            if asks:
+                connection.execute("SELECT 1").fetchone()
+            raise ConnectionError
+        if fails:
+            raise ValueError
+        return "done"
+
+    def refused(connection: Connection) -> None:
+        raise KeyError
+
+    works: list[Awaitable[object]] = [store.append(call(attempt, n, [n], [n])) for n in range(4)]
+    works[2:2] = [store._writer.run(breaks), store._writer.run(refused)]
+    found = await asyncio.gather(*works, return_exceptions=True)
+    assert [found[0], found[1], *found[4:]] == [None] * 4
+    assert isinstance(found[3], KeyError)
+    assert isinstance(found[2], ValueError) if fails else found[2] == "done"
+    assert [c.index for c in await other.calls([attempt.id])] == [0, 1, 2, 3]
+    await store.close()
+    await other.close()
+
+
+async def test_a_connection_that_ends_while_it_waits_for_its_turn_is_replaced(postgres: Postgres) -> None:
+    url = postgres.url().removeprefix("postgresql://")
+    store, other, admin = [await PostgresStore.open(url) for _ in range(3)]
+    attempt = await begin(store)
+    holding = asyncio.create_task(other._writer.run(lambda connection: time.sleep(0.5)))
+    await asyncio.sleep(0.1)
+    appending = asyncio.create_task(store.append(call(attempt, 0, [1], [2])))
+    await asyncio.sleep(0.1)
+    admin._connection.execute("SELECT pg_terminate_backend(CAST(? AS integer), 5000)", (store._connection.pid,))
+    await asyncio.gather(holding, appending)
+    assert [c.index for c in await admin.calls([attempt.id])] == [0]
+    for opened in (store, other, admin):
+        await opened.close()
 
 
 async def test_a_server_that_hangs_in_a_transaction_stops_the_others_for_a_limited_time(

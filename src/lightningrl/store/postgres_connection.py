@@ -16,7 +16,6 @@ from urllib.parse import parse_qsl, urlencode
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.pq import TransactionStatus
 from psycopg.types.numeric import Int8BinaryDumper
 from psycopg.types.string import StrDumperUnknown
 
@@ -100,20 +99,13 @@ class PostgresConnection:
     def __init__(self, connect: Callable[[], psycopg.Connection[Any]]) -> None:
         self._connect = connect
         self._connection = connect()
+        self.pid = self._connection.info.backend_pid
+        """The process of the database that serves this connection, or served it until it was lost."""
         self._pipeline: psycopg.Pipeline | None = None
         self._leave = ExitStack()
         """Ends the pipeline."""
-
-    @property
-    def in_transaction(self) -> bool:
-        if self._pipeline is not None:
-            return not self._connection.closed
-        return self._connection.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR)
-
-    @property
-    def pid(self) -> int:
-        """The process of the database that serves this connection."""
-        return self._connection.info.backend_pid
+        self.in_transaction = False
+        """From `BEGIN` until `COMMIT` or `ROLLBACK`, also if the connection is lost meanwhile."""
 
     @property
     def pipelined(self) -> bool:
@@ -132,15 +124,22 @@ class PostgresConnection:
 
     def execute(self, statement: str, values: Sequence[Any] = (), /) -> psycopg.Cursor[Any]:
         inside = self.in_transaction
-        if statement == "ROLLBACK":
+        if statement.startswith("BEGIN"):
+            self.in_transaction = True
+        elif statement == "ROLLBACK":
+            self.in_transaction = False
             with suppress(psycopg.Error):  # its errors are why the transaction is rolled back
                 self.end_pipeline()
         while True:
             try:
                 # Statements without values may be several at once: the simple protocol, which has no binary results.
                 binary = bool(values) or self._pipeline is not None
-                return self._connection.cursor(binary=binary).execute(_numbered(statement), values or None)
-            except psycopg.OperationalError:
+                cursor = self._connection.cursor(binary=binary).execute(_numbered(statement), values or None)
+                self.in_transaction &= statement != "COMMIT"
+                return cursor
+            except psycopg.OperationalError as error:
+                if statement == "ROLLBACK" or error.diag.severity_nonlocalized in ("FATAL", "PANIC"):
+                    self._connection.close()  # psycopg may notice the loss only at the next statement
                 if inside or not self._connection.closed:
                     raise
                 self._reconnect()
@@ -162,6 +161,7 @@ class PostgresConnection:
         while True:
             try:
                 self._connection = self._connect()
+                self.pid = self._connection.info.backend_pid
                 return
             except psycopg.OperationalError:
                 if time.monotonic() > deadline:

@@ -2,13 +2,15 @@
 
 `run(work)` hands a function of the connection to the thread, and returns after the commit that contains it: returned
 means durable. If one work raises, the group is rolled back and run again, each work in a savepoint of its own, so only
-the failed one is undone. Works may therefore be called twice. Without failures there are no savepoints.
+the failed one is undone. If the connection breaks in this, it is done once more. Works may therefore be called up to
+three times. Without failures there are no savepoints.
 """
 
 import asyncio
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -95,31 +97,45 @@ class DatabaseThread:
 
     def _commit(self, jobs: list[_Job], events: Events) -> None:
         try:
-            self._connection.execute(self._driver.begin)
-            events.began(self._connection)
-            try:
-                for job in jobs:
-                    job.result = job.work(self._connection)
-                events.ending(self._connection)
-            except Exception:  # noqa: BLE001 - the caller gets the error; the thread must survive
-                self._undo(events)
-                self._connection.execute(self._driver.begin)
-                self._one_by_one(jobs, events)
-                events.ending(self._connection)
+            self._work(jobs, events)
             self._connection.execute("COMMIT")
             events.committed()
-        except self._driver.error as error:  # no work of this group may be acknowledged
+        except Exception as error:  # noqa: BLE001 - no work of this group may be acknowledged; the thread must survive
+            failed = StoreFailed(f"the store could not commit: {error}", hint=self._driver.hint)
+            failed.__cause__ = error
             for job in jobs:
-                job.error = StoreFailed(f"the store could not commit: {error}", hint=self._driver.hint)
+                job.error = failed
             self._undo(events)
+
+    def _work(self, jobs: list[_Job], events: Events) -> None:
+        """Begin a transaction, and do all works in it: again if the connection breaks, since nothing is committed."""
+        failure = None
+        for step in (self._together, self._one_by_one, self._one_by_one):
+            self._connection.execute(self._driver.begin)
+            try:
+                step(jobs, events)
+                events.ending(self._connection)
+                return
+            except Exception as error:  # noqa: BLE001 - the next pass finds the work that failed, or succeeds
+                failure = error
+                self._undo(events)
+        assert failure is not None
+        raise failure
 
     def _undo(self, events: Events) -> None:
         if self._connection.in_transaction:
-            self._connection.execute("ROLLBACK")
+            with suppress(self._driver.error):  # on a lost connection: the database has rolled back
+                self._connection.execute("ROLLBACK")
         events.undone()
+
+    def _together(self, jobs: list[_Job], events: Events) -> None:
+        events.began(self._connection)
+        for job in jobs:
+            job.result = job.work(self._connection)
 
     def _one_by_one(self, jobs: list[_Job], events: Events) -> None:
         for job in jobs:
+            job.error = None
             self._connection.execute("SAVEPOINT work")
             self._do(job)
             if job.error is not None:
