@@ -3,6 +3,7 @@
 #   docker build -f …/deploy/recipe.Dockerfile --build-arg BASE=lightningrl-worker -t my-worker .
 #   docker build -f …/deploy/recipe.Dockerfile --build-arg BASE=lightningrl-server -t my-server .
 #
+# recipe.Dockerfile.dockerignore says what stays out of them: keys, hidden files, environments, runs.
 # The packages of the agent come from requirements.txt in that folder, or from `--build-arg PACKAGES="openai"`.
 ARG BASE=lightningrl-worker
 FROM ${BASE}

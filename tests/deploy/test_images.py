@@ -39,6 +39,21 @@ def test_what_is_copied_is_not_ignored() -> None:
     assert admitted == set(sources())
 
 
+def test_an_image_of_a_recipe_has_its_files_but_no_secrets() -> None:
+    lines = RECIPE.with_name(f"{RECIPE.name}.dockerignore").read_text().splitlines()
+    patterns = [line for line in lines if not line.startswith("#")]
+    names = [pattern.removeprefix("**/") for pattern in patterns]
+    assert all(pattern.startswith("**/") and "/" not in name for pattern, name in zip(patterns, names, strict=True))
+
+    def copied(path: str) -> bool:
+        return not any(fnmatch.fnmatchcase(part, name) for part in path.split("/") for name in names)
+
+    secrets = ["worker.key", ".env", "tls/key.pem", ".git/config", "runs/a/config.toml", ".venv/bin/python", "venv/x"]
+    assert [path for path in secrets if copied(path)] == []
+    recipe = ["recipe.toml", "agent.py", "requirements.txt", "warmstart/model.safetensors", "data/tasks.jsonl"]
+    assert [path for path in recipe if not copied(path)] == []
+
+
 def test_the_wheel_gets_what_it_is_made_of() -> None:
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     made_of = [*(package.partition("/")[0] for package in wheel["packages"]), *wheel["force-include"]]
