@@ -1,7 +1,6 @@
 """A training run with workers on other machines: whatever dies, its final weights are those of a run without any."""
 
 import hashlib
-import json
 import signal
 import socket
 import subprocess
@@ -73,18 +72,18 @@ def test_a_run_whose_worker_and_server_are_killed_ends_with_the_weights_of_a_cal
 
     with started(recipe, *train, log="server.log") as server:
         until(key.exists)
-        with started(recipe, *worker, log="first.log"), started(recipe, *worker, "--json", log="second.log") as second:
-            until(lambda: finished(0))
-            second.send_signal(signal.SIGKILL)
-            until(lambda: finished(1))
-            server.send_signal(signal.SIGKILL)
-            server.wait()
-            with started(recipe, *train, "--resume", "--json", log="resumed.log") as resumed:
-                assert resumed.wait(120) == 0, (recipe.folder.parent / "resumed.log").read_text()
+        with started(recipe, *worker, "--json", log="first.log") as first:
+            until(lambda: '"began"' in (recipe.folder.parent / "first.log").read_text())
+            with started(recipe, *worker, log="second.log"):
+                until(lambda: finished(0))
+                first.send_signal(signal.SIGKILL)
+                until(lambda: finished(1))
+                server.send_signal(signal.SIGKILL)
+                server.wait()
+                with started(recipe, *train, "--resume", "--json", log="resumed.log") as resumed:
+                    assert resumed.wait(120) == 0, (recipe.folder.parent / "resumed.log").read_text()
     assert digest(stormy) == digest(calm)
-    said = (recipe.folder.parent / "second.log").read_text().splitlines()
-    assert "began" in [json.loads(line)["event"] for line in said if line.startswith("{")]
-    assert "connected again" in (recipe.folder.parent / "first.log").read_text()
+    assert "connected again" in (recipe.folder.parent / "second.log").read_text()
 
 
 def test_a_run_says_how_to_start_a_worker_and_that_it_waits_for_one(recipe: SmallRecipe, tmp_path: Path) -> None:
