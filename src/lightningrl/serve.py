@@ -37,7 +37,7 @@ from lightningrl.loop import Loop
 from lightningrl.models.load import local_folder
 from lightningrl.policies import load_models, make_learners, set_up_devices
 from lightningrl.progress import Watcher
-from lightningrl.remote.digest import copy_of
+from lightningrl.remote.digest import served_copy
 from lightningrl.runner.dispatch import Dispatcher
 from lightningrl.runner.pool import WorkerPool
 from lightningrl.servers import owned_fleet
@@ -190,7 +190,9 @@ async def _agents(
 ) -> AsyncIterator[Workers]:
     """Answer agents, and run the rollouts that are queued. Yields the workers on other machines."""
     async with AsyncExitStack() as stack:
-        copy = asyncio.to_thread(copy_of, config.agent, root=config.root)
+        reading = asyncio.to_thread(served_copy, config.agent, root=config.root, folder=folder)
+        copy = asyncio.create_task(reading)
+        stack.push_async_callback(asyncio.wait, (copy,))  # it writes into the folder, which may be a temporary one
         version = lightningrl.__version__
         workers = Workers(key=worker_key(folder), recipe=config.name, version=version, copy=copy)
         gateway = make_gateway(config, store=store, template=template, engines=engines, workers=workers)

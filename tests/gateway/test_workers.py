@@ -20,7 +20,7 @@ from lightningrl.errors import UserError
 from lightningrl.gateway.server import Certificate, certificate_of
 from lightningrl.gateway.workers import worker_key
 from lightningrl.leases import Outcome, StoreLeases
-from lightningrl.remote.digest import copy_of, differences
+from lightningrl.remote.digest import copy_of, differences, served_copy
 from lightningrl.remote.wire import Copy, Hello, Welcome
 from lightningrl.runner.dispatch import Dispatcher
 from lightningrl.runner.remote import Place, RemoteLeases, remote_leases
@@ -414,6 +414,22 @@ def test_a_worker_without_the_sandbox_or_the_variables_of_the_server_differs(tmp
     ]
     assert "secret" not in str(worker)
     assert differences(worker=server, server=server) == []
+
+
+def test_files_that_appear_during_a_run_turn_no_worker_away_when_the_server_starts_again(tmp_path: Path) -> None:
+    recipe, run = tmp_path / "recipe", tmp_path / "run"
+    for folder in (recipe, run):
+        folder.mkdir()
+    (recipe / "agent.py").write_text("a")
+    worker = copy_of(AGENT, root=recipe)
+    assert differences(worker=worker, server=served_copy(AGENT, root=recipe, folder=run)) == []
+    (recipe / "cache.json").write_text("{}")  # by an agent or a grader
+    again = served_copy(AGENT, root=recipe, folder=run)
+    assert differences(worker=worker, server=again) == []
+    assert differences(worker=copy_of(AGENT, root=recipe), server=again) == []  # a new copy of the folder
+    (recipe / "agent.py").write_text("b")
+    changed = served_copy(AGENT, root=recipe, folder=run)
+    assert differences(worker=worker, server=changed) == ["`agent.py` is another on the worker than on the server"]
 
 
 def test_a_long_list_of_differences_is_cut_short() -> None:

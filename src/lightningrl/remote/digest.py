@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from lightningrl.config import AgentConfig
 from lightningrl.remote.wire import Copy
 
@@ -22,7 +24,7 @@ FOLDERS = 2000
 """Number of folders that are searched for them."""
 PASSED_OVER = {"__pycache__", "node_modules", "runs", "site-packages", "venv"}
 """Folders that hold no code of the recipe; nor do hidden ones, environments, models and runs (`_is_code`)."""
-MARKS = ("pyvenv.cfg", "store.sqlite", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
+MARKS = ("pyvenv.cfg", "store.sqlite", "store.url", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
 """A folder with one of these files is an environment, a run or a model."""
 APART = ("recipe.toml",)
 """Files that may differ: of the recipe, the settings are compared and not the text."""
@@ -30,6 +32,8 @@ ENDINGS = (".key", ".log", ".pem", ".pyc")
 """Names of files that are no code: keys, certificates, logs."""
 SETTINGS = ("entry", "command", "reward", "reward_range", "grade", "isolation")
 """Settings of `[agent]` that both sides must share, besides `env`."""
+FIRST = "recipe.json"
+"""File in the run's folder with the paths that the recipe had when the run began."""
 SHOWN = 20
 """Number of differences that are told; the others are counted."""
 
@@ -43,6 +47,20 @@ def copy_of(agent: AgentConfig, *, root: Path) -> Copy:
     )
 
 
+def served_copy(agent: AgentConfig, *, root: Path, folder: Path) -> Copy:
+    """The server's copy, for the run in `folder`. What agents and graders have written into the recipe's folder since
+    the run began is `added`: a server that starts again must not turn its workers away for it. Call it in a thread.
+    """
+    found = copy_of(agent, root=root)
+    first = folder / FIRST
+    if not first.exists():
+        draft = first.with_suffix(".draft")
+        draft.write_bytes(msgspec.json.encode(sorted(found.files)))
+        draft.replace(first)
+    before = msgspec.json.decode(first.read_bytes(), type=set[str])
+    return msgspec.structs.replace(found, added=sorted(found.files.keys() - before))
+
+
 def differences(*, worker: Copy, server: Copy) -> list[str]:
     """What differs, a line each; empty if a worker with this copy runs what the server means."""
     found = [
@@ -50,7 +68,9 @@ def differences(*, worker: Copy, server: Copy) -> list[str]:
         for name, mine, other in _pairs(worker.agent, server.agent)
     ]
     found += _unequal(worker.env, server.env, prefix="agent.env.")
-    found += _unequal(worker.files, server.files)
+    added = set(server.added)
+    mine, others = ({path: it for path, it in copy.files.items() if path not in added} for copy in (worker, server))
+    found += _unequal(mine, others)
     more = len(found) - SHOWN
     return [*found[:SHOWN], f"and {more} more"] if more > 0 else found
 

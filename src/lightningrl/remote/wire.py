@@ -41,6 +41,8 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of `[agent]` by name, as JSON."""
     env: dict[str, str] = {}
     """Variable in `agent.env` → SHA-256 of its value, which may be a secret."""
+    added: list[str] = []
+    """On a server: paths in `files` that have appeared since the run began. They are not compared."""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
