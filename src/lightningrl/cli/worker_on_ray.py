@@ -86,7 +86,7 @@ async def _watch(orders: "Orders", ray: RayFlags, *, console: Console, events: T
             while not ending.done():
                 await workers.watch(timeout_s=TICK_S)
                 screen.update()
-                if screen.stopping:
+                if screen.stopping or workers.over:
                     workers.drain()
                 await asyncio.wait({ending}, timeout=TICK_S)
         ending.result()

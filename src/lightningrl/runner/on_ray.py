@@ -70,6 +70,8 @@ class Report:
     succeeded: int
     failed: int
     lost: int
+    over: bool
+    """Whether the server has said that the run is complete."""
     error: str = ""
     """The first line of its latest failure."""
 
@@ -79,6 +81,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.connected_now = False
+        self.is_over = False
         self.running: set[str] = set()
         self.ends: Counter[str] = Counter()
         self.error = ""
@@ -105,6 +108,7 @@ class Tally:
 
     def over(self) -> None:
         self.connected_now = False
+        self.is_over = True
 
     def taken(self, attempt_ids: Collection[str]) -> None:
         self.running.difference_update(attempt_ids)
@@ -149,6 +153,7 @@ class RayWorker:
             succeeded=tally.ends["succeeded"],
             failed=tally.ends["failed"],
             lost=tally.ends["lost"],
+            over=tally.is_over,
             error=tally.error,
         )
 
@@ -215,6 +220,11 @@ class RayWorkers:
     def waiting(self) -> int:
         """Number of actors that have not answered: they start, or wait for a node."""
         return len(self._actors) - len(self._current)
+
+    @property
+    def over(self) -> bool:
+        """Whether the run is complete. A worker that starts again after that would wait for a server that has ended."""
+        return any(report.over for report in self._reports.values())
 
     @property
     def current(self) -> list[Report]:
