@@ -316,6 +316,13 @@ async def test_a_reader_changes_nothing_and_waits_for_nobody(postgres: Postgres)
     await store.close()
 
 
+async def test_the_database_notices_that_the_machine_of_a_server_is_gone(postgres: Postgres) -> None:
+    store = await PostgresStore.open(postgres.url().removeprefix("postgresql://"))
+    statement = "SELECT count(*) FROM pg_settings WHERE name LIKE 'tcp_keepalives%' AND source = 'session'"
+    assert store._connection.execute(statement).fetchone() == (3,)
+    await store.close()
+
+
 async def test_runs_in_one_database_have_a_schema_each(postgres: Postgres) -> None:
     one, two = await open_store(postgres.url("first-run")), await open_store(postgres.url("second_run"))
     await one.publish(Weights(policy="policy", version=1, uri="w"))

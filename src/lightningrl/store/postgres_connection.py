@@ -35,6 +35,9 @@ SETTINGS = {
     "default_transaction_isolation": "read committed",
     "lock_timeout": "30s",
     "idle_in_transaction_session_timeout": "10s",  # a gateway that hangs in a commit would stop all others
+    "tcp_keepalives_idle": "10",  # the database frees the locks of a machine that is gone after 25 s as well
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
 }
 
 READ_ONLY = {**SETTINGS, "default_transaction_read_only": "on"}
