@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from lightningrl.engine.base import EngineBusy
-from lightningrl.gateway import create_app
+from lightningrl.gateway import create_app, server
 from lightningrl.gateway.limits import Limits
 from lightningrl.types import Attempt
 
@@ -146,3 +146,50 @@ async def test_sdks_raise_their_own_error_and_do_not_repeat(stage: Stage) -> Non
                 await client.messages.create(model="m", max_tokens=5, messages=[USER])
         gemini = await ask(url, attempt, path="/models/m:generateContent", contents="hi")
         assert (gemini.status_code, gemini.json()["error"]["status"]) == (403, "PERMISSION_DENIED")
+
+
+async def test_the_bytes_of_a_request_count_once_also_over_a_restart(stage: Stage) -> None:
+    attempt, named = await stage.begin(), await stage.begin("r2")
+    async with limited(stage, bytes=1000) as url, httpx2.AsyncClient(verify=False) as client:
+        headers = {"authorization": f"Bearer {named.token}", "x-lightningrl-request": "a"}
+        body = {**ASK, "n": 4, "messages": [{"role": "user", "content": "x" * 100}]}
+        assert (await client.post(f"{url}/chat/completions", json=body, headers=headers)).status_code == 200
+        for _ in range(2):
+            assert (await ask(url, attempt, n=4, messages=body["messages"])).status_code == 200
+    assert len(await stage.calls(attempt)) == 8
+    async with limited(stage, bytes=450) as url:
+        assert (await ask(url, attempt)).status_code == 200
+        assert reached(await ask(url, attempt, messages=body["messages"]), "more than `450` bytes")
+        assert (await ask(url, named, messages=body["messages"])).status_code == 200
+
+
+async def test_a_named_request_that_broke_pays_its_bytes_once(stage: Stage) -> None:
+    attempt = await stage.begin()
+    headers = {"authorization": f"Bearer {attempt.token}", "x-lightningrl-request": "a"}
+    async with limited(stage, bytes=100) as url, httpx2.AsyncClient(verify=False) as client:
+        for stage.engine.error in (EngineBusy("all slots are taken", retry_after_s=1), None):
+            answer = await client.post(f"{url}/chat/completions", json=ASK, headers=headers)
+            assert answer.status_code == (200 if stage.engine.error is None else 429)
+        assert reached(await ask(url, attempt), "more than `100` bytes")
+
+
+async def test_an_answer_that_a_restart_cut_short_is_free(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "ENDING_S", 1)
+    attempt = await stage.begin()
+    headers = {"authorization": f"Bearer {attempt.token}", "x-lightningrl-request": "a"}
+    async with httpx2.AsyncClient(verify=False, timeout=20) as client:
+        stage.engine.delay_s = 0.3
+        stage.says("one two three four five six seven eight nine ten eleven twelve")
+        async with limited(stage, calls=1, tokens=2, bytes=100) as url:
+            body = {**ASK, "stream": True}
+            waiting = asyncio.create_task(client.post(f"{url}/chat/completions", json=body, headers=headers))
+            await asyncio.sleep(1.0)
+        with pytest.raises(httpx2.TransportError):
+            await waiting
+        [cut] = await stage.calls(attempt)
+        assert cut.capture == "incomplete" and len(cut.completion_ids) >= 2
+        stage.engine.delay_s = 0.0
+        async with limited(stage, calls=1, tokens=2, bytes=100) as url:
+            answer = await client.post(f"{url}/chat/completions", json=body, headers=headers)
+            assert answer.status_code == 200
+            assert reached(await ask(url, attempt), "limit")

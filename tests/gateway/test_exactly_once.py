@@ -293,6 +293,27 @@ async def test_a_request_that_is_abandoned_while_its_client_waits_ends(house: Ho
     assert (answer.status_code, answer.headers["x-should-retry"]) == (410, "false")
 
 
+async def test_a_request_that_is_abandoned_before_it_is_sampled_leaves_its_randomness(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = await house.begin()
+    make = house.gateway.prompts.of
+
+    async def slow(*arguments: Any) -> Any:
+        prompts = await make(*arguments)
+        await abandon(house, attempt, "a")
+        return prompts
+
+    monkeypatch.setattr(house.gateway.prompts, "of", slow)
+    assert (await house.ask(CHAT, attempt, "a")).status_code == 410
+    monkeypatch.undo()
+    await house.ask(CHAT, attempt, "b")
+    [call] = await house.complete(attempt, "b")
+    [session] = house.gateway.sessions._sessions.values()
+    assert call.index == 0
+    assert list(session._seen.values()) == [1]  # one answer to this prompt
+
+
 @pytest.mark.parametrize("name", ["", 3, None, "x" * 65])
 async def test_a_name_that_is_none_cannot_be_abandoned(house: House, name: Any) -> None:
     answer = await abandon(house, await house.begin(), name)

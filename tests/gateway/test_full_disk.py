@@ -77,6 +77,22 @@ async def test_a_full_disk_is_the_servers_failure(on_disk: Stage, caplog: pytest
     assert not [record for record in caplog.records if record.exc_info]
 
 
+async def test_an_answer_that_could_not_be_stored_is_sampled_again_with_its_randomness(on_disk: Stage) -> None:
+    attempt = await on_disk.begin()
+    small: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    large = {**small, "messages": [{"role": "user", "content": noise(20_000)}]}
+    async with httpx2.AsyncClient(base_url=on_disk.url, headers={"x-api-key": attempt.token}) as client:
+        await client.post("/v1/chat/completions", json=small)
+        await limit_to(on_disk.store, 1)
+        stored = len(on_disk.engine.asked)
+        await until_refused(client, "/v1/chat/completions", large)
+        failed = on_disk.engine.asked[-1][1].seed
+        assert failed not in {sampling.seed for _, sampling, _ in on_disk.engine.asked[stored - 1 : -1]}
+        await limit_to(on_disk.store, PLENTY)
+        assert (await client.post("/v1/chat/completions", json=large)).status_code == 200
+    assert on_disk.engine.asked[-1][1].seed == failed
+
+
 async def test_a_reward_for_a_call_of_another_attempt_is_still_the_agents_mistake(on_disk: Stage) -> None:
     attempt = await on_disk.begin()
     async with httpx2.AsyncClient(base_url=on_disk.url, headers={"x-api-key": attempt.token}) as client:

@@ -160,7 +160,7 @@ class Unread:
         """Only one request of each name may look for its answer, or begin it. Raises `Refused` if it was given up."""
         lock = self._turns.setdefault(request_id, asyncio.Lock())
         async with lock:
-            self._check(request_id)
+            self.check(request_id)
             yield
 
     def named(self, request_id: str) -> Answering | None:
@@ -173,7 +173,7 @@ class Unread:
 
     def begin(self, digest: bytes, work: Work, delivery: Delivery, *, request_id: str) -> Answering:
         """Start to make an answer. Raises `Refused` if the request was given up meanwhile."""
-        self._check(request_id)
+        self.check(request_id)
         answering = Answering(self, digest, work, delivery)
         self._waiting.setdefault(digest, []).append(answering)
         self._name(answering, request_id)
@@ -244,7 +244,8 @@ class Unread:
             self._named[request_id] = answering
             answering.names.append(request_id)
 
-    def _check(self, request_id: str) -> None:
+    def check(self, request_id: str) -> None:
+        """Raises `Refused` if the request of this name was given up."""
         if request_id and request_id in self._abandoned:
             raise abandoned()
 

@@ -219,7 +219,7 @@ class _Request:
         if request_id in session.answered:
             store = gateway.backend.store
             return await recorded(store, session.attempt, self._dialect, request, request_id=request_id)
-        session.spent.read(len(body))
+        session.spent.read(len(body), request_id=request_id)
         route = self._route(request)
         agent = routing.role(route, request, caller=self._caller.agent)
         upstream = gateway.upstreams.get(route.policy)
@@ -236,12 +236,14 @@ class _Request:
                 agent=agent,
                 request_id=request_id,
             )
+        prompts = await gateway.prompts.of(session, request, incoming.receive)
+        session.unread.check(request_id)  # an exchange takes randomness
         return Exchange(
             gateway.backend,
             session=session,
             dialect=self._dialect,
             request=request,
-            prompts=await gateway.prompts.of(session, request, incoming.receive),
+            prompts=prompts,
             policy=route.policy,
             agent=agent,
             request_id=request_id,

@@ -17,7 +17,7 @@ import numpy as np
 from lightningrl.chat import AnswerStream, Prompt
 from lightningrl.dialects.base import ChatRequest, Dialect, Refused, Reply, TokenLogprob
 from lightningrl.engine.base import Delta, EngineBusy, affinity
-from lightningrl.errors import LightningError, StoreError
+from lightningrl.errors import LightningError, StoreError, StoreFailed
 from lightningrl.gateway.backend import Backend
 from lightningrl.gateway.constraint import constraint
 from lightningrl.gateway.delivery import Answered, Delivery, Show, delivery_of
@@ -56,7 +56,7 @@ class Exchange:
         self._policy = policy
         self._agent = agent
         self._request_id = request_id
-        self._created = int(time.time())
+        self._started_at = time.time()
         longest = max(len(prompt.ids) for prompt in prompts)
         room = backend.max_length - longest
         if room < 1:
@@ -78,7 +78,11 @@ class Exchange:
         await self._refuse_broken()
         replies = [self._reply(generation) for generation in self._generations]
         calls = [self._call(generation, reply) for generation, reply in zip(self._generations, replies, strict=True)]
-        await self._backend.record(self._session.attempt, *calls)
+        try:
+            await self._backend.record(self._session.attempt, *calls)
+        except StoreFailed:  # a repetition of the request is not another answer
+            self._take_back()
+            raise
         for call, generation in zip(calls, self._generations, strict=True):
             self._remember(call, generation)
         if len(calls) == 1:
@@ -108,7 +112,7 @@ class Exchange:
                 template, stop=sampling.stop, tools=tools, reasoning=prompt.reasoning, seed=randomness.bits
             ),
             single_call=not request.parallel_tool_calls,
-            started_at=time.time(),
+            started_at=self._started_at,
         )
 
     async def _sample_all(self, show: Show | None) -> None:
@@ -156,12 +160,16 @@ class Exchange:
             return
         error, message = broken.error, str(broken.broken)
         if isinstance(error, EngineBusy) and not any(generation.token_ids for generation in self._generations):
-            for generation in self._generations:
-                self._session.give_back(generation.randomness)
-            self._session.spent.calls -= len(self._generations)
+            self._take_back()
             raise Refused(429, message, code="engine_busy", hint=error.hint, retry_after_s=error.retry_after_s)
         await self._record_incomplete("another answer to the same request broke")
         raise engine_refusal(error, message)
+
+    def _take_back(self) -> None:
+        """Nothing is recorded: the calls do not count, and the next answer to the same prompt gets their randomness."""
+        for generation in self._generations:
+            self._session.give_back(generation.randomness)
+        self._session.spent.calls -= len(self._generations)
 
     async def _record_incomplete(self, why: str) -> None:
         for generation in self._generations:
@@ -209,7 +217,7 @@ class Exchange:
         return Reply(
             id=(generations or self._generations)[0].call_id,
             request=self._request,
-            created=self._created,
+            created=int(self._started_at),
             prompt_tokens=sum(len(prompt.ids) for prompt in self._prompts),
             reused_tokens=sum(prompt.shared for prompt in self._prompts),
             choices=tuple(g.as_choice(0 if alone else g.choice, tokens=self._tokens(g)) for g in generations),

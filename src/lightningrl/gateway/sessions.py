@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-import msgspec
-
 from lightningrl.chat import ChatTemplate, ConversationTree
 from lightningrl.chat.prompt import Place
 from lightningrl.dialects.base import ChatRequest, Dialect, Past, Refused
@@ -132,10 +130,7 @@ class Session:
     def recall(self, call: Call, dialect: Dialect | None) -> None:
         """Take in a call that an earlier session answered. `dialect` is None if its dialect is not served any more."""
         self._calls = max(self._calls, call.index + 1)
-        self.spent.calls += 1
-        self.spent.tokens += len(call.completion_ids)
-        if self.spent.limits.bytes:
-            self.spent.bytes += len(msgspec.json.encode(call.request))
+        self.spent.recall(call)
         if call.finish_reason != "cancelled":  # a cancelled call gave its randomness back
             self._take(_digest(call.prompt_ids), call.sampling.seed)
         if call.capture != "incomplete":
