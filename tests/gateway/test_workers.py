@@ -16,12 +16,13 @@ import pytest
 
 import lightningrl
 from lightningrl.config import AgentConfig, GatewayConfig
-from lightningrl.errors import UserError
+from lightningrl.errors import StoreFailed, UserError
 from lightningrl.gateway.server import Certificate, certificate_of
 from lightningrl.gateway.workers import worker_key
 from lightningrl.leases import Outcome, StoreLeases
 from lightningrl.remote.digest import copy_of, differences, served_copy
 from lightningrl.remote.wire import Copy, Hello, Welcome
+from lightningrl.runner import remote
 from lightningrl.runner.dispatch import Dispatcher
 from lightningrl.runner.remote import Place, RemoteLeases, remote_leases
 from lightningrl.types import Attempt, Reward, Rollout
@@ -46,6 +47,9 @@ class Heard:
 
     def away(self, why: str) -> None:
         self.events.append("away")
+
+    def gone(self) -> None:
+        self.events.append("gone")
 
     def back(self, seconds: float) -> None:
         self.events.append("back")
@@ -280,6 +284,61 @@ async def test_an_attempt_that_the_server_does_not_know_is_forgotten(server: Ser
     async with server.up(), connected(server, heard=heard) as leases:
         await leases.finish("nobody.1", Outcome(status="failed", error="AgentError: x"))
         assert heard.events[-1] == "ended nobody.1 failed"
+
+
+class Failing(StoreLeases):
+    """Leases that take no outcome until they are mended, and no heartbeat in time."""
+
+    failing = True
+
+    async def finish(self, worker: str, attempt_id: str, outcome: Outcome) -> None:
+        if self.failing:
+            raise StoreFailed("the disk is full")
+        await super().finish(worker, attempt_id, outcome)
+
+    async def heartbeat(self, worker: str, holding: Collection[str]) -> set[str]:
+        if self.failing:
+            await asyncio.sleep(0.3)
+        return await super().heartbeat(worker, holding)
+
+
+async def test_a_server_that_answers_with_errors_is_not_gone(server: Server) -> None:
+    heard = Heard()
+    async with server.up(), connected(server, heard=heard) as leases:
+        server.workers.leases = failing = Failing(server.store)
+        await server.enqueue("r")
+        await leases.claim(limit=1, holding=())
+        finishing = asyncio.create_task(leases.finish("r.1", Outcome(status="succeeded")))
+        await until(lambda: heard.events.count("away") > 1)
+        failing.failing = False
+        await finishing
+    assert "gone" not in heard.events and "back" in heard.events
+
+
+async def test_one_late_heartbeat_breaks_nothing_and_two_are_a_dead_connection(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "BEAT_S", 0.1)
+    heard = Heard()
+    async with server.up(), connected(server, heard=heard) as leases:
+        server.workers.leases = failing = Failing(server.store)
+        assert await leases.heartbeat(["r.1"]) == {"r.1"}
+        assert heard.events[-1] == "away" and "gone" not in heard.events
+        await leases.heartbeat(["r.1"])
+        assert heard.events[-1] == "gone"
+        failing.failing = False
+        await leases.heartbeat(["r.1"])
+        assert heard.events[-2:] == ["back", "taken r.1"]
+
+
+async def test_a_server_that_ends_is_gone(server: Server) -> None:
+    heard = Heard()
+    async with AsyncExitStack() as stack:
+        async with server.up():
+            leases = await stack.enter_async_context(connected(server, heard=heard))
+        await leases.heartbeat(["r.1"])  # its connection was closed, maybe
+        await leases.heartbeat(["r.1"])
+        assert "gone" in heard.events
 
 
 class LateBeats(StoreLeases):

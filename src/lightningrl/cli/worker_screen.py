@@ -96,6 +96,9 @@ class WorkerScreen:
             self._event("away", why=why)
         self._away = (why, time.monotonic() if self._away is None else self._away[1])
 
+    def gone(self) -> None:
+        """`away` has said it."""
+
     def back(self, seconds: float) -> None:
         self._away = None
         self._say(f"the server is back after {seconds:.0f} s")

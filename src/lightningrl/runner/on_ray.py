@@ -93,6 +93,9 @@ class Tally:
         self.connected_now = False
         self.error = f"the server is away: {why}"
 
+    def gone(self) -> None:
+        """`away` has said it."""
+
     def back(self, seconds: float) -> None:
         self.connected_now = True
         self.error = ""

@@ -6,16 +6,17 @@ run on, and outcomes wait in memory. What the server does not like (the key, the
 """
 
 import asyncio
+import io
 import math
 import os
 import random
 import ssl
 import time
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -45,9 +46,13 @@ T = TypeVar("T")
 PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 """Between two tries to reach the server. The last one repeats; each is shortened at random, by up to a half."""
 ANSWER_S = 10.0
-"""Time for an answer, besides the time that a claim waits for work."""
+"""Time for an answer to begin, and between two pieces of it. Claims wait for work besides."""
+FINISH_S = 120.0
+"""The same for an outcome, which the server may grade. A longer grading is waited for with the next request."""
 BEAT_S = 5.0
 """Time for the answer to a heartbeat: it is small, and late ones are of no use."""
+MISSED = 2
+"""After so many heartbeats in a row without an answer, the connections to the server are taken for dead."""
 BYE_S = 2.0
 """Time to say goodbye."""
 
@@ -61,6 +66,10 @@ class Watcher(Protocol):
 
     def away(self, why: str) -> None:
         """The server does not answer. Told for each failure."""
+        ...
+
+    def gone(self) -> None:
+        """The server cannot be reached: connections to it may be dead. Told once, until it is back."""
         ...
 
     def back(self, seconds: float) -> None:
@@ -83,7 +92,11 @@ class Watcher(Protocol):
 
 
 class Away(Exception):
-    """The server did not answer, or cannot at the moment."""
+    """The server did not answer, or cannot at the moment. `gone`: there is no connection to it."""
+
+    def __init__(self, why: str, *, gone: bool = False) -> None:
+        super().__init__(why)
+        self.gone = gone
 
 
 class _Over(Exception):
@@ -134,6 +147,10 @@ class RemoteLeases:
         self._session = session
         self._watcher = watcher
         self._away_since: float | None = None
+        self._gone = False
+        """No connection to the server can be made, or heartbeats have had no answer."""
+        self._missed = 0
+        """Heartbeats without an answer, since the last answer of any kind."""
         self._left = max_attempts
         self.ending = asyncio.Event()
         """Set when the worker shall claim no more, e.g. after `max_attempts`."""
@@ -144,7 +161,7 @@ class RemoteLeases:
         self._acknowledged: set[str] = set()
         """Those of them whose outcome was acknowledged."""
         self._cut = asyncio.Event()
-        """The server went away or came back: the connection of a claim that waits may be dead."""
+        """Set, and replaced, when the server is gone, and when it is back: the connections of requests may be dead."""
         self._greeting: asyncio.Task[None] | None = None
         self._greeted = 0
         """How often the server has admitted this worker."""
@@ -168,17 +185,11 @@ class RemoteLeases:
         if self._left <= 0:
             await asyncio.Event().wait()
         message = Claim(worker=self._hello.worker, limit=int(min(limit, self._left)), holding=list(holding))
-        self._cut.clear()
-        asking = asyncio.create_task(self._ask("claim", message, Given, timeout_s=POLL_S + ANSWER_S))
-        cut = asyncio.create_task(self._cut.wait())
         try:
-            await asyncio.wait((asking, cut), return_when=asyncio.FIRST_COMPLETED)
-            claimed = asking.result().attempts if asking.done() else []
+            given = await self._until_cut(self._ask("claim", message, Given, timeout_s=POLL_S + ANSWER_S))
+            claimed = [] if given is None else given.attempts
         except _Over:
             claimed = []
-        finally:
-            asking.cancel()
-            cut.cancel()
         for rollout, attempt in claimed:
             self._watcher.began(rollout, attempt)
         self._left -= len(claimed)
@@ -201,6 +212,7 @@ class RemoteLeases:
         try:
             held = set((await self._once("heartbeat", message, Held, timeout_s=BEAT_S)).attempts)
         except Away as away:
+            self._missed += 1
             self._failed(away)
         except _Unknown:
             with suppress(_Over):
@@ -219,7 +231,8 @@ class RemoteLeases:
         message = Finish(worker=self._hello.worker, attempt=attempt_id, outcome=outcome)
         self._finishing.add(attempt_id)
         with suppress(_Over):
-            await self._ask("finish", message, Finished, timeout_s=ANSWER_S)
+            while await self._until_cut(self._ask("finish", message, Finished, timeout_s=FINISH_S)) is None:
+                pass
         self._acknowledged.add(attempt_id)
         self._watcher.ended(attempt_id, outcome)
 
@@ -259,6 +272,16 @@ class RemoteLeases:
         if not task.cancelled():
             task.exception()  # raised again by the next request, if nobody waits for this one any more
 
+    async def _until_cut(self, asking: Coroutine[Any, Any, T]) -> T | None:
+        """The answer; None if the connection may have died meanwhile."""
+        task, cut = asyncio.create_task(asking), asyncio.create_task(self._cut.wait())
+        try:
+            await asyncio.wait((task, cut), return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            task.cancel()
+            cut.cancel()
+
     async def _ask(self, verb: str, message: msgspec.Struct, kind: type[T], *, timeout_s: float) -> T:
         """The server's answer; repeats the request until there is one. Raises `_Over` and `UserError`."""
         pauses = _pauses()
@@ -274,21 +297,7 @@ class RemoteLeases:
 
     async def _once(self, verb: str, message: msgspec.Struct, kind: type[T], *, timeout_s: float) -> T:
         """Raises `Away`, `_Over`, `_Unknown`, and `UserError` for what repeating does not mend."""
-        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=ANSWER_S)
-        try:
-            body = msgspec.json.encode(message)
-            url = f"{self._url}/workers/{verb}"
-            async with self._session.post(url, data=body, timeout=timeout, allow_redirects=False) as response:
-                status, body = response.status, await response.read()
-        except aiohttp.ClientConnectorCertificateError as error:
-            hint = "give the server's certificate with `--ca-file`"
-            raise UserError(f"the certificate of `{self._url}` is not trusted: {error}", hint=hint) from error
-        except aiohttp.InvalidURL as error:
-            raise UserError(f"`{self._url}` is not an address", hint="write it as `http://server:8100`") from error
-        except TimeoutError as error:
-            raise Away(f"no answer within {timeout_s:g} s") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise Away(_reason(error)) from error
+        status, body = await self._exchange(verb, message, timeout_s=timeout_s)
         if status == 200:
             answer = _decoded(body, kind)
             self._reached()
@@ -304,6 +313,28 @@ class RemoteLeases:
             raise Away(f"status {status}: {problem.message}" if problem.message else f"status {status}")
         raise _refused(self._url, status, problem)
 
+    async def _exchange(self, verb: str, message: msgspec.Struct, *, timeout_s: float) -> tuple[int, bytes]:
+        """The status and the body of the answer. Raises `Away`, and `UserError` for a wrong address."""
+        timeout = aiohttp.ClientTimeout(connect=min(timeout_s, ANSWER_S), sock_read=timeout_s)
+        try:
+            body = io.BytesIO(msgspec.json.encode(message))
+            url = f"{self._url}/workers/{verb}"
+            async with self._session.post(url, data=body, timeout=timeout, allow_redirects=False) as response:
+                return response.status, await response.read()
+        except aiohttp.ClientConnectorCertificateError as error:
+            hint = "give the server's certificate with `--ca-file`"
+            raise UserError(f"the certificate of `{self._url}` is not trusted: {error}", hint=hint) from error
+        except aiohttp.InvalidURL as error:
+            raise UserError(f"`{self._url}` is not an address", hint="write it as `http://server:8100`") from error
+        except aiohttp.ConnectionTimeoutError as error:
+            raise Away("no connection", gone=True) from error
+        except TimeoutError as error:
+            raise Away(f"no answer within {timeout_s:g} s") from error
+        except aiohttp.ClientConnectorError as error:
+            raise Away(_reason(error), gone=True) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise Away(_reason(error)) from error
+
     def _end(self) -> None:
         if not self._over:
             self._over = True
@@ -313,15 +344,25 @@ class RemoteLeases:
     def _failed(self, away: Away) -> None:
         if self._away_since is None:
             self._away_since = time.monotonic()
-            self._cut.set()
         self._watcher.away(str(away))
+        if not self._gone and (away.gone or self._missed >= MISSED):
+            self._gone = True
+            self._cut_off()
+            self._watcher.gone()
 
     def _reached(self) -> None:
+        self._missed = 0
         if self._away_since is not None:
             seconds = time.monotonic() - self._away_since
             self._away_since = None
-            self._cut.set()
+            if self._gone:
+                self._gone = False
+                self._cut_off()
             self._watcher.back(seconds)
+
+    def _cut_off(self) -> None:
+        self._cut.set()
+        self._cut = asyncio.Event()
 
 
 @asynccontextmanager

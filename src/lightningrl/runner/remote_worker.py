@@ -99,22 +99,25 @@ class Told:
         self._watcher = watcher
         self._relay = relay
         self._outages = outages
-        self._away = False
+        self._gone = False
 
     def connected(self, welcome: Welcome) -> None:
         self._watcher.connected(welcome)
 
     def away(self, why: str) -> None:
-        if not self._away:
-            self._relay.server_away()
-            self._outages.begin()
-        self._away = True
         self._watcher.away(why)
 
+    def gone(self) -> None:
+        self._gone = True
+        self._relay.server_away()
+        self._outages.begin()
+        self._watcher.gone()
+
     def back(self, seconds: float) -> None:
-        self._away = False
-        self._outages.end()
-        self._relay.server_back()
+        if self._gone:
+            self._gone = False
+            self._outages.end()
+            self._relay.server_back()
         self._watcher.back(seconds)
 
     def began(self, rollout: Rollout, attempt: Attempt) -> None:
