@@ -50,7 +50,7 @@ def test_a_run_writes_all_its_files_and_eval_reproduces_its_results(small_recipe
     for part, seconds in result["cpu_s"].items():
         each = [row[f"cpu/{part}_s"] for row in rows if row["kind"] == "step"]
         assert len(each) == 2 and sum(each) <= seconds + 0.1, part
-        assert all(spent == 0 if part == "rest" else spent > 0 for spent in each), part
+        assert all(spent > 0 or part == "rest" for spent in each), part  # the curve may be drawn during a step
     assert result["cpu_s"]["rest"] > 0.1, "it has loaded the model"
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
