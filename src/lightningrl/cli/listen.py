@@ -41,14 +41,6 @@ def server_url(config: GatewayConfig, *, port: int) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def is_loopback(host: str) -> bool:
-    """Do only programs of the same machine reach this host?"""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def _is_unspecified(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_unspecified

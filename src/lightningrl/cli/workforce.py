@@ -6,8 +6,9 @@ from collections import Counter
 from rich.console import Console
 
 from lightningrl.cli.console import say
-from lightningrl.cli.listen import KEY_PLACE, is_loopback, worker_command
+from lightningrl.cli.listen import KEY_PLACE, worker_command
 from lightningrl.cli.live import Progress
+from lightningrl.gateway.identity import is_loopback
 from lightningrl.gateway.roster import Connected
 from lightningrl.gateway.workers import KEY_FILE
 from lightningrl.serve import LightningServer

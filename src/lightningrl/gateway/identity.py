@@ -95,7 +95,7 @@ def is_local(caller: Caller) -> bool:
     if the site's domain name was made to resolve to this machine (DNS rebinding).
     """
     urls = [f"//{caller.host}"] if caller.origin is None else [f"//{caller.host}", caller.origin]
-    return _is_loopback(caller.peer) and all(_is_loopback(_hostname(url)) for url in urls)
+    return is_loopback(caller.peer) and all(is_loopback(_hostname(url)) for url in urls)
 
 
 def _hostname(url: str) -> str:
@@ -105,7 +105,8 @@ def _hostname(url: str) -> str:
         return ""
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Do only programs of the same machine reach this name or address?"""
     try:
         address = ip_address(host)
     except ValueError:
