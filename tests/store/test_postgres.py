@@ -19,27 +19,7 @@ from lightningrl.store.postgres import PostgresStore
 from lightningrl.store.running import TRUSTED_S
 from lightningrl.types import Reward, Weights
 from tests.postgres import Postgres
-
-WRITER = """
-import asyncio, sys
-from lightningrl.store import open_store
-from lightningrl.store.conformance import begin, call
-
-async def branch(store, attempt, lane):
-    parent, prompt, index = None, [lane], lane
-    while True:
-        record = call(attempt, index, prompt, [index, lane], parent=parent)
-        await store.append(record)
-        print(record.id, flush=True)
-        parent, prompt, index = record.id, [*prompt, index, lane, 7], index + 4
-
-async def main():
-    store = await open_store(sys.argv[1], exclusive=True)
-    attempt = await begin(store, sys.argv[2])
-    await asyncio.gather(*(branch(store, attempt, lane) for lane in range(4)))
-
-asyncio.run(main())
-"""
+from tests.store.writer import WRITER
 
 
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)

@@ -24,27 +24,7 @@ from lightningrl.store.conformance import begin, call, rollout, same
 from lightningrl.store.schema import MIGRATIONS
 from lightningrl.store.sqlite import SQLiteStore
 from lightningrl.types import Attempt, Call, Reward
-
-WRITER = """
-import asyncio, sys
-from lightningrl.store.conformance import begin, call
-from lightningrl.store.sqlite import SQLiteStore
-
-async def branch(store, attempt, lane):
-    parent, prompt, index = None, [lane], lane
-    while True:
-        record = call(attempt, index, prompt, [index, lane], parent=parent)
-        await store.append(record)
-        print(record.id, flush=True)
-        parent, prompt, index = record.id, [*prompt, index, lane, 7], index + 4
-
-async def main():
-    store = await SQLiteStore.open(sys.argv[1], exclusive=True)
-    attempt = await begin(store, sys.argv[2])
-    await asyncio.gather(*(branch(store, attempt, lane) for lane in range(4)))
-
-asyncio.run(main())
-"""
+from tests.store.writer import WRITER
 
 
 @pytest.mark.parametrize("where", ["file", "exclusive", "memory"])
@@ -63,7 +43,9 @@ async def test_sqlite_keeps_the_promises_of_a_store(
 
 def _acknowledged_until_killed(path: Path, rollout_id: str, *, after_s: float) -> list[str]:
     """The call ids that a writer has printed before it was killed, each after its `append` has returned."""
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path), rollout_id], stdout=subprocess.PIPE, text=True)
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, f"sqlite://{path}", rollout_id], stdout=subprocess.PIPE, text=True
+    )
     assert writer.stdout is not None
     first = writer.stdout.readline()
     time.sleep(after_s)
