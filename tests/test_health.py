@@ -82,7 +82,7 @@ def test_each_warning_is_raised_once_with_a_figure_and_a_hint(change: dict[str, 
     ((step, _),) = raised(rows)
     assert 30 <= step < 30 + RECENT
     (warning,) = warnings_of(rows, {"policy": learner()})
-    assert figure in warning and hint in warning.partition("; hint: ")[2]
+    assert figure in warning.text and hint in warning.text.partition("; hint: ")[2]
 
 
 def test_groups_that_are_all_silent_are_reported_at_once() -> None:
@@ -93,7 +93,7 @@ def test_groups_that_are_all_silent_are_reported_at_once() -> None:
 
 def test_graded_logs_of_a_program_are_reported_at_once() -> None:
     (warning,) = warnings_of([HEALTHY | {"reward/mean": 0.0, "answers/logs": 1.0}], {"policy": learner()})
-    assert "`LIGHTNINGRL_OUTPUT`" in warning
+    assert "`LIGHTNINGRL_OUTPUT`" in warning.text
     for harmless in ({"reward/mean": 0.01, "answers/logs": 0.9}, {"reward/mean": 0.0, "answers/logs": 0.0}):
         assert not warnings_of([HEALTHY | harmless], {"policy": learner()})
 
@@ -102,7 +102,7 @@ def test_nearly_solved_tasks_are_a_note_and_not_a_warning() -> None:
     rows = [HEALTHY | {"groups/silent": 20.0, "reward/mean": 0.93}] * RECENT
     assert raised(rows) == [] and warnings_of(rows, {"policy": learner()}) == []
     (note,) = notes_of(rows, {"policy": learner()})
-    assert note.startswith("nearly solved: mean reward on training tasks is `0.93`")
+    assert note.text.startswith("nearly solved: mean reward on training tasks is `0.93`")
     assert notes_of([HEALTHY] * RECENT, {"policy": learner()}) == []
     assert notes_of([HEALTHY | {"reward/mean": 3.0}] * RECENT, {"policy": learner()}) == [], (
         "a reward that does not end at 1"
@@ -132,7 +132,7 @@ def test_each_policy_is_checked_and_named() -> None:
         "critic/rollouts/excluded": 90.0,
     }
     said = warnings_of([row] * RECENT, {"solver": learner(), "critic": learner()})
-    assert sorted(text.partition(" of the ")[0] for text in said) == ["`25%`", "`32%`", "`critic`: `50%`"]
+    assert sorted(advice.text.partition(" of the ")[0] for advice in said) == ["`25%`", "`32%`", "`critic`: `50%`"]
 
 
 def drifting(

@@ -6,6 +6,7 @@ A warning is raised when it becomes true; to be raised again, it must have been 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias, get_args
 
 import numpy as np
@@ -17,6 +18,17 @@ Row: TypeAlias = Mapping[str, float]
 """`area/name` → value in one step, as in `metrics.jsonl`. With several policies, `NAME/area/name` belongs to one."""
 Check: TypeAlias = Callable[[Sequence[Row], LearnerConfig], str | None]
 """Steps so far, as one policy sees them → a warning; None if all is well, or if that is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """A warning or a note."""
+
+    text: str
+    """What is the case, with a figure, and after `; hint: ` what to do."""
+    metric: str | None
+    """The metric whose curve it is about; None: it is about no curve."""
+
 
 RECENT = 5
 """Number of steps in a mean: the mean of five has less than half the noise of one."""
@@ -91,28 +103,26 @@ class Health:
             rows.append(view(row, name))
         self._steps += 1
         true = _warnings(self._views, self._learners)
-        fresh = [text for key, text in true.items() if self._steps - self._last.get(key, -QUIET) > QUIET]
+        fresh = [advice.text for key, advice in true.items() if self._steps - self._last.get(key, -QUIET) > QUIET]
         self._last |= dict.fromkeys(true, self._steps)
         return fresh
 
 
-def warnings_of(rows: Sequence[Row], learners: Mapping[str, LearnerConfig]) -> list[str]:
+def warnings_of(rows: Sequence[Row], learners: Mapping[str, LearnerConfig]) -> list[Advice]:
     """All warnings that are true after the last step."""
     return list(_warnings({name: [view(row, name) for row in rows] for name in learners}, learners).values())
 
 
-def notes_of(rows: Sequence[Row], learners: Mapping[str, LearnerConfig]) -> list[str]:
+def notes_of(rows: Sequence[Row], learners: Mapping[str, LearnerConfig]) -> list[Advice]:
     """Notes after the last step that are not warnings."""
-    notes: list[str] = []
+    notes: list[Advice] = []
     for name in learners:
         own = [view(row, name) for row in rows[-RECENT:]]
         if solved(own):
             whose = f"`{name}`: " if len(learners) > 1 else ""
             reward = mean_of(own, "reward/mean")
-            notes.append(
-                f"{whose}nearly solved: mean reward on training tasks is `{reward:.3g}` of 1; "
-                "hint: use harder tasks, or stop here"
-            )
+            text = f"{whose}nearly solved: mean reward on training tasks is `{reward:.3g}` of 1; "
+            notes.append(Advice(text=text + "hint: use harder tasks, or stop here", metric="reward/mean"))
     return notes
 
 
@@ -132,16 +142,22 @@ def view(row: Row, policy: str) -> Row:
     return {**row, **own}
 
 
-def _warnings(views: Mapping[str, Sequence[Row]], learners: Mapping[str, LearnerConfig]) -> dict[str, str]:
+def _warnings(views: Mapping[str, Sequence[Row]], learners: Mapping[str, LearnerConfig]) -> dict[str, Advice]:
     """`policy/check` → warning."""
-    found: dict[str, str] = {}
+    found: dict[str, Advice] = {}
     for index, (name, rows) in enumerate(views.items()):
-        for check in (*(OF_THE_RUN if index == 0 else ()), *OF_A_POLICY):
+        for check, metric in {**(OF_THE_RUN if index == 0 else {}), **OF_A_POLICY}.items():
             text = check(rows, learners[name]) if rows else None
             if text:
                 whose = f"`{name}`: " if len(learners) > 1 and check in OF_A_POLICY else ""
-                found[f"{name}/{check.__name__}"] = whose + text
+                found[f"{name}/{check.__name__}"] = Advice(text=whose + text, metric=own_name(metric, rows, name))
     return found
+
+
+def own_name(metric: str | None, rows: Sequence[Row], policy: str) -> str | None:
+    """The name of a metric in `metrics.jsonl`: with several policies, that of this policy if it has its own."""
+    own = f"{policy}/{metric}"
+    return own if metric is not None and own in rows[-1] else metric
 
 
 # checks of the whole run
@@ -339,22 +355,29 @@ CALLS = [f"calls/{capture}" for capture in get_args(Capture)]
 """Metrics that together count all calls."""
 NO_REWARDS = ("reward/mean", "reward/std_in_group")
 """Metrics `reward/…` that are not the mean of a named reward."""
-OF_THE_RUN: tuple[Check, ...] = (logs_graded, excluded, truncated, forked, heldout_trained)
-OF_A_POLICY: tuple[Check, ...] = (
-    skipped,
-    engine_gap,
-    reward_hacking,
-    audit_missing,
-    air_unused,
-    silent_groups,
-    left_out,
-    ratio_explodes,
-    clipped,
-    capped,
-    far_from_sampling,
-    entropy_collapsed,
-    critic_explains_nothing,
-)
+OF_THE_RUN: Mapping[Check, str | None] = {
+    logs_graded: "reward/mean",
+    excluded: "rollouts/excluded",
+    truncated: "calls/truncated",
+    forked: "calls/forked",
+    heldout_trained: "tasks/heldout",
+}
+OF_A_POLICY: Mapping[Check, str | None] = {
+    skipped: "optim/skipped",
+    engine_gap: "policy/logprob_gap",
+    reward_hacking: "reward/mean",
+    audit_missing: None,
+    air_unused: None,
+    silent_groups: "groups/silent",
+    left_out: "tokens/selected",
+    ratio_explodes: "loss/ratio_max",
+    clipped: "loss/clip_fraction",
+    capped: "loss/importance_capped",
+    far_from_sampling: "policy/kl_engine",
+    entropy_collapsed: "policy/entropy",
+    critic_explains_nothing: "critic/explained_variance",
+}
+"""Check → the metric that it is about."""
 
 
 def trend(values: np.ndarray) -> float:

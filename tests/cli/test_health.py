@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from lightningrl.cli.health import HealthWatcher, checkup, read, show
+from lightningrl.cli.health import HealthWatcher, show
 from lightningrl.errors import UserError
+from lightningrl.look.checkup import checkup, checkup_of
 from lightningrl.recipe import dump_config, load_config
 from tests.conftest import RECIPE, SmallRecipe
 from tests.test_health import HEALTHY
@@ -84,7 +85,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 def test_the_folder_of_captured_calls_has_no_training_metrics(tmp_path: Path) -> None:
     (tmp_path / "store.sqlite").touch()
     with pytest.raises(UserError, match="has no training metrics") as refused:
-        read(tmp_path)
+        checkup_of(tmp_path)
     assert f"lightningrl rollouts {tmp_path} --report" in (refused.value.hint or "")
 
 

@@ -1,7 +1,6 @@
 """A run's folder: `config.toml`, `metrics.jsonl`, `store.sqlite`, `checkpoints/`, `model/`, `curve.png`."""
 
 import json
-import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,8 @@ from typing import Any
 
 from lightningrl.config import Config
 from lightningrl.errors import UserError
+from lightningrl.look.journal import MetricsFile
+from lightningrl.look.runs import resume_command
 from lightningrl.progress import Exam
 from lightningrl.recipe import dump_config, load_config
 from lightningrl.store.place import settle
@@ -55,12 +56,11 @@ class RunFolder:
     @property
     def resume_command(self) -> str:
         """The command that continues this run."""
-        return shlex.join(["lightningrl", "train", str(self.config), "--run-dir", str(self.path), "--resume"])
+        return resume_command(self.path)
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of `metrics.jsonl`, without a last line that a crash cut off."""
-        lines = self.metrics.read_text(encoding="utf-8").splitlines(keepends=True) if self.metrics.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return MetricsFile(self.metrics).rows()
 
 
 def dated(name: str) -> Path:

@@ -12,13 +12,14 @@ from lightningrl.cli.card import write_cards
 from lightningrl.cli.console import say
 from lightningrl.cli.curve import CurveWatcher, draw_curve
 from lightningrl.cli.folder import Journal, RunFolder
-from lightningrl.cli.health import HealthWatcher, checkup, steps_of
+from lightningrl.cli.health import HealthWatcher
 from lightningrl.cli.live import Progress
 from lightningrl.cli.ready import check_device, check_memory_of, check_servers, check_tasks
 from lightningrl.cli.report import Result, before_after, cpu_spent, next_steps, result_of, then_and_now
 from lightningrl.cli.stop import Interrupted, run
 from lightningrl.config import Config
 from lightningrl.errors import Stopped
+from lightningrl.look.checkup import checkup, steps_of
 from lightningrl.progress import Exam, Watcher
 
 

@@ -64,7 +64,11 @@ def judge(summary: Summary, rows: Sequence[Row], config: Config) -> Verdict:
     learners = config.learners()
     own = [view(row, next(iter(learners))) for row in rows]
     evidence = Evidence(
-        config=config, rows=own, before=before.mean, changes=changes, warnings=warnings_of(rows, learners)
+        config=config,
+        rows=own,
+        before=before.mean,
+        changes=changes,
+        warnings=[advice.text for advice in warnings_of(rows, learners)],
     )
     return Verdict(learnt=learnt, change=change, reason="" if learnt == "yes" else likeliest(evidence))
 

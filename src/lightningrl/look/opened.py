@@ -1,13 +1,16 @@
 """Opens a run for reading: its store, its settings and its tokenizers."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
+from lightningrl.chat.detokenizer import Detokenizer
 from lightningrl.config import Config
 from lightningrl.errors import UserError
-from lightningrl.look.texts import Texts, texts_from
 from lightningrl.recipe import load_config
 from lightningrl.store import Records, open_records
 from lightningrl.store.place import records_at
@@ -25,10 +28,13 @@ class Opened:
     no_config: str = ""
     """Why `config` is None."""
 
-    def texts(self, policy: str) -> Texts | None:
-        """The texts of the policy's tokens; None if no tokenizer file is found."""
+    def detokenizer(self, policy: str) -> Callable[[], Detokenizer] | None:
+        """A factory of detokenizers for the policy; control tokens are kept. None if no tokenizer file is found."""
         file = next((file for file in self._tokenizers(policy) if file.is_file()), None)
-        return None if file is None else texts_from(file)
+        if file is None:
+            return None
+        tokenizer = Tokenizer.from_file(str(file))
+        return lambda: Detokenizer(partial(tokenizer.decode, skip_special_tokens=False))
 
     def _tokenizers(self, policy: str) -> list[Path]:
         run = self.file.parent
@@ -51,7 +57,7 @@ async def opened(path: Path) -> AsyncIterator[Opened]:
     if found is None:
         raise UserError(f"no records at `{path}`", hint="give the folder of a run, e.g. `runs/…`, or its store.sqlite")
     file, url = found
-    config, why = _settings(file.parent / "config.toml")
+    config, why = settings_of(file.parent / "config.toml")
     records = await open_records(url)
     try:
         yield Opened(file=file, records=records, config=config, no_config=why)
@@ -59,7 +65,7 @@ async def opened(path: Path) -> AsyncIterator[Opened]:
         await records.close()
 
 
-def _settings(file: Path) -> tuple[Config | None, str]:
+def settings_of(file: Path) -> tuple[Config | None, str]:
     """(settings, why they are missing). Settings of another version of LightningRL may not be readable."""
     if not file.is_file():
         return None, "the run's folder has no config.toml"

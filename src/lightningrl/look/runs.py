@@ -1,0 +1,139 @@
+"""What has been run, and how did it end? A run's state, progress, held-out reward and settings, from its folder."""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from lightningrl.config import Config
+from lightningrl.look.journal import Row
+from lightningrl.look.opened import opened, settings_of
+from lightningrl.look.process import process_of
+from lightningrl.look.redaction import changed_settings, redacted
+from lightningrl.store.place import FILE, NAMED, records_at
+
+State: TypeAlias = Literal["running", "complete", "stopped"]
+CHANGING = ("metrics.jsonl", FILE, f"{FILE}-wal", "result.json", "config.toml")
+"""Files that change while a run goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heldout:
+    """Mean reward on held-out tasks, sampled at temperature 1. None: not measured yet."""
+
+    before: float | None
+    latest: float | None
+    after: float | None
+    low: float | None
+    high: float | None
+    """95 % interval of `latest`."""
+    learnt: Literal["yes", "no", "worse"] | None
+    """None: the run is not complete."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run, in a line of a list."""
+
+    run: str
+    """Name of its folder, made unique."""
+    recipe: str | None
+    """None: it has no settings, or they cannot be read."""
+    path: str
+    state: State
+    began_at: float
+    changed_at: float
+    """Unix seconds."""
+    steps: int | None
+    """Steps to take; None: it is no training run."""
+    step: int
+    """Steps taken."""
+    policies: tuple[str, ...]
+    heldout: Heldout
+    rollouts: int | None
+    """None: its store cannot be read."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether the folder has a run's settings or records."""
+    return any((folder / name).is_file() for name in ("config.toml", FILE, NAMED))
+
+
+def signature(folder: Path) -> tuple[Any, ...]:
+    """A value that changes when the run does. What a database at another place holds is not looked at."""
+    found = [(folder / name) for name in CHANGING]
+    stats = [path.stat() if path.exists() else None for path in found]
+    return (process_of(folder), *((stat.st_mtime_ns, stat.st_size) if stat else None for stat in stats))
+
+
+async def run_of(folder: Path, rows: Sequence[Row], *, name: str) -> Run:
+    """The run in a folder. `rows`: of its metrics."""
+    config, _ = settings_of(folder / "config.toml")
+    result = result_of(folder)
+    times = [path.stat().st_mtime for part in CHANGING if (path := folder / part).exists()]
+    began = [row["at"] for row in rows if row["kind"] == "began"]
+    return Run(
+        run=name,
+        recipe=None if config is None else config.name,
+        path=str(folder),
+        state=state_of(folder),
+        began_at=began[0] if began else min(times, default=folder.stat().st_mtime),
+        changed_at=max(times, default=folder.stat().st_mtime),
+        steps=None if config is None else config.loop.steps,
+        step=sum(row["kind"] == "step" for row in rows),
+        policies=() if config is None else tuple(config.learners()),
+        heldout=_heldout(rows, result),
+        rollouts=await _rollouts(folder),
+    )
+
+
+def state_of(folder: Path) -> State:
+    if process_of(folder) is not None:
+        return "running"
+    return "complete" if (folder / "result.json").is_file() else "stopped"
+
+
+def result_of(folder: Path) -> dict[str, Any] | None:
+    """The result of a run that is complete, as `train --json` prints it; else None."""
+    file = folder / "result.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+
+def details_of(folder: Path, config: Config | None) -> dict[str, Any]:
+    """What the page shows of one run besides `Run`: settings without secrets, result, and how to continue."""
+    return {
+        "settings": None if config is None else redacted(config),
+        "changed": {} if config is None else changed_settings(config),
+        "result": result_of(folder),
+        "resume_command": resume_command(folder),
+    }
+
+
+def resume_command(folder: Path) -> str:
+    """The command that continues the run in this folder."""
+    return shlex.join(["lightningrl", "train", str(folder / "config.toml"), "--run-dir", str(folder), "--resume"])
+
+
+def _heldout(rows: Sequence[Row], result: Mapping[str, Any] | None) -> Heldout:
+    exams = [row for row in rows if row["kind"] == "exam" and row["mode"] == "sampled"]
+    latest = exams[-1] if exams else {}
+    return Heldout(
+        before=next((row["reward/mean"] for row in exams if row["step"] == 0), None),
+        latest=latest.get("reward/mean"),
+        after=result["heldout_after"] if result else None,
+        low=latest.get("reward/low"),
+        high=latest.get("reward/high"),
+        learnt=result["learnt"] if result else None,
+    )
+
+
+async def _rollouts(folder: Path) -> int | None:
+    if records_at(folder) is None:
+        return None
+    async with opened(folder) as run:
+        return sum((await run.records.count()).values())
