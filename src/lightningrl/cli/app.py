@@ -379,12 +379,38 @@ def health(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run.")], as_json: Json = False
 ) -> None:
     """Check the health of a run, finished or not: metrics and warnings."""
-    from lightningrl.cli.health import read, show
+    from lightningrl.cli.health import show
+    from lightningrl.look.checkup import checkup_of
 
-    found = read(run_dir)
+    found = checkup_of(run_dir)
     show(found, make_console(stderr=as_json))
     if as_json:
         typer.echo(json.dumps(found.as_json()))
+
+
+@app.command()
+def ui(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RUN]...", help="Folders of runs, or folders that hold them. Default: `runs`."),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option("--port", min=0, max=65535, help="Default: the first free one from 8790 to 8799, or any other."),
+    ] = None,
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on. All but loopback addresses need a key, which is made.")
+    ] = "127.0.0.1",
+    browser: Annotated[bool, typer.Option("--open", metavar="", help="Open it in a browser.")] = False,
+    descriptor: Annotated[int | None, typer.Option("--fd", hidden=True)] = None,
+) -> None:
+    """Look at runs, finished or not, on a page in the browser."""
+    from lightningrl.cli.ui import serve, serve_given
+
+    if descriptor is not None:
+        serve_given(runs or [], descriptor)
+    else:
+        serve(runs or [], host=host, port=port, browser=browser, console=make_console(stderr=False))
 
 
 @app.command()

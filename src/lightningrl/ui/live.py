@@ -1,0 +1,107 @@
+"""Tells browsers that a run has changed, by server-sent events. One task looks at a run for all who watch it.
+
+Without anybody who watches, nothing looks.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+
+from lightningrl.errors import LightningError
+from lightningrl.look.runs import state_of
+from lightningrl.store.place import records_at
+from lightningrl.ui.shelf import Book
+
+EVERY_S = 1.0
+"""Seconds between two looks at a run, and between two events."""
+ALIVE_S = 15.0
+"""Seconds of silence after which an empty line is sent: so a connection that was cut is noticed."""
+
+
+class Watch:
+    """Looks at one run, and keeps what it last saw."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        self._changed = asyncio.Condition()
+        self._number = 0
+        self._seen: dict[str, Any] = {}
+        self.viewers = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def enter(self) -> None:
+        self.viewers += 1
+        if self._task is None:
+            self._task = asyncio.create_task(self._look())
+
+    def leave(self) -> None:
+        self.viewers -= 1
+        if not self.viewers and self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def after(self, number: int) -> tuple[int, dict[str, Any]]:
+        """(number, what was seen) as soon as something later than `number` was seen."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._number > number)
+            return self._number, self._seen
+
+    async def _look(self) -> None:
+        while True:
+            with suppress(LightningError):  # the database is away: look again
+                await self._tell(await self._state())
+            await asyncio.sleep(EVERY_S)
+
+    async def _tell(self, seen: dict[str, Any]) -> None:
+        if seen != self._seen:
+            async with self._changed:
+                self._number, self._seen = self._number + 1, seen
+                self._changed.notify_all()
+
+    async def _state(self) -> dict[str, Any]:
+        book, cursor = self._book, None
+        if records_at(book.folder) is not None:
+            cursor = (await (await book.opened()).records.changes()).cursor
+        return {"metrics": book.metrics.after().cursor, "rollouts": cursor, "state": state_of(book.folder)}
+
+
+class Live:
+    """The streams of all runs."""
+
+    def __init__(self) -> None:
+        self._watches: dict[str, Watch] = {}
+        self._closed = asyncio.Event()
+
+    @property
+    def viewers(self) -> int:
+        return sum(watch.viewers for watch in self._watches.values())
+
+    async def stream(self, book: Book, request: Request) -> StreamingResponse:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(self._events(book), media_type="text/event-stream", headers=headers)
+
+    def close(self) -> None:
+        """End all streams."""
+        self._closed.set()
+
+    async def _events(self, book: Book) -> AsyncIterator[bytes]:
+        watch = self._watches.setdefault(book.name, Watch(book))
+        watch.enter()
+        number, closed = 0, asyncio.ensure_future(self._closed.wait())
+        try:
+            while not closed.done():
+                change = asyncio.ensure_future(watch.after(number))
+                await asyncio.wait((change, closed), timeout=ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
+                if change.done():
+                    number, seen = change.result()
+                    yield b"event: change\ndata: " + msgspec.json.encode(seen) + b"\n\n"
+                elif change.cancel():
+                    yield b": still here\n\n"
+        finally:
+            closed.cancel()
+            watch.leave()
