@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from lightningrl import plugins
 from lightningrl.types import Attempt, AttemptStatus, Call, Reward, Rollout, RolloutStatus, Span, Weights
@@ -45,6 +45,41 @@ class Changes:
     rollouts: tuple[Rollout, ...]
 
 
+class Outcome(NamedTuple):
+    """How one rollout stands. What is not of the rollout is of its accepted attempt, or else of its latest."""
+
+    place: int
+    """Its place in the queue: later rollouts have larger numbers."""
+    id: str
+    group_id: str
+    task_id: str
+    split: str
+    status: RolloutStatus
+    attempts: int
+    attempt_status: AttemptStatus | None
+    """None: no attempt has begun."""
+    worker: str
+    started_at: float | None
+    """Unix seconds; None: no attempt has begun."""
+    ended_at: float | None
+    """Unix seconds; None: it has not ended."""
+    error: str | None
+    """The first line; None: no error."""
+    reward: float | None
+    """The final reward of the accepted attempt; None: it has none. If there are several, the grader's counts."""
+    calls: int
+    sampled_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcomes:
+    """A page of outcomes."""
+
+    cursor: int
+    """Pass it to the next `outcomes`, in the same direction."""
+    rows: tuple[Outcome, ...]
+
+
 class Records(Protocol):
     """The verbs that read. `open_records` gives these alone."""
 
@@ -72,6 +107,18 @@ class Records(Protocol):
 
         Waits up to `timeout_s` for a change, also by another process. `after=None` returns the present cursor at once.
         """
+        ...
+
+    async def outcomes(self, *, after: int | None = None, before: int | None = None, limit: int = 2000) -> Outcomes:
+        """Up to `limit` outcomes, read without their calls. One of `after` and `before` is a cursor of `changes`.
+
+        `after`: rollouts whose status has changed since then, and all that run, as their calls grow.
+        `before`: rollouts whose status has not changed since then, the latest change first. No rows: there are no more.
+        """
+        ...
+
+    async def places(self, where: Where) -> list[int]:
+        """`Outcome.place` of all rollouts that pass `where`."""
         ...
 
     async def attempts(self, rollout_ids: Sequence[str]) -> list[Attempt]:

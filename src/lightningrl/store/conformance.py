@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from lightningrl.errors import StoreError
-from lightningrl.store import conformance_claims
+from lightningrl.store import conformance_claims, conformance_many
 from lightningrl.store.base import Changes, Store, Where, wait
 from lightningrl.store.examples import begin, call, refuses, rollout, same
 from lightningrl.types import Call, Reward, Sampling, Span, Task, Weights, hash_token
@@ -391,5 +391,6 @@ CHECKS: tuple[Callable[[Store], Awaitable[None]], ...] = (
     check_changes_are_waited_for,
     check_many_changes_come_in_pieces,
     check_rollouts_are_found_and_counted,
+    *conformance_many.CHECKS,
     check_the_latest_weights_are_found,
 )

@@ -40,6 +40,7 @@ class PostgresStore(SQLStore):
 
     _poll_s = LOOK_S
     _short_times = False
+    _sampled = "length(logprobs) / 3"
 
     def __init__(
         self, place: Address, writer: PostgresConnection, *, reader: PostgresConnection | None, alone: bool

@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 
 from lightningrl.errors import StoreError
 from lightningrl.store import calls, delta, rows, spans
-from lightningrl.store.base import ANY, Changes, Where
+from lightningrl.store.base import ANY, Changes, Outcomes, Where
 from lightningrl.store.claims import queued
 from lightningrl.store.connection import Connection, Driver
 from lightningrl.store.lease import EXTEND, Moment, passed
+from lightningrl.store.outcomes import read_outcomes
 from lightningrl.store.recent import Recent
 from lightningrl.store.running import Running
 from lightningrl.store.search import conditions
@@ -49,6 +50,8 @@ class SQLStore:
     """Seconds between two checks of `changes` for commits of other processes."""
     _short_times: ClassVar[bool]
     """Columns may hold values of several types."""
+    _sampled: ClassVar[str]
+    """An expression for the number of sampled tokens of a row of `calls`, from the length of its logprobs."""
 
     def __init__(
         self, connection: Connection, *, reader: Connection | None = None, alone: bool = False, read_only: bool = False
@@ -246,6 +249,19 @@ class SQLStore:
                 if found.rollouts or after is None or left <= 0:
                     return found
                 await asyncio.wait([news], timeout=min(left, self._poll_s))
+
+    async def outcomes(self, *, after: int | None = None, before: int | None = None, limit: int = 2000) -> Outcomes:
+        def work(connection: Connection) -> Outcomes:
+            return read_outcomes(connection, after=after, before=before, limit=limit, sampled=self._sampled)
+
+        return await self._reader.run(work)
+
+    async def places(self, where: Where) -> list[int]:
+        condition, values = conditions(where)
+        statement = f"SELECT seq FROM whole_rollouts WHERE {condition}"
+        return await self._reader.run(
+            lambda connection: [row[0] for row in connection.execute(statement, values).fetchall()]
+        )
 
     async def attempts(self, rollout_ids: Sequence[str]) -> list[Attempt]:
         def work(connection: Connection) -> list[Attempt]:
