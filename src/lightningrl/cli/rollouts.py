@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lightningrl.errors import UserError
 from lightningrl.look import opened
 from lightningrl.look.census import CAPTURES, Census
 from lightningrl.look.listing import Listing, list_rollouts
+from lightningrl.look.selection import reward_range
 from lightningrl.store import Where
 from lightningrl.store.base import ANY
 from lightningrl.types import RolloutStatus
@@ -49,18 +49,8 @@ def where_of(*, reward: str | None, failed: bool, task: str, step: int | None, s
         split=split,
         status="failed" if failed else None,
         text=task,
-        reward=None if reward is None else _range(reward),
+        reward=None if reward is None else reward_range(reward),
     )
-
-
-def _range(text: str) -> tuple[float, float]:
-    """`0` is one value, and `0..0.5` is a range."""
-    low, dots, high = text.partition("..")
-    try:
-        return float(low or "-inf"), float((high or "inf") if dots else low)
-    except ValueError:
-        hint = "give one reward, e.g. `0`, or a range, e.g. `0..0.5`"
-        raise UserError(f"`--reward {text}` is not a number", hint=hint) from None
 
 
 def show(listing: Listing, console: Console) -> None:
