@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from lightningrl.cli.show import Tokens, origin, read, show
+from lightningrl.cli.show import Tokens, read, show
 from lightningrl.conformance import SilentWatcher
 from lightningrl.data.forest import Lesson
 from lightningrl.errors import UserError
 from lightningrl.learner import Learner
 from lightningrl.look import RolloutView, look_at, opened
-from lightningrl.look.conversation import Said
-from lightningrl.look.rollout import CallView
+from lightningrl.look.call import origin
 from lightningrl.look.teaching import teaching_of
 from lightningrl.recipe import load_config
 from lightningrl.serve import lightning
@@ -210,7 +209,6 @@ async def test_an_unknown_rollout_is_refused_with_the_closest_id(tmp_path: Path)
 def test_every_capture_is_described(capture: Capture) -> None:
     attempt = Attempt(id="r.1", rollout_id="r", number=1, token="t")
     one = call(attempt, 0, prompt=[1], said=[2], capture=capture, capture_reason="a reason")
-    said = Said(earlier=0, messages=(), answer=None)
-    view = CallView(call=one, said=said, pieces=None, tools=(), rewards=(), lesson=None)
-    told = origin(view, [view])
+    told = origin(one, parent=None)
     assert told and ("a reason" in told) == (capture in ("partly", "forked", "incomplete"))
+    assert ("call 4" in origin(one, parent=4)) == (capture in ("bridged", "partly"))

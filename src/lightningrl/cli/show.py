@@ -3,7 +3,7 @@
 import asyncio
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from lightningrl.look import RolloutView, look_at, opened
+from lightningrl.look.call import CallView
 from lightningrl.look.census import UNEXPLAINED
-from lightningrl.look.rollout import CallView
 from lightningrl.messages import Message
-from lightningrl.types import Capture, Floats, Reward
+from lightningrl.types import Floats, Reward
 
 Tokens: TypeAlias = Literal["none", "logprob", "advantage"]
 
@@ -43,7 +43,7 @@ def read(path: Path, rollout_id: str | None) -> RolloutView:
 def show(view: RolloutView, console: Console, *, run_dir: Path, tokens: Tokens, full: bool) -> None:
     console.print(_head(view))
     for call in view.calls:
-        console.print(_call(call, view.calls, tokens=tokens, full=full))
+        console.print(_call(call, tokens=tokens, full=full))
     if not view.calls:
         console.print(Text("\nThe agent did not call the model.", style="yellow"))
     console.print(_outcome(view, full=full))
@@ -103,11 +103,11 @@ def _taught(view: RolloutView) -> Text:
     return Text(f"{when}: advantage {span}, so its tokens become {meaning}")
 
 
-def _call(view: CallView, calls: Sequence[CallView], *, tokens: Tokens, full: bool) -> Group:
-    return Group(Text(), _call_rule(view, calls), *_turns(view, tokens=tokens, full=full))
+def _call(view: CallView, *, tokens: Tokens, full: bool) -> Group:
+    return Group(Text(), _call_rule(view), *_turns(view, tokens=tokens, full=full))
 
 
-def _call_rule(view: CallView, calls: Sequence[CallView]) -> Group:
+def _call_rule(view: CallView) -> Group:
     call = view.call
     facts = [f"{len(call.completion_ids)} tokens", f"{call.ended_at - call.started_at:.2f} s"]
     if call.finish_reason not in ("stop", "tool_calls"):
@@ -116,29 +116,11 @@ def _call_rule(view: CallView, calls: Sequence[CallView]) -> Group:
         facts.append(f"advantage {view.advantage:+.3g}")
     if view.left_out is not None:
         facts.append(f"not trained: {view.left_out}")
-    title = Text.assemble((f"call {call.index + 1}", "bold"), f" {call.agent}" if call.agent else "", style="magenta")
+    title = Text.assemble((f"call {view.number}", "bold"), f" {call.agent}" if call.agent else "", style="magenta")
     return Group(
         Rule(title, align="left", style="dim"),
-        Padding(Text(" · ".join([origin(view, calls), *facts]), style="dim"), (0, 0, 0, 2)),
+        Padding(Text(" · ".join([view.origin, *facts]), style="dim"), (0, 0, 0, 2)),
     )
-
-
-def origin(view: CallView, calls: Sequence[CallView]) -> str:
-    """How the prompt of a call was made."""
-    call = view.call
-    parent = next(
-        (f"call {other.call.index + 1}" for other in calls if other.call.id == call.parent_call_id), "another call"
-    )
-    why = call.capture_reason or UNEXPLAINED
-    told: dict[Capture, str] = {
-        "bridged": f"continues {parent} token for token",
-        "partly": f"continues {parent} token for token, later answers rendered again: {why}",
-        "rendered": "begins a conversation",
-        "forked": f"forked: rendered again, because {why}",
-        "upstream": "answered by another server",
-        "incomplete": f"incomplete: {why}",
-    }
-    return told[call.capture]
 
 
 def _turns(view: CallView, *, tokens: Tokens, full: bool) -> Iterator[RenderableType]:

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import msgspec
 
 from lightningrl import plugins
-from lightningrl.dialects.base import TURNS, ChatRequest, Dialect, Past, Refused
+from lightningrl.dialects.base import TURNS, ChatRequest, Dialect, Past, Refused, TokenLogprob
 from lightningrl.messages import Message
 from lightningrl.types import Call
 
@@ -62,6 +62,12 @@ class Reader:
             return None
         answer = _read(dialect.answer, call.response)
         return _read_part(dialect.answer, call.response) if answer is None and self._lenient else answer
+
+    def tokens(self, request: ChatRequest, call: Call) -> tuple[TokenLogprob, ...] | None:
+        """The sampled tokens that the response shows; None if it shows none, or cannot be read."""
+        dialect = _dialect(call.dialect)
+        reply = None if dialect is None else _read(partial(dialect.reply, request), call.response)
+        return reply.choices[0].tokens if reply is not None and reply.choices else None
 
 
 @cache

@@ -1,16 +1,13 @@
 """Opens a run for reading: its store, its settings and its tokenizers."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
-from lightningrl.chat.detokenizer import Detokenizer
 from lightningrl.config import Config
 from lightningrl.errors import UserError
+from lightningrl.look.texts import Texts, texts_from
 from lightningrl.recipe import load_config
 from lightningrl.store import Records, open_records
 from lightningrl.store.place import records_at
@@ -28,13 +25,10 @@ class Opened:
     no_config: str = ""
     """Why `config` is None."""
 
-    def detokenizer(self, policy: str) -> Callable[[], Detokenizer] | None:
-        """A factory of detokenizers for the policy; control tokens are kept. None if no tokenizer file is found."""
+    def texts(self, policy: str) -> Texts | None:
+        """The texts of the policy's tokens; None if no tokenizer file is found."""
         file = next((file for file in self._tokenizers(policy) if file.is_file()), None)
-        if file is None:
-            return None
-        tokenizer = Tokenizer.from_file(str(file))
-        return lambda: Detokenizer(partial(tokenizer.decode, skip_special_tokens=False))
+        return None if file is None else texts_from(file)
 
     def _tokenizers(self, policy: str) -> list[Path]:
         run = self.file.parent

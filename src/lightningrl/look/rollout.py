@@ -4,79 +4,34 @@ records → `look_at` → `RolloutView` → terminal, page, or `as_json` (docs/l
 """
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from lightningrl.chat.detokenizer import Detokenizer
-from lightningrl.data.forest import Lesson
 from lightningrl.errors import UserError
-from lightningrl.look.conversation import Said, conversation
+from lightningrl.look.call import CallView, SpanView, reward_json, views
 from lightningrl.look.opened import Opened
 from lightningrl.look.teaching import Teaching, air_of, teaching_of
 from lightningrl.store import Records, Where
-from lightningrl.tracing import spans_of, united
-from lightningrl.types import FINAL, Attempt, Call, Reward, Rollout, Span
+from lightningrl.types import FINAL, Attempt, Call, Reward, Rollout, RolloutStatus, Span
 
 RECENT = 500
 """If no rollout is named, one of this many latest rollouts is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallView:
-    """One call of the attempt that is shown."""
+class Sibling:
+    """One rollout of the group."""
 
-    call: Call
-    said: Said
-    pieces: tuple[str, ...] | None
-    """[C] text of each sampled token; None without a tokenizer."""
-    tools: tuple[Span, ...]
-    """Spans of the tools that its answer called, if they were traced."""
-    rewards: tuple[Reward, ...]
-    """Rewards of this call alone."""
-    lesson: Lesson | None
-    """None: the call teaches nothing, or that is not known."""
-
-    @property
-    def advantage(self) -> float | None:
-        """The same for all of its tokens; None if not known."""
-        return float(self.lesson.advantages[0]) if self.lesson is not None and len(self.lesson.advantages) else None
-
-    @property
-    def left_out(self) -> str | None:
-        """Why the call is not trained; None: it is trained, or that is not known."""
-        return None if self.lesson is None else self.lesson.transition.left_out
-
-    def as_json(self) -> dict[str, Any]:
-        call, lesson = self.call, self.lesson
-        tokens = {
-            "ids": call.completion_ids.tolist(),
-            "logprobs": [round(float(x), 6) for x in call.logprobs],
-            "texts": self.pieces,
-        }
-        plain = ("id", "index", "parent_call_id", "agent", "policy", "policy_version", "dialect")
-        capture = ("capture", "capture_reason", "finish_reason")
-        return {
-            **{name: getattr(call, name) for name in (*plain, *capture)},
-            "seconds": round(call.ended_at - call.started_at, 3),
-            "prompt_tokens": len(call.prompt_ids),
-            "sampled_tokens": len(call.completion_ids),
-            **self.said.as_json(),
-            "tools": [
-                {name: getattr(tool, name) for name in ("name", "status", "error", "input", "output")}
-                for tool in self.tools
-            ],
-            "rewards": [_reward_json(reward) for reward in self.rewards],
-            "advantage": self.advantage,
-            "weight": float(lesson.weights.sum()) if lesson is not None else None,
-            "left_out": self.left_out,
-            "tokens": tokens,
-        }
+    id: str
+    reward: float | None
+    """Final reward; None: it has none (yet)."""
+    status: RolloutStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutView:
-    """One rollout, with the calls of its accepted attempt, or else of its latest one."""
+    """One rollout, with the calls of one attempt: the accepted one, or else the latest, unless another is asked for."""
 
     store: str
     rollout: Rollout
@@ -84,21 +39,34 @@ class RolloutView:
     attempt: Attempt | None
     """The attempt whose calls are shown; None: no attempt has begun."""
     calls: tuple[CallView, ...]
+    spans: tuple[SpanView, ...]
+    """Tools, retrievals, agents and guardrails of that attempt, in order of time."""
     rewards: tuple[Reward, ...]
     """Rewards of that attempt as a whole."""
-    group: Mapping[str, float | None]
-    """Rollout id → final reward, for the whole group; None: no reward."""
+    siblings: tuple[Sibling, ...]
+    """The rollouts of the group, this one among them, in queue order."""
     teaching: Teaching
+
+    @property
+    def group(self) -> Mapping[str, float | None]:
+        """Rollout id → final reward, for the whole group; None: no reward."""
+        return {sibling.id: sibling.reward for sibling in self.siblings}
 
     @property
     def reward(self) -> float | None:
         return self.group.get(self.rollout.id)
 
+    def beside(self, distance: int) -> str | None:
+        """Id of the rollout `distance` places further in the group; None: the group ends before."""
+        place = [sibling.id for sibling in self.siblings].index(self.rollout.id) + distance
+        return self.siblings[place].id if 0 <= place < len(self.siblings) else None
+
     @property
     def group_mean(self) -> float | None:
         return _mean(self.group.values())
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self, *, tokens: bool = True) -> dict[str, Any]:
+        """`tokens`: also the sampled tokens of each call, which are most of the answer."""
         task, teaching = self.rollout.task, self.teaching
         return {
             "store": self.store,
@@ -107,35 +75,55 @@ class RolloutView:
             "task": asdict(task),
             "step": teaching.step,
             "reward": self.reward,
-            "rewards": [_reward_json(reward) for reward in self.rewards],
+            "rewards": [reward_json(reward) for reward in self.rewards],
             "group": {"id": self.rollout.group_id, "mean": self.group_mean, "rewards": self.group},
             "attempts": [_attempt_json(attempt) for attempt in self.attempts],
+            "siblings": [asdict(sibling) for sibling in self.siblings],
+            "previous": self.beside(-1),
+            "next": self.beside(1),
             "attempt": self.attempt.id if self.attempt else None,
-            "calls": [call.as_json() for call in self.calls],
+            "number": self.attempt.number if self.attempt else None,
+            "calls": [call.as_json(tokens=tokens) for call in self.calls],
+            "spans": [span.as_json() for span in self.spans],
             "teaching": {"learnt": teaching.learnt, "why_not": teaching.why_not},
         }
 
 
-async def look_at(run: Opened, rollout_id: str | None = None) -> RolloutView:
-    """The view of one rollout; without an id, of the one that `pick` chooses. Raises `UserError` for an unknown id."""
+async def look_at(
+    run: Opened, rollout_id: str | None = None, *, attempt: int | None = None, texts: bool = True
+) -> RolloutView:
+    """The view of one rollout; without an id, of the one that `pick` chooses.
+
+    `attempt`: the number of the attempt to show. `texts`: also the text of each sampled token. Raises `UserError` for
+    an unknown id or attempt.
+    """
     rollout = await _named(run.records, rollout_id) if rollout_id else await pick(run.records)
     attempts = await run.records.attempts([rollout.id])
-    accepted = next((attempt for attempt in attempts if attempt.id == rollout.accepted_attempt_id), None)
-    shown = accepted or (attempts[-1] if attempts else None)
+    shown = _chosen(rollout, attempts, attempt)
     ids = [shown.id] if shown else []
     calls, spans = await run.records.calls(ids), await run.records.spans(ids)
-    teaching = await teaching_of(run, rollout)
+    teaching = await _teaching(run, rollout, attempts, shown)
     air = _air(run, teaching, calls, spans)
     members = await run.records.rollouts(group_ids=[rollout.group_id])
+    final = await final_rewards(run.records, members)
     rewards = (*await run.records.rewards(ids), *air)
+    policies = {call.policy for call in calls} if texts else set[str]()
+    of_call, of_span = views(
+        calls,
+        recorded=spans,
+        rewards=rewards,
+        teaching=teaching,
+        texts={policy: run.texts(policy) for policy in policies},
+    )
     return RolloutView(
         store=str(run.file),
         rollout=rollout,
         attempts=tuple(attempts),
         attempt=shown,
-        calls=_views(run, calls, spans=spans, rewards=rewards, teaching=teaching),
+        calls=of_call,
+        spans=of_span,
         rewards=tuple(reward for reward in rewards if reward.call_id is None),
-        group=await final_rewards(run.records, members),
+        siblings=tuple(Sibling(id=member.id, reward=final[member.id], status=member.status) for member in members),
         teaching=teaching,
     )
 
@@ -188,6 +176,28 @@ async def _named(records: Records, rollout_id: str) -> Rollout:
     raise UserError(f"the run has no rollout `{rollout_id}`", hint=f"{meant}`lightningrl rollouts RUN_DIR` lists them")
 
 
+def _chosen(rollout: Rollout, attempts: Sequence[Attempt], number: int | None) -> Attempt | None:
+    """The attempt with this number; without one the accepted attempt, or else the latest."""
+    if number is None:
+        accepted = next((attempt for attempt in attempts if attempt.id == rollout.accepted_attempt_id), None)
+        return accepted or (attempts[-1] if attempts else None)
+    found = next((attempt for attempt in attempts if attempt.number == number), None)
+    if found is None:
+        known = ", ".join(str(attempt.number) for attempt in attempts) or "none"
+        raise UserError(f"rollout `{rollout.id}` has no attempt `{number}`", hint=f"its attempts: {known}")
+    return found
+
+
+async def _teaching(run: Opened, rollout: Rollout, attempts: Sequence[Attempt], shown: Attempt | None) -> Teaching:
+    """What the shown attempt taught."""
+    teaching = await teaching_of(run, rollout)
+    accepted = next((attempt for attempt in attempts if attempt.id == rollout.accepted_attempt_id), None)
+    if accepted is None or accepted is shown or teaching.step is None:
+        return teaching
+    why = f"attempt {accepted.number} was accepted, and only that one teaches"
+    return replace(teaching, why_not=why, lessons={}, rewards=())
+
+
 def _air(run: Opened, teaching: Teaching, calls: Sequence[Call], spans: Sequence[Span]) -> tuple[Reward, ...]:
     """The rewards of the AIR rules. They are computed for exams, too, although exams teach nothing."""
     if teaching.lessons or run.config is None:
@@ -198,42 +208,9 @@ def _air(run: Opened, teaching: Teaching, calls: Sequence[Call], spans: Sequence
         return ()
 
 
-def _views(
-    run: Opened, calls: Sequence[Call], *, spans: Sequence[Span], rewards: Sequence[Reward], teaching: Teaching
-) -> tuple[CallView, ...]:
-    makers = {policy: run.detokenizer(policy) for policy in {call.policy for call in calls}}
-    tools = [span for span in united(spans, spans_of(calls)) if span.kind in ("tool", "retrieval")]
-    return tuple(
-        CallView(
-            call=call,
-            said=said,
-            pieces=_pieces(call, makers[call.policy]),
-            tools=tuple(tool for tool in tools if tool.call_id == call.id),
-            rewards=tuple(reward for reward in rewards if reward.call_id == call.id),
-            lesson=teaching.lessons.get(call.id),
-        )
-        for call, said in zip(calls, conversation(calls), strict=True)
-    )
-
-
-def _pieces(call: Call, make: Callable[[], Detokenizer] | None) -> tuple[str, ...] | None:
-    """[C] text of each sampled token. A character that spans several tokens belongs to the last of them."""
-    if make is None:
-        return None
-    detokenizer = make()
-    pieces = [detokenizer.feed([token_id]) for token_id in call.completion_ids.tolist()]
-    if pieces:
-        pieces[-1] += detokenizer.flush()
-    return tuple(pieces)
-
-
 def _mean(rewards: Iterable[float | None]) -> float | None:
     known = [reward for reward in rewards if reward is not None]
     return sum(known) / len(known) if known else None
-
-
-def _reward_json(reward: Reward) -> dict[str, Any]:
-    return {"name": reward.name, "value": reward.value, "source": reward.source, "call_id": reward.call_id}
 
 
 def _attempt_json(attempt: Attempt) -> dict[str, Any]:

@@ -118,7 +118,7 @@ def _without_echoes(spans: Sequence[Span]) -> list[Span]:
     kept: list[Span] = []
     for span in spans:
         tool_id = span.attributes.get(TOOL_CALL_ID)
-        inner = any(outer.kind == "tool" and outer.name == span.name for outer in _around(span, by_id))
+        inner = any(outer.kind == "tool" and outer.name == span.name for outer in around(span, by_id))
         if span.kind == "tool" and (inner or tool_id in seen):
             continue
         if span.kind == "tool" and tool_id:
@@ -127,7 +127,8 @@ def _without_echoes(spans: Sequence[Span]) -> list[Span]:
     return kept
 
 
-def _around(span: Span, by_id: Mapping[tuple[str, str], Span]) -> Iterator[Span]:
+def around(span: Span, by_id: Mapping[tuple[str, str], Span]) -> Iterator[Span]:
+    """The spans that enclose a span, innermost first. `by_id`: (trace, id) → span."""
     passed = {span.id}
     while (parent := by_id.get((span.trace_id, span.parent_id or ""))) is not None and parent.id not in passed:
         passed.add(parent.id)
