@@ -25,9 +25,13 @@ EVENTS = "/api/runs/{run}/events"
 
 def create_app(shelf: Shelf, live: Live, *, key: str | None = None, host: str = "") -> ASGIApp:
     """The app. `key`: what callers must know; None: nothing. `host`: one more name of this server."""
+
+    async def events(request: Request) -> Response:
+        return live.stream(_ask(shelf, request).book)
+
     routes = [
         *(Route(path, _answering(shelf, answer)) for path, answer in API.items()),
-        Route(EVENTS, lambda request: live.stream(_ask(shelf, request).book, request)),
+        Route(EVENTS, events),
         Route("/", serve_file),
         Route("/{name:path}", serve_file),
     ]

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lightningrl.errors import UserError
-from lightningrl.look.opened import Opened
 from lightningrl.ui.shelf import Book, Shelf
 
 
@@ -21,10 +20,6 @@ class Ask:
     def book(self) -> Book:
         """The run that the path names. Raises `Missing`."""
         return self.shelf.book(self.names["run"])
-
-    async def opened(self) -> Opened:
-        """The same, with its store open. Raises `UserError` if it has no records yet."""
-        return await self.book.opened()
 
     def whole(self, name: str, *, least: int = 0) -> int | None:
         """A whole number of the query, or of the path; None: it is not given. Raises `UserError`."""

@@ -9,12 +9,10 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
 from lightningrl.errors import LightningError
 from lightningrl.look.runs import state_of
-from lightningrl.store.place import records_at
 from lightningrl.ui.shelf import Book
 
 EVERY_S = 1.0
@@ -65,7 +63,7 @@ class Watch:
 
     async def _state(self) -> dict[str, Any]:
         book, cursor = self._book, None
-        if records_at(book.folder) is not None:
+        if book.has_records:
             cursor = (await (await book.opened()).records.changes()).cursor
         return {"metrics": book.metrics.after().cursor, "rollouts": cursor, "state": state_of(book.folder)}
 
@@ -81,7 +79,7 @@ class Live:
     def viewers(self) -> int:
         return sum(watch.viewers for watch in self._watches.values())
 
-    async def stream(self, book: Book, request: Request) -> StreamingResponse:
+    def stream(self, book: Book) -> StreamingResponse:
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         return StreamingResponse(self._events(book), media_type="text/event-stream", headers=headers)
 

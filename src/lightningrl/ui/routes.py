@@ -6,9 +6,11 @@ from typing import Any, TypeAlias
 import lightningrl
 from lightningrl.look import look_at
 from lightningrl.look.checkup import checkup_of
+from lightningrl.look.detail import look_at_call
 from lightningrl.look.journal import START
 from lightningrl.look.opened import settings_of
 from lightningrl.look.runs import details_of
+from lightningrl.look.selection import query_of
 from lightningrl.ui.ask import Ask
 
 Answer: TypeAlias = Callable[[Ask], Awaitable[Any]]
@@ -23,30 +25,42 @@ async def runs(ask: Ask) -> Any:
 async def run(ask: Ask) -> Any:
     book = ask.book
     config, _ = settings_of(book.folder / "config.toml")
-    counts = await (await ask.opened()).records.count() if await _has_records(ask) else {}
-    return {**(await book.run()).as_json(), **details_of(book.folder, config), "counts": counts, "splits": []}
+    line = await book.run()
+    counts, splits = {}, []
+    if book.has_records:
+        counts = await (await book.opened()).records.count()
+        splits = (await book.table()).columns.splits.texts
+    return {**line.as_json(), **details_of(book.folder, config), "counts": counts, "splits": splits}
 
 
 async def metrics(ask: Ask) -> Any:
-    news = ask.book.metrics.after(ask.query.get("after", START))
-    events = [event.as_json() for event in ask.book.events()]
-    return {"cursor": news.cursor, "reset": news.reset, "rows": news.rows, "events": events, "intervals": {}}
+    book = ask.book
+    news = book.metrics.after(ask.query.get("after", START))
+    events = [event.as_json() for event in book.events()]
+    found = (await book.table()).intervals() if book.has_records else {}
+    intervals = {step - 1: interval for step, interval in found.items()}  # steps count from 0 in the rows
+    return {"cursor": news.cursor, "reset": news.reset, "rows": news.rows, "events": events, "intervals": intervals}
 
 
 async def health(ask: Ask) -> Any:
     return checkup_of(ask.book.folder).for_page()
 
 
+async def rollouts(ask: Ask) -> Any:
+    return await (await ask.book.table()).as_json(query_of(ask.query))
+
+
 async def rollout(ask: Ask) -> Any:
-    view = await look_at(await ask.opened(), ask.names["rollout"])
-    told = view.as_json()
-    for call in told["calls"]:
-        del call["tokens"]
-    return told
+    attempt = ask.whole("attempt", least=1)
+    view = await look_at(await ask.book.opened(), ask.names["rollout"], attempt=attempt, texts=False)
+    return view.as_json(tokens=False)
 
 
-async def _has_records(ask: Ask) -> bool:
-    return (await ask.book.run()).rollouts is not None
+async def call(ask: Ask) -> Any:
+    number, attempt = ask.whole("call", least=1), ask.whole("attempt", least=1)
+    assert number is not None  # it is in the path
+    detail = await look_at_call(await ask.book.opened(), ask.names["rollout"], number, attempt=attempt)
+    return detail.as_json()
 
 
 API: Mapping[str, Answer] = {
@@ -54,6 +68,8 @@ API: Mapping[str, Answer] = {
     "/api/runs/{run}": run,
     "/api/runs/{run}/metrics": metrics,
     "/api/runs/{run}/health": health,
+    "/api/runs/{run}/rollouts": rollouts,
     "/api/runs/{run}/rollouts/{rollout}": rollout,
+    "/api/runs/{run}/rollouts/{rollout}/calls/{call}": call,
 }
 """Address → answer. Names in braces have no slash; any other character may be percent-encoded."""

@@ -12,6 +12,8 @@ from lightningrl.look.events import Event, Events
 from lightningrl.look.journal import START, MetricsFile
 from lightningrl.look.opened import Opened, settings_of
 from lightningrl.look.runs import Run, is_run, run_of, signature
+from lightningrl.look.table import Table
+from lightningrl.store.place import records_at
 
 
 class Missing(UserError):
@@ -27,6 +29,7 @@ class Book:
         self._opening = asyncio.Lock()
         self._stack = AsyncExitStack()
         self._opened: Opened | None = None
+        self._table: Table | None = None
         self._run: tuple[tuple[Any, ...], Run] | None = None
         self._events, self._cursor = Events({}), START
 
@@ -36,6 +39,20 @@ class Book:
             if self._opened is None:
                 self._opened = await self._stack.enter_async_context(opened(self.folder))
             return self._opened
+
+    async def table(self) -> Table:
+        """All of its rollouts, as they are now. Raises `UserError` as `opened` does."""
+        run = await self.opened()
+        if self._table is None:
+            self._table = Table(run.records)
+            self._stack.push_async_callback(self._table.close)
+        await self._table.refresh()
+        return self._table
+
+    @property
+    def has_records(self) -> bool:
+        """Whether its store exists. The settings of a run are written first."""
+        return records_at(self.folder) is not None
 
     async def run(self) -> Run:
         """The run in a line; computed again only if its files have changed."""
