@@ -1,7 +1,151 @@
-// What happened in one rollout?
-import { html } from "../vendor/preact.js";
-import { Empty } from "../parts/empty.js";
+// Why did this rollout get its reward? The verdict first, then the task, the calls, the conversation and the errors.
+import { html, useCallback } from "../vendor/preact.js";
+import { link, navigate, useApi } from "../api.js";
+import { useKeys } from "../keys.js";
+import { Attempts } from "../parts/attempts.js";
+import { CallTree } from "../parts/calltree.js";
+import { StatusChip } from "../parts/chip.js";
+import { CreditLine, SOURCES, toneOf } from "../parts/credit.js";
+import { counted, signed } from "../parts/digits.js";
+import { Loading } from "../parts/empty.js";
+import { ErrorBox } from "../parts/error.js";
+import { Fields } from "../parts/fields.js";
+import { duration, figure } from "../parts/figures.js";
+import { Message, ToolResult } from "../parts/message.js";
+import { Folded, visible } from "../parts/plain.js";
+import { against, Siblings } from "../parts/siblings.js";
+import { Spans } from "../parts/spans.js";
+import { Timeline } from "../parts/timeline.js";
 
-export default function Rollout() {
-  return html`<${Empty} title="This view is not written yet">${null}<//>`;
+export default function RolloutView({ route }) {
+  const { run, rollout, query } = route;
+  const asked = query.attempt ? `?attempt=${encodeURIComponent(query.attempt)}` : "";
+  const { data, error } = useApi(`/api/runs/${encodeURIComponent(run)}/rollouts/${encodeURIComponent(rollout)}${asked}`, { live: "rollouts" });
+  const go = (id) => () => (id ? navigate(link(run, "rollout", id)) : false);
+  useKeys([
+    ["]", "next rollout of the group", go(data?.next)],
+    ["[", "rollout of the group before", go(data?.previous)],
+    ["g", "its group, side by side", () => data && navigate(link(run, "group", data.group.id))],
+    ["j", "next call", () => focusCall(1)],
+    ["k", "call before", () => focusCall(-1)],
+    ["Enter", "open the call", () => false],
+  ]);
+  if (error && !data) return html`<${ErrorBox} error=${error} title="This rollout cannot be shown" />`;
+  if (!data) return html`<${Loading} />`;
+  return html`<${Shown} run=${run} data=${data} attempt=${query.attempt} stale=${data.rollout !== rollout} />`;
+}
+
+/** Move the focus to the next or previous call of the conversation. */
+function focusCall(by) {
+  const links = [...document.querySelectorAll(".call > header a")];
+  const at = links.indexOf(document.activeElement);
+  const next = links[at < 0 ? 0 : at + by];
+  next?.focus();
+  next?.closest(".call").scrollIntoView({ block: "nearest" });
+  return next !== undefined;
+}
+
+function showCall(number) {
+  const call = document.getElementById(`call-${number}`);
+  call?.scrollIntoView({ block: "start", behavior: "smooth" });
+  call?.querySelector("header a").focus({ preventScroll: true });
+}
+
+function Shown({ run, data, attempt, stale }) {
+  const href = useCallback((number) => link(run, "rollout", data.rollout, "call", number, { attempt }), [run, data.rollout, attempt]);
+  const shown = data.attempts.find((each) => each.id === data.attempt);
+  return html`<div class=${`stack ${stale ? "stale" : ""}`}>
+    <${Verdict} run=${run} data=${data} shown=${shown} />
+    <div class="pair">
+      <section class="card"><h2>The task</h2><p class="soft">${visible(data.task.id)} · ${data.task.split}</p><${Fields} value=${data.task.input} /></section>
+      <section class="card"><h2>What the agent returned</h2><${Outcome} shown=${shown} /></section>
+    </div>
+    ${data.calls.length > 0 && html`<section>
+      <h2>${counted(data.calls.length, "call")}${data.spans?.length ? `, ${counted(data.spans.length, "tool call")} and other events` : ""}</h2>
+      <${Timeline} calls=${data.calls} spans=${data.spans ?? []} from=${shown?.started_at} to=${shown?.ended_at} onCall=${showCall} />
+      <${CallTree} calls=${data.calls} href=${href} />
+    </section>`}
+    <${Conversation} calls=${data.calls} href=${href} />
+    <${Attempts} run=${run} rollout=${data.rollout} attempts=${data.attempts} shown=${shown} logs=${data.logs} />
+    <${Spans} spans=${data.spans ?? []} from=${shown?.started_at} href=${href} />
+  </div>`;
+}
+
+function Verdict({ run, data, shown }) {
+  const { reward, group } = data;
+  const tone = against(reward, group.mean);
+  return html`<header>
+    <div class="row apart">
+      <h1>${visible(data.rollout)} <${StatusChip} status=${data.status} /></h1>
+      <span class="soft">${data.step === null ? "" : `step ${data.step} · `}${counted(data.calls.length, "call")} · ${counted(data.calls.reduce((sum, call) => sum + call.sampled_tokens, 0), "token")} sampled${shown?.ended_at ? ` · ${duration(shown.ended_at - shown.started_at)}` : ""}</span>
+    </div>
+    <div class=${`verdict card ${tone}`}>
+      <div class="big" title="The final reward">${reward === null ? "–" : figure(reward)}<span>reward</span></div>
+      <div class="why">
+        ${reasons(data, shown).map((reason, at) => html`<p key=${at}>${reason}</p>`)}
+      </div>
+    </div>
+    <${Siblings} run=${run} group=${group.id} mean=${group.mean} siblings=${data.siblings} rollout=${data.rollout} />
+  </header>`;
+}
+
+/** Why this reward, how that compares, and what it taught: one sentence each. */
+function reasons(data, shown) {
+  const found = [];
+  if (shown?.error) found.push(html`<strong class="bad">${visible(shown.error.split("\n")[0])}</strong>`);
+  if (data.reward === null && !shown?.error) found.push(data.status === "running" ? "It is still running." : `It is ${data.status} and has no reward.`);
+  const given = data.rewards.map((reward) => `${reward.source === "air" ? signed(reward.value) : figure(reward.value)} ${reward.name}, ${SOURCES[reward.source] ?? reward.source}`);
+  if (given.length) found.push(html`<strong>Rewards:</strong> ${visible(given.join("; "))}`);
+  const compared = comparison(data);
+  if (compared) found.push(compared);
+  found.push(taught(data));
+  return found;
+}
+
+function comparison({ reward, group }) {
+  const known = Object.values(group.rewards).filter((each) => each !== null);
+  if (reward === null || known.length < 2) return null;
+  const better = known.filter((each) => each > reward + 1e-9).length;
+  const worse = known.filter((each) => each < reward - 1e-9).length;
+  const words = [better && `${better} did better`, worse && `${worse} did worse`].filter(Boolean).join(", ");
+  return html`<strong>Its group:</strong> ${words || "all did the same"}; the mean of ${known.length} is ${figure(group.mean)}.`;
+}
+
+function taught({ teaching, calls, step }) {
+  if (teaching.why_not) return html`<strong>It taught nothing:</strong> ${visible(teaching.why_not)}.`;
+  const advantages = calls.filter((call) => call.left_out === null && call.advantage !== null).map((call) => call.advantage);
+  if (!advantages.some(Boolean)) return html`<strong>It taught nothing:</strong> its advantage is 0.`;
+  const [low, high] = [Math.min(...advantages), Math.max(...advantages)];
+  const span = low === high ? signed(low) : `${signed(low)} to ${signed(high)}`;
+  const words = low < 0 && high > 0 ? "the sign of each call says whether its tokens become more or less likely" : `so ${toneOf(high > 0 ? high : low)[1]}`;
+  return html`<strong>${teaching.learnt ? `Step ${step} learnt from it` : `Step ${step} will learn from it`}:</strong> advantage ${span}, ${words}.`;
+}
+
+function Outcome({ shown }) {
+  if (!shown) return html`<p class="soft">No attempt has begun.</p>`;
+  if (shown.status === "running") return html`<p class="soft">It is still running.</p>`;
+  if (shown.error) return html`<div class="bad"><${Folded} text=${shown.error} mono /></div>`;
+  return html`<${Fields} value=${shown.output} />`;
+}
+
+function Conversation({ calls, href }) {
+  if (calls.length === 0) return html`<section class="card"><strong>The agent did not call the model.</strong> <span class="soft">Does it use the address in its environment (OPENAI_BASE_URL)?</span></section>`;
+  return html`<section class="conversation">
+    <h2>The conversation, as the agent sent it</h2>
+    ${calls.map((call) => html`<${CallPart} key=${call.id} call=${call} href=${href} />`)}
+  </section>`;
+}
+
+function CallPart({ call, href }) {
+  const failed = call.tools.filter((tool) => tool.status === "error");
+  return html`<section class="call" id=${`call-${call.number}`} aria-label=${`Call ${call.number}`}>
+    <header>
+      <a href=${href(call.number)} title="Its tokens, as the engine read and sampled them">call ${call.number}${call.agent && html` · ${visible(call.agent)}`}</a>
+      <span class="soft">${visible(call.origin)} · ${counted(call.sampled_tokens, "token")} · ${duration(call.seconds)}${call.finish_reason === "length" ? " · cut off at the token limit" : ""}${call.grammar ? " · under a grammar" : ""}</span>
+    </header>
+    <${CreditLine} call=${call} />
+    ${call.messages.map((message, at) => html`<${Message} key=${at} message=${message} />`)}
+    ${call.answer ? html`<${Message} message=${call.answer} fresh />` : html`<p class="soft">The answer broke off, or cannot be read.</p>`}
+    ${failed.map((tool, at) => html`<${ToolResult} key=${at} tool=${tool} />`)}
+  </section>`;
 }
