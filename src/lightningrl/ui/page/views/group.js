@@ -1,7 +1,66 @@
-// Where do the rollouts of one task part, and what did each branch earn?
+// What did the rollouts of one task do differently, and what did each way earn?
 import { html } from "../vendor/preact.js";
-import { Empty } from "../parts/empty.js";
+import { link, navigate, useApi } from "../api.js";
+import { useKeys } from "../keys.js";
+import { Branches, branchesOf, Trunk } from "../parts/branches.js";
+import { counted } from "../parts/digits.js";
+import { Empty, Loading } from "../parts/empty.js";
+import { ErrorBox } from "../parts/error.js";
+import { Fields } from "../parts/fields.js";
+import { figure } from "../parts/figures.js";
+import { Ladder } from "../parts/ladder.js";
+import { visible } from "../parts/plain.js";
 
-export default function Group() {
-  return html`<${Empty} title="This view is not written yet">${null}<//>`;
+export default function GroupView({ route }) {
+  const { run, group } = route;
+  const { data, error } = useApi(`/api/runs/${encodeURIComponent(run)}/groups/${encodeURIComponent(group)}`, { live: "rollouts" });
+  useKeys([
+    ["j", "next rollout", () => focusMember(1)],
+    ["k", "rollout before", () => focusMember(-1)],
+    ["Enter", "open the rollout", () => false],
+    ["a", "all rollouts of this step", () => data?.step && navigate(link(run, "rollouts", { step: data.step }))],
+  ]);
+  if (error && !data) return html`<${ErrorBox} error=${error} title="This group cannot be shown" />`;
+  if (!data) return html`<${Loading} />`;
+  return html`<div class="stack">
+    <header>
+      <h1>${counted(data.members.length, "rollout")} of one task</h1>
+      <p class="soft">Group ${visible(data.group)}${data.step === null ? "" : html` · <a href=${link(run, "rollouts", { step: data.step })}>step ${data.step}</a>`} · task ${visible(data.task.id)}</p>
+    </header>
+    <section>
+      <p>${lesson(data)}</p>
+      <${Ladder} run=${run} group=${data.group} members=${data.members} mean=${data.mean} />
+    </section>
+    <details class="card"><summary><strong>The task</strong></summary><${Fields} value=${data.task.input} /></details>
+    <${Parting} run=${run} data=${data} />
+  </div>`;
+}
+
+function focusMember(by) {
+  const links = [...document.querySelectorAll(".ladder a")];
+  const at = links.indexOf(document.activeElement);
+  const next = links[at < 0 ? 0 : at + by];
+  next?.focus();
+  return next !== undefined;
+}
+
+/** What the group teaches, in two sentences. */
+function lesson({ members, mean, std }) {
+  const known = members.filter((member) => member.reward !== null);
+  if (members.length === 1) return "Only one rollout tried this task, so there is nothing to compare.";
+  if (known.length === 0) return "None of them has a reward yet.";
+  if (std !== null && std < 1e-9) return `All have the reward ${figure(mean)}. Equal rewards teach nothing: none did better than the others.`;
+  const spread = std === null ? "" : ` (standard deviation ${figure(std)})`;
+  return `Their mean reward is ${figure(mean)}${spread}. What did better than the mean becomes more likely, what did worse becomes less likely; the distance to the mean is the advantage, before it is scaled.`;
+}
+
+function Parting({ run, data }) {
+  if (data.nodes.length === 0) return html`<${Empty} title="No calls yet">The rollouts have not called the model.<//>`;
+  const ways = branchesOf(data.nodes).length;
+  return html`<section>
+    <h2>Where they part</h2>
+    <p class="soft">All began with these messages. ${ways === 1 ? "Their first answer is the same." : `Then they parted into ${ways} ways, best first.`} Equal answers lie together; what they share is dim.</p>
+    <details class="card" open=${data.trunk.length < 3}><summary><strong>What all of them read first</strong> <span class="soft">${counted(data.trunk.length, "message")}</span></summary><${Trunk} messages=${data.trunk} /></details>
+    <${Branches} run=${run} data=${data} />
+  </section>`;
 }

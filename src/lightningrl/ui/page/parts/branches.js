@@ -1,0 +1,109 @@
+// Where do the rollouts of a group part, and what did each branch earn? A tree of their answers from left to right.
+import { html } from "../vendor/preact.js";
+import { link } from "../api.js";
+import { AdvantageChip } from "./credit.js";
+import { counted } from "./digits.js";
+import { figure } from "./figures.js";
+import { Message } from "./message.js";
+import { Folded, visible } from "./plain.js";
+import { against, nameIn } from "./siblings.js";
+
+const COLUMNS = 4; // of a tree that is not deeper, each call has a column
+const SHARED = 24; // characters that neighbours share at their beginning before these are dimmed
+
+/** The nodes as [{nodes, below}]: in deep trees, calls that the same rollouts made in a row are one branch. */
+export function branchesOf(nodes) {
+  const below = new Map();
+  for (const node of nodes) below.set(node.parent, [...(below.get(node.parent) ?? []), node]);
+  const deep = Math.max(...nodes.map((node) => node.depth)) >= COLUMNS;
+  const branch = (node) => {
+    const chain = [node];
+    let next = below.get(node.id) ?? [];
+    while (deep && next.length === 1 && next[0].members.length === node.members.length) {
+      chain.push(next[0]);
+      next = below.get(next[0].id) ?? [];
+    }
+    return { nodes: chain, below: next.map(branch).sort(best) };
+  };
+  return (below.get(null) ?? []).map(branch).sort(best);
+}
+
+function best(one, other) {
+  return (other.nodes[0].reward ?? -Infinity) - (one.nodes[0].reward ?? -Infinity) || other.nodes[0].members.length - one.nodes[0].members.length;
+}
+
+/** The text of an answer, tool calls included. */
+export function wordsOf(answer) {
+  if (answer === null) return "";
+  const calls = (answer.tool_calls ?? []).map((call) => `→ ${call.name}(${call.arguments})`);
+  return [answer.content, ...calls].filter(Boolean).join("\n");
+}
+
+/** Number of characters that all texts share at the beginning, back to the end of a word; 0 for a single one. */
+export function sharedLength(texts) {
+  if (texts.length < 2) return 0;
+  const [first, ...others] = texts;
+  let length = first.length;
+  for (const other of others) while (!other.startsWith(first.slice(0, length))) length -= 1;
+  return length === first.length ? length : Math.max(0, first.slice(0, length).search(/\S*$/));
+}
+
+export function Branches({ run, data }) {
+  const roots = branchesOf(data.nodes);
+  return html`<div class="scroll"><${Children} run=${run} data=${data} branches=${roots} /></div>`;
+}
+
+function Children({ run, data, branches, before = null }) {
+  const texts = branches.map((branch) => wordsOf(branch.nodes[0].answer));
+  const shared = sharedLength(texts.length > 1 || before === null ? texts : [...texts, wordsOf(before.answer)]);
+  return html`<ul class="branches">
+    ${branches.map((branch) => html`<${Branch} key=${branch.nodes[0].id} run=${run} data=${data} branch=${branch} shared=${shared} />`)}
+  </ul>`;
+}
+
+function Branch({ run, data, branch, shared }) {
+  const [first] = branch.nodes;
+  return html`<li>
+    <section class=${`branch ${against(first.reward, data.mean)}`} aria-label=${`${counted(first.members.length, "rollout")}, mean reward ${figure(first.reward)}`}>
+      <header class="row">
+        <strong class=${against(first.reward, data.mean)}>${figure(first.reward)}</strong>
+        <span class="soft">${first.members.length === 1 ? "reward of one rollout" : `mean reward of ${first.members.length}`}</span>
+      </header>
+      ${branch.nodes.map((node, at) => html`<${Step} key=${node.id} node=${node} shared=${at === 0 ? shared : 0} />`)}
+      <${Members} run=${run} data=${data} node=${branch.nodes.at(-1)} />
+    </section>
+    ${branch.below.length > 0 && html`<${Children} run=${run} data=${data} branches=${branch.below} before=${branch.nodes.at(-1)} />`}
+  </li>`;
+}
+
+/** One call: what came back since the call before, folded to a line, and the answer from where it differs. */
+function Step({ node, shared }) {
+  const text = wordsOf(node.answer);
+  const common = shared >= SHARED ? shared : 0;
+  const rest = text.slice(common);
+  return html`<div class="branch-call">
+    ${node.messages.map((message, at) => html`<div key=${at} class="came-back"><span class="role">${visible(message.role)}</span> <${Folded} text=${message.content} lines=${2} characters=${140} /></div>`)}
+    ${node.agent && html`<span class="role">${visible(node.agent)}</span>`}
+    ${node.answer === null
+      ? html`<p class="soft">The answer broke off.</p>`
+      : html`<div class="answer">${common > 0 && html`<span class="common" title="The others beside it, or the answer before, begin with this">${visible(text.slice(0, common))}</span>`}${rest && html`<${Folded} text=${rest} lines=${8} characters=${500} />`}</div>`}
+  </div>`;
+}
+
+/** The rollouts that went this way, with the advantage of this call. */
+function Members({ run, data, node }) {
+  return html`<ul class="members">
+    ${node.members.map(
+      (id) => html`<li key=${id}>
+        <a href=${link(run, "rollout", id, "call", node.calls[id], { color: "advantage" })} title=${`${id}: the tokens of this call`}>${visible(nameIn(data.group, id))}</a>
+        ${node.advantages[id] !== undefined && html` <${AdvantageChip} advantage=${node.advantages[id]} />`}
+      </li>`,
+    )}
+  </ul>`;
+}
+
+/** The messages that all rollouts began with. */
+export function Trunk({ messages }) {
+  if (messages.length === 0) return html`<p class="soft">They began differently.</p>`;
+  return html`<div class="trunk">${messages.map((message, at) => html`<${Message} key=${at} message=${message} />`)}</div>`;
+}
