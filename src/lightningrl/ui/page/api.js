@@ -99,7 +99,7 @@ function kept(path, data) {
 
 function watch(path, live, again) {
   const run = /^\/api\/runs\/([^/?]+)/.exec(path)?.[1];
-  if (run === undefined || exported) return undefined;
+  if (run === undefined) return undefined;
   let seen = null;
   return onChange(decodeURIComponent(run), (latest) => {
     if (latest === null) return;

@@ -5,6 +5,7 @@ const streams = new Map(); // run → {source, listeners, latest, state}
 
 /** Call `listener({metrics, rollouts, state})` when the run changes; returns a function that ends it. */
 export function onChange(run, listener) {
+  if (document.getElementById("embedded") !== null) return () => {}; // an exported page has no server
   const stream = streams.get(run) ?? { source: null, listeners: new Set(), latest: null, state: "connecting" };
   streams.set(run, stream);
   stream.listeners.add(listener);

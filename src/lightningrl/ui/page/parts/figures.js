@@ -5,7 +5,7 @@ export function figure(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e9)) return minus(value.toExponential(digits - 1).replace("e+", "e"));
+  if (size !== 0 && (size < 1e-3 || size >= 1e9)) return minus(value.toExponential(digits - 1).replace(/\.?0*e\+?/, "e"));
   if (Number.isInteger(value) || size >= 1000) return minus(Math.round(value).toLocaleString("en"));
   return minus(String(Number(value.toPrecision(digits))));
 }
@@ -32,6 +32,19 @@ export function duration(seconds) {
   return `${Math.floor(whole / 86_400)} d ${Math.floor((whole % 86_400) / 3600)} h`;
 }
 
+/** Seconds since then, roughly: 42 s, 3 min, 2 h, 5 d. */
+export function roughly(seconds) {
+  const [size, unit] = [[86_400, "d"], [3600, "h"], [60, "min"], [1, "s"]].find(([size]) => seconds >= size) ?? [1, "s"];
+  return `${Math.floor(seconds / size)} ${unit}`;
+}
+
 function minus(text) {
-  return text.replace("-", "−");
+  return text.replaceAll("-", "−");
+}
+
+/** A tick of an axis whose ticks are `apart`: as many decimals as tell them apart. */
+export function tick(value, apart) {
+  if (value === 0 || apart < 1e-4 || Math.abs(value) >= 1e6) return figure(value);
+  const decimals = Math.max(0, -Math.floor(Math.log10(apart) + 1e-9));
+  return minus(value.toLocaleString("en", { minimumFractionDigits: 0, maximumFractionDigits: decimals + 1 }));
 }

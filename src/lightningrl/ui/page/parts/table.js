@@ -3,7 +3,8 @@ import { html, useRef } from "../vendor/preact.js";
 import { useKeys } from "../keys.js";
 
 /**
- * `columns`: [{key, title, tip, number: bool, sort: name for `onSort`, cell(row)}]; the first cell holds the link.
+ * `columns`: [{key, title, tip, number: bool, sort: name for `onSort`, cell(row)}]; the first cell holds the link,
+ * or the one with `link: true`.
  * `href(row)`: where a row leads. `id(row)`: stays the same while the table changes. `sort`: "reward" or "-reward".
  * `label`: what the table lists, for screen readers. `keys: false` if another table of the view has the keys.
  */
@@ -35,11 +36,12 @@ function Head({ column, sort, onSort }) {
 function Row({ row, columns, href, marked }) {
   const open = (event) => {
     if (event.target.closest("a, button, input, label, summary") || getSelection().type === "Range") return;
-    event.currentTarget.querySelector("a")?.click();
+    event.currentTarget.querySelector("a.open")?.click();
   };
+  const lead = Math.max(0, columns.findIndex(({ link }) => link));
   return html`<tr class=${`${href ? "opens" : ""} ${marked ? "marked" : ""}`} onClick=${href && open}>
     ${columns.map(({ key, number, cell }, at) => {
-      const inner = at === 0 && href ? html`<a href=${href}>${cell(row)}</a>` : cell(row);
+      const inner = at === lead && href ? html`<a class="open" href=${href}>${cell(row)}</a>` : cell(row);
       return html`<td key=${key} class=${number ? "number" : ""}>${inner}</td>`;
     })}
   </tr>`;
@@ -48,7 +50,7 @@ function Row({ row, columns, href, marked }) {
 /** The keys j, k and the arrows move the focus from row to row; Enter is the link's own. */
 function RowKeys({ body }) {
   const move = (by) => () => {
-    const links = [...body.current.querySelectorAll("tr > td:first-child > a")];
+    const links = [...body.current.querySelectorAll("a.open")];
     const at = links.findIndex((each) => each.closest("tr").contains(document.activeElement));
     const next = links[Math.min(Math.max(at + by, 0), links.length - 1)];
     next?.focus();

@@ -1,8 +1,8 @@
 // When was that? Times in words, the exact one in a tooltip.
 import { html, useEffect, useState } from "../vendor/preact.js";
-import { duration } from "./figures.js";
+import { roughly } from "./figures.js";
 
-/** Unix seconds as "3 min 20 s ago", kept up to date. */
+/** Unix seconds as "3 min ago", kept up to date. */
 export function Ago({ at }) {
   const [now, setNow] = useState(Date.now() / 1000);
   useEffect(() => {
@@ -11,7 +11,7 @@ export function Ago({ at }) {
   }, []);
   if (at === null || at === undefined) return html`<span class="soft">–</span>`;
   const past = Math.max(0, now - at);
-  return html`<${Time} at=${at} words=${past < 5 ? "just now" : `${duration(Math.round(past))} ago`} />`;
+  return html`<${Time} at=${at} words=${past < 5 ? "just now" : `${roughly(past)} ago`} />`;
 }
 
 /** Unix seconds as a date and time of this browser's zone, or as `words` with that in the tooltip. */

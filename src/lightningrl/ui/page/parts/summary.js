@@ -1,0 +1,71 @@
+// The run in a few figures: did it learn, how far is it, how many rollouts, and how to continue it.
+import { html } from "../vendor/preact.js";
+import { link } from "../api.js";
+import { Copy } from "./copy.js";
+import { duration, figure } from "./figures.js";
+import { Ago, Time } from "./time.js";
+
+export function Summary({ run, journal }) {
+  return html`<section aria-label="Summary">
+    <h1>${run.run}</h1>
+    <dl class="tiles">
+      <${Learnt} run=${run} />
+      <${Steps} run=${run} journal=${journal} />
+      <${Rollouts} run=${run} />
+      <${Tile} name="Began"><${Time} at=${run.began_at} /><${Tile.Sub}>${run.state === "running" ? html`changed <${Ago} at=${run.changed_at} />` : html`ended after ${duration(run.changed_at - run.began_at)}`}<//><//>
+    </dl>
+    ${run.state === "stopped" && run.resume_command && html`<${Resume} command=${run.resume_command} />`}
+  </section>`;
+}
+
+function Tile({ name, title, children }) {
+  return html`<div class="tile" title=${title}><dt>${name}</dt><dd>${children}</dd></div>`;
+}
+Tile.Sub = function Sub({ children }) {
+  return html`<div class="sub">${children}</div>`;
+};
+
+const VERDICTS = {
+  yes: ["good", "it learnt: the gain is more than chance"],
+  no: ["", "no gain beyond chance"],
+  worse: ["bad", "it became worse"],
+};
+
+/** Held-out reward from → to, and what that means. */
+function Learnt({ run }) {
+  const { before, latest, low, high, learnt } = run.heldout;
+  if (latest === null) return html`<${Tile} name="Held-out reward"><span class="soft">not measured yet</span><//>`;
+  const [tone, words] = VERDICTS[learnt] ?? ["", run.state === "complete" ? "" : "so far"];
+  const change = before === null ? null : latest - before;
+  return html`<${Tile} name="Held-out reward" title="Mean reward on tasks that are never trained on, before and after">
+    <span class="big">${before !== null && html`<span class="soft">${figure(before)} → </span>`}${figure(latest)}</span>
+    <${Tile.Sub}>
+      ${change !== null && html`<span class=${tone}>${change > 0 ? "+" : ""}${figure(change)} ${words}</span> `}
+      ${low !== null && html`<span title="95 % interval of the latest held-out reward">(${figure(low)} to ${figure(high)})</span>`}
+    <//>
+  <//>`;
+}
+
+function Steps({ run, journal }) {
+  if (run.steps === null) return null;
+  const rewards = journal.rows.filter(({ kind }) => kind === "step").map((row) => row["reward/mean"]);
+  return html`<${Tile} name="Steps">
+    <span class="big">${run.step}<span class="soft"> of ${run.steps}</span></span>
+    <progress value=${run.step} max=${run.steps} aria-label="Steps done"></progress>
+    ${rewards.length > 0 && html`<${Tile.Sub}>training reward ${figure(rewards[0])} → ${figure(rewards.at(-1))}<//>`}
+  <//>`;
+}
+
+function Rollouts({ run }) {
+  const counts = Object.entries(run.counts ?? {}).filter(([, number]) => number > 0);
+  return html`<${Tile} name="Rollouts" title="Each is one execution of the agent on a task">
+    <a class="big" href=${link(run.run, "rollouts")}>${run.rollouts === null ? "–" : run.rollouts.toLocaleString("en")}</a>
+    <${Tile.Sub}>
+      ${counts.map(([status, number], at) => html`${at > 0 && ", "}<a key=${status} href=${link(run.run, "rollouts", { status })}>${number.toLocaleString("en")} ${status}</a>`)}
+    <//>
+  <//>`;
+}
+
+function Resume({ command }) {
+  return html`<p class="row resume">This run stopped before its last step. Continue it with <code>${command}</code> <${Copy} text=${command} /></p>`;
+}
