@@ -331,6 +331,10 @@ class TrainerConfig(Section):
     """
     threads: int = Field(default=2, ge=1)
     """Number of CPU threads for training."""
+    measured: float = Field(default=0.1, ge=0, le=1)
+    """Share of a step's sampled tokens whose entropies before the update and log-probabilities after it are recorded,
+    in `taught/`: at most this share, in whole groups, and at least one group. 0: none.
+    """
 
 
 class LoopConfig(Section):

@@ -8,6 +8,7 @@ A run has one learner or several. They share the rollouts; each learns from the 
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -20,13 +21,15 @@ from lightningrl.algorithms import lessons_of
 from lightningrl.algorithms.selection import learnable
 from lightningrl.config import LearnerConfig, RouteConfig
 from lightningrl.data.forest import Forest, Lesson, build_forest, next_token, unweighted
+from lightningrl.data.measuring import by_call, measured_groups
 from lightningrl.data.packing import minibatches, pack, teaching_under
+from lightningrl.data.taught import Taught
 from lightningrl.engine import Engine
 from lightningrl.engine.proof import Proof
 from lightningrl.trainer import Trainer
 from lightningrl.trainer.base import Evaluation
 from lightningrl.trainer.metrics import merged, over_minibatches
-from lightningrl.types import Call, Doubles, Ints, Reward, Rollout, Trajectory, Weights
+from lightningrl.types import Call, Doubles, Floats, Ints, Reward, Rollout, Trajectory, Weights
 
 Result = TypeVar("Result")
 
@@ -131,33 +134,66 @@ class Learner:
         """Before an update: ask the engine, while it serves the old weights, what `serve` compares with later."""
         await self._proof.before_update(lessons)
 
-    async def update(self, lessons: Sequence[Lesson], *, seed: int, remaining: float) -> dict[str, float]:
-        """One optimizer step for each minibatch. Returns metrics. `seed` shuffles groups into minibatches. A linear
-        schedule multiplies the learning rate by `remaining`, the share of the run that is left. The engine must be
-        paused: it may share the weights in memory.
+    async def update(
+        self, lessons: Sequence[Lesson], *, seed: int, remaining: float
+    ) -> tuple[dict[str, float], Taught]:
+        """One optimizer step for each minibatch. Returns metrics, and what the update did to some of the tokens. `seed`
+        shuffles groups into minibatches. A linear schedule multiplies the learning rate by `remaining`, the share of
+        the run that is left. The engine must be paused: it may share the weights in memory.
         """
         rate = self.config.trainer.learning_rate
         if self.config.trainer.schedule == "linear":
             rate *= remaining
         await self._proof.trainer_before()
-        metrics = await self._run(self._update, lessons, seed, rate)
+        metrics, taught = await self._run(self._update, lessons, seed, rate)
         await self._proof.trainer_after()
-        return metrics | {"optim/learning_rate": rate}
+        return metrics | {"optim/learning_rate": rate}, taught
 
-    def _update(self, lessons: Sequence[Lesson], seed: int, rate: float) -> dict[str, float]:
+    def _update(self, lessons: Sequence[Lesson], seed: int, rate: float) -> tuple[dict[str, float], Taught]:
         config = self.config.trainer
+        values = {le.transition.call_id: le.transition.value for le in lessons}
+        taught = Taught(values={call_id: value for call_id, value in values.items() if value is not None})
         teaching = teaching_under(self.config.loss, critic=needs_critic(self.config))
         if self.config.loss.proximal:
             lessons = self._with_proximal(lessons)
         rows: list[dict[str, float]] = []
+        first: list[tuple[Forest, Evaluation]] = []
         for minibatch in minibatches(lessons, config.minibatches, seed=seed, teaching=teaching):
             packs = pack(minibatch, max_tokens=self.trainer.max_tokens, teaching=teaching)
-            parts = [self.trainer.forward_backward(build_forest(part)).metrics for part in packs]
-            rows.append(merged(parts) | self.trainer.optim_step(learning_rate=rate))
+            parts = [(forest, self.trainer.forward_backward(forest)) for forest in map(build_forest, packs)]
+            rows.append(merged([found.metrics for _, found in parts]) | self.trainer.optim_step(learning_rate=rate))
+            first = first or parts
         if not rows:
-            return {}
+            return {}, taught
         # Only before the first optimizer step do the trainer's weights equal those that sampled the batch.
-        return over_minibatches(rows) | {"policy/logprob_gap": rows[0]["policy/logprob_gap_max"]}
+        metrics = over_minibatches(rows) | {"policy/logprob_gap": rows[0]["policy/logprob_gap_max"]}
+        if not config.measured:
+            return metrics, taught
+        began = time.perf_counter()
+        taught = self._measured(taught, lessons, first)
+        return metrics | {"time/measure_s": time.perf_counter() - began}, taught
+
+    def _measured(
+        self, taught: Taught, lessons: Sequence[Lesson], first: Sequence[tuple[Forest, Evaluation]]
+    ) -> Taught:
+        """`taught` with the entropies of some calls before the update, and their log-probabilities after it. `first`:
+        what the first minibatch has computed. It has the entropies, so they cost no pass of their own.
+        """
+        computed = {call_id for forest, _ in first for call_id in forest.call_ids}
+        tokens = self.config.trainer.measured * sum(np.count_nonzero(lesson.weights) for lesson in lessons)
+        chosen = measured_groups([le for le in lessons if le.transition.call_id in computed], tokens=tokens)
+        entropies, after = dict[str, Floats](), dict[str, Floats]()
+        for forest, found in first:
+            if found.entropies is not None:
+                entropies |= by_call(forest, found.entropies)
+        for forest, found in self._evaluate(chosen):
+            after |= by_call(forest, found.logprobs)
+        ids = [lesson.transition.call_id for lesson in chosen]
+        return replace(
+            taught,
+            entropies={call_id: entropies[call_id] for call_id in ids if call_id in entropies},
+            logprobs_after=after,
+        )
 
     def _with_proximal(self, lessons: Sequence[Lesson]) -> list[Lesson]:
         """The lessons with the log-probabilities of their tokens under the current weights, before any update."""

@@ -29,6 +29,7 @@ from lightningrl.data.dump import dump_lessons
 from lightningrl.data.forest import Lesson
 from lightningrl.data.metrics import batch_metrics, share_of_logs
 from lightningrl.data.tasks import asked, derived_seed
+from lightningrl.data.taught import save_taught, taught_file
 from lightningrl.errors import UserError
 from lightningrl.learner import Learner
 from lightningrl.progress import MODES, Exam, Mode, Summary, Watcher
@@ -137,8 +138,9 @@ class Loop:
         return lessons, metrics
 
     async def learn(self, step: int, lessons: Mapping[str, Sequence[Lesson]]) -> dict[str, float]:
-        """Update each policy from its own lessons. Returns metrics. An optimizer step with a non-finite gradient is
-        skipped, and the lessons of the batch are saved in the run's folder; the next version is published all the same.
+        """Update each policy from its own lessons. Returns metrics. What the update did to some tokens is saved in the
+        run's folder. An optimizer step with a non-finite gradient is skipped, and the lessons of the batch are saved;
+        the next version is published all the same.
         """
         metrics = dict[str, float]()
         remaining = 1.0 - step / self.config.loop.steps
@@ -148,8 +150,11 @@ class Loop:
         # An engine may share its weights with the trainer. `publish` resumes it.
         await asyncio.gather(*(learner.engine.pause() for learner in self.learners))
         for learner in self.learners:
-            own = await learner.update(lessons[learner.name], seed=seed, remaining=remaining)
+            own, taught = await learner.update(lessons[learner.name], seed=seed, remaining=remaining)
             metrics |= self._named(learner, own)
+            if taught.values or taught.logprobs_after:
+                path = taught_file(self.folder, step=step, policy=learner.name)
+                await asyncio.to_thread(save_taught, path, taught)
             if own.get("optim/skipped"):
                 trained = [lesson for lesson in lessons[learner.name] if lesson.weights.any()]
                 path = self.folder / "skipped" / f"step-{step:05d}-{learner.name}.npz"

@@ -26,7 +26,7 @@ async def test_proximal_logprobs_are_those_of_the_weights_that_a_batch_is_first_
             for lesson in lessons["policy"]
         ]
         await learner.engine.pause()
-        found = await learner.update(older, seed=0, remaining=1.0)
+        found, _ = await learner.update(older, seed=0, remaining=1.0)
     assert found["loss/ratio_mean"] == pytest.approx(1.0 if proximal else math.exp(-1), rel=1e-4)
 
 

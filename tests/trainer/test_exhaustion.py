@@ -100,6 +100,8 @@ def test_evaluation_is_split_too() -> None:
     assert found.metrics["tokens/out_of_memory"] > 0 and found.values is not None and whole.values is not None
     np.testing.assert_allclose(found.logprobs, whole.logprobs, rtol=1e-12)
     np.testing.assert_allclose(found.values, whole.values, rtol=1e-12)
+    assert found.entropies is not None and whole.entropies is not None
+    np.testing.assert_allclose(found.entropies, whole.entropies, rtol=1e-12)
     assert s.trainer.max_tokens <= len(forest.token_ids) // 2  # the next are smaller
     with pytest.raises(UserError) as raised, Exhausted(set(range(10**5))):
         s.trainer.evaluate(forest)

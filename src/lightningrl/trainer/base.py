@@ -19,6 +19,10 @@ class Evaluation:
     """`area/name` → value, e.g. `loss/value`, `loss/clip_fraction`."""
     logprobs: Doubles
     """[M] log-probability in nats of each sampled token under the current weights, in the forest's order."""
+    entropies: Doubles | None = None
+    """[M] entropy in nats of the distribution of each sampled token; None if the trainer does not compute it. It is
+    only recorded, so that people can look at it.
+    """
     values: Doubles | None = None
     """[K] the critic's values at the last prompt token of each of `Forest.call_ids`; None without a critic."""
 

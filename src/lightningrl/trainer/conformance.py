@@ -170,6 +170,11 @@ def check_evaluating_tells_what_training_sees_and_changes_nothing(make: Make, fo
     if found.values is not None and expected.values is not None:
         assert found.values.shape == (len(forest.call_ids),)
         np.testing.assert_allclose(found.values, expected.values, atol=1e-5)
+    assert (found.entropies is None) == (expected.entropies is None)
+    if found.entropies is not None and expected.entropies is not None:
+        assert found.entropies.shape == (len(forest.targets),)
+        assert 0 <= found.entropies.min() <= found.entropies.max()
+        np.testing.assert_allclose(found.entropies, expected.entropies, atol=1e-5)
     straight = make()
     for each in (trainer, straight):
         step(each, 1)

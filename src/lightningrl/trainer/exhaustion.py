@@ -6,6 +6,7 @@ This changes nothing that is learnt: a pass that fails leaves no gradient (`mast
 import gc
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -61,9 +62,7 @@ def in_parts(
         found = _joined(forest, parts, done)
         break
     counted = found.metrics.get("tokens/out_of_memory", 0.0) + lost
-    return Evaluation(
-        metrics=found.metrics | {"tokens/out_of_memory": counted}, logprobs=found.logprobs, values=found.values
-    )
+    return replace(found, metrics=found.metrics | {"tokens/out_of_memory": counted})
 
 
 def _tried(compute: Pass, forest: Forest) -> Evaluation | None:
@@ -88,9 +87,12 @@ def _joined(forest: Forest, parts: tuple[Part, Part], found: list[Evaluation]) -
             whole[place] = value
         return whole
 
+    terms = [part.terms for part in parts]
+    entropies = [each.entropies for each in found if each.entropies is not None]
     values = [each.values for each in found if each.values is not None]
     return Evaluation(
         metrics=merged([each.metrics for each in found]),
-        logprobs=spread(len(forest.targets), [part.terms for part in parts], [each.logprobs for each in found]),
+        logprobs=spread(len(forest.targets), terms, [each.logprobs for each in found]),
+        entropies=spread(len(forest.targets), terms, entropies) if entropies else None,
         values=spread(len(forest.call_ids), [part.calls for part in parts], values) if values else None,
     )

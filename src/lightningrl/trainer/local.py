@@ -247,6 +247,7 @@ def _evaluation(forest: Forest, outputs: Outputs, metrics: dict[str, float]) -> 
     return Evaluation(
         metrics=metrics | look_metrics(forest, outputs),
         logprobs=_doubles(outputs.logprobs),
+        entropies=_doubles(outputs.entropies),
         values=None if values is None else _doubles(values),
     )
 
