@@ -1,9 +1,9 @@
 // How often was the rollout tried, by whom, with which error, and what did the attempt print?
 import { html } from "../vendor/preact.js";
 import { link } from "../api.js";
-import { StatusChip } from "./chip.js";
 import { duration } from "./figures.js";
 import { Folded, visible } from "./plain.js";
+import { Status } from "./status.js";
 import { Time } from "./time.js";
 
 export function Attempts({ run, rollout, attempts, shown, logs }) {
@@ -20,16 +20,16 @@ function Attempt({ run, rollout, attempt, shown }) {
   return html`<div class=${`attempt ${shown ? "shown" : ""}`}>
     <div class="row">
       ${shown ? html`<strong>attempt ${attempt.number}</strong>` : html`<a href=${link(run, "rollout", rollout, { attempt: attempt.number })}>attempt ${attempt.number}</a>`}
-      <${StatusChip} status=${attempt.status} />
+      <${Status} status=${attempt.status} />
       <span class="soft">by worker ${visible(attempt.worker || "unknown")}, <${Time} at=${attempt.started_at} />${lasted}${shown ? " · shown on this page" : ""}</span>
     </div>
-    ${attempt.error && html`<${Trace} error=${attempt.error} open=${shown} />`}
+    ${attempt.error && html`<${Trace} error=${attempt.error} />`}
   </div>`;
 }
 
 /** The first line of an error, and its trace folded. */
-function Trace({ error, open }) {
+function Trace({ error }) {
   const [first, ...rest] = error.split("\n");
   return html`<p class="bad">${visible(first)}</p>
-    ${rest.length > 0 && html`<details open=${open}><summary>where it was raised</summary><${Folded} text=${rest.join("\n")} mono lines=${60} characters=${6000} /></details>`}`;
+    ${rest.length > 0 && html`<details><summary>where it was raised</summary><${Folded} text=${rest.join("\n")} mono lines=${60} characters=${6000} /></details>`}`;
 }

@@ -4,6 +4,8 @@ import { CreditChip } from "./credit.js";
 import { counted } from "./digits.js";
 import { visible } from "./plain.js";
 
+const OPEN = 12; // longer trees are folded at first
+
 /** [{call, depth}]: each call below the one that it continues; only further branches are moved to the right. */
 export function branched(calls) {
   const known = new Set(calls.map((call) => call.number));
@@ -31,14 +33,14 @@ function isChain(calls) {
 export function CallTree({ calls, href }) {
   if (calls.length < 2) return null;
   if (isChain(calls)) return html`<p class="soft">Each of the ${calls.length} calls continues the one before, token for token.</p>`;
-  return html`<ol class="call-tree" aria-label="Tree of calls">
+  return html`<details class="tree" open=${calls.length <= OPEN}><summary>Tree of calls</summary><ol class="call-tree" aria-label="Tree of calls">
     ${branched(calls).map(
-      ({ call, depth }) => html`<li key=${call.number} class=${call.capture} style=${{ "--depth": depth }}>
+      ({ call, depth }) => html`<li key=${call.number} class=${`${call.capture} ${call.parent === null ? "root" : ""}`} style=${{ "--depth": depth }}>
         <a href=${href(call.number)}>call ${call.number}</a>
         <span>${visible(call.agent)}</span>
         <span class="soft">${visible(call.origin)} · ${counted(call.prompt_tokens, "token")} read, ${call.sampled_tokens} sampled</span>
         <${CreditChip} call=${call} />
       </li>`,
     )}
-  </ol>`;
+  </ol></details>`;
 }

@@ -35,14 +35,14 @@ function arrow(advantage) {
   return advantage > 0 ? "▲" : "▼";
 }
 
-/** Everything that made the credit of a call, in one line. */
-export function CreditLine({ call }) {
-  return html`<div class="row credit">
+/** What made the credit of a call; its `words` only if asked for. */
+export function CreditLine({ call, words }) {
+  return html`<span class="row credit">
     <${CreditChip} call=${call} />
     ${call.rewards.map((reward, at) => html`<${RewardChip} key=${at} reward=${reward} />`)}
     ${call.left_out && html`<span class="soft">${visible(call.left_out)}</span>`}
-    ${call.credit?.words && html`<span class="soft">${visible(call.credit.words)}</span>`}
-  </div>`;
+    ${words && call.credit?.words && html`<span class="soft">${visible(call.credit.words)}</span>`}
+  </span>`;
 }
 
 export function RewardChip({ reward }) {

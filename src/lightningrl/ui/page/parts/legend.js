@@ -50,7 +50,7 @@ export function StandOut({ call, scale, onPlace }) {
     ${places.slice(0, STAND_OUT).map((at) => {
       const { tone, share } = toneOf(chosen, values[at], bound);
       return html`<button key=${at} type="button" class="small" onClick=${() => onPlace(prompt.ids.length + at, true)}>
-        <code class=${`token ${tone}`} style=${{ "--share": `${Math.round(share * 62)}%` }}>${textOf(sampled, at).replaceAll(" ", "·").replaceAll("\n", "↵")}</code> ${chosen.write(values[at])}
+        <code class=${`token ${tone}`} style=${{ "--share": `${Math.round(share * 50)}%` }}>${textOf(sampled, at).replaceAll(" ", "·").replaceAll("\n", "↵")}</code> ${chosen.write(values[at])}
       </button>`;
     })}
   </div>`;

@@ -1,6 +1,6 @@
 // How is a message of the conversation shown? Its role, its text, its reasoning folded, its tool calls laid out.
 import { html } from "../vendor/preact.js";
-import { Folded, laidOut, visible } from "./plain.js";
+import { Folded, laidOut, visible, written } from "./plain.js";
 
 const ROLES = {
   system: "system",
@@ -21,7 +21,7 @@ export function Message({ message, fresh = false }) {
     </header>
     <div class="body">
       ${message.reasoning && html`<details class="reasoning"><summary>reasoning, ${message.reasoning.length.toLocaleString("en")} characters</summary><${Folded} text=${message.reasoning} /></details>`}
-      ${message.content !== "" && html`<${Folded} text=${role === "tool" ? laidOut(message.content) : message.content} mono=${role === "tool"} />`}
+      ${message.content !== "" && html`<${Folded} text=${role === "tool" ? laidOut(message.content) : message.content} lines=${role === "tool" ? 8 : undefined} mono=${role === "tool"} />`}
       ${(message.tool_calls ?? []).map((call) => html`<${ToolCall} key=${call.id} call=${call} />`)}
       ${message.content === "" && !message.tool_calls?.length && html`<span class="soft">empty</span>`}
     </div>
@@ -36,7 +36,7 @@ function ToolCall({ call }) {
     ${given === null
       ? html`<${Folded} text=${call.arguments} mono />`
       : html`<dl class="arguments">
-          ${given.map(([name, value]) => html`<div key=${name}><dt>${visible(name)}</dt><dd><${Folded} text=${typeof value === "string" ? value : JSON.stringify(value, null, 1)} lines=${8} mono /></dd></div>`)}
+          ${given.map(([name, value]) => html`<div key=${name}><dt>${visible(name)}</dt><dd><${Folded} text=${typeof value === "string" ? value : written(value)} lines=${8} mono /></dd></div>`)}
         </dl>`}
   </div>`;
 }
@@ -50,11 +50,9 @@ function fieldsOf(text) {
   }
 }
 
-/** The result of a tool, as the telemetry or the next request told it. */
-export function ToolResult({ tool }) {
-  const failed = tool.status === "error";
-  return html`<article class=${`message tool ${failed ? "failed" : ""}`}>
-    <header><span class="role">tool</span> <strong>${visible(tool.name)}</strong> ${failed && html`<span class="bad">failed</span>`}</header>
-    <div class="body">${failed && tool.error && html`<div class="bad"><${Folded} text=${tool.error} mono /></div>`}</div>
-  </article>`;
+/** A tool that failed. `told`: a later message has the error, so that it is not repeated. */
+export function FailedTool({ tool, told }) {
+  return html`<div class="failed-tool bad">
+    <strong>${visible(tool.name)} failed</strong>${tool.error && !told && html`: <${Folded} text=${tool.error} mono />`}
+  </div>`;
 }

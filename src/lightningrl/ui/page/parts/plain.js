@@ -5,6 +5,7 @@ const MARKED = /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu; // control, format (bidi, t
 const HARMLESS = new Set(["\n", "\t", "\u200c", "\u200d"]); // scripts and emoji need the two joiners
 const LINES = 14;
 const CHARACTERS = 1400;
+const LINE = 64;
 
 function nameOf(character) {
   return `U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
@@ -53,11 +54,21 @@ function cut(text, lines, characters) {
   return ends.length >= lines ? head.slice(0, ends[lines - 1].index) : head;
 }
 
-/** JSON text with line breaks, if it is JSON and does not fit on a line; else the text itself. */
+/** A JSON value with line breaks where it does not fit on a line. */
+export function written(value, indent = "") {
+  const flat = JSON.stringify(value) ?? "";
+  if (flat.length + indent.length <= LINE || value === null || typeof value !== "object") return flat;
+  const inner = `${indent}  `;
+  const list = Array.isArray(value);
+  const parts = Object.entries(value).map(([name, part]) => inner + (list ? "" : `${JSON.stringify(name)}: `) + written(part, inner));
+  return `${list ? "[" : "{"}\n${parts.join(",\n")}\n${indent}${list ? "]" : "}"}`;
+}
+
+/** JSON text with line breaks, if it is JSON; else the text itself. */
 export function laidOut(text) {
   try {
     const value = JSON.parse(text);
-    return typeof value === "object" && text.length > 60 ? JSON.stringify(value, null, 2) : text;
+    return value !== null && typeof value === "object" ? written(value) : text;
   } catch {
     return text;
   }
@@ -66,6 +77,5 @@ export function laidOut(text) {
 /** Any JSON value: text as text, the rest as laid-out JSON. */
 export function Value({ value, lines }) {
   if (typeof value === "string") return html`<${Folded} text=${value} lines=${lines} />`;
-  const text = JSON.stringify(value) ?? "";
-  return html`<${Folded} text=${text.length > 60 ? JSON.stringify(value, null, 2) : text} lines=${lines} mono />`;
+  return html`<${Folded} text=${written(value)} lines=${lines} mono />`;
 }

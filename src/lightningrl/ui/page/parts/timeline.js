@@ -20,7 +20,7 @@ export function Timeline({ calls, spans, from, to, onCall }) {
     aria-label=${item.words} title=${item.words} onMouseEnter=${() => setTold(item)} onFocus=${() => setTold(item)} onClick=${() => item.call !== null && onCall(item.call)}>${item.label}</button>`;
   return html`<div class="timeline">
     <div class="lanes" style=${{ height: `${lanes * LANE}px` }}>
-      ${ticks(end - begin).map((at) => html`<span key=${at} class="tick" style=${{ left: `${share(at, end - begin)}%` }}><span>${duration(at)}</span></span>`)}
+      ${ticks(end - begin).map((at) => html`<span key=${at} class="tick" style=${{ left: `${share(at, end - begin)}%` }}>${at < 0.94 * (end - begin) && html`<span>${duration(at)}</span>`}</span>`)}
       ${items.map(bar)}
     </div>
     <p class="told soft">${told === null ? keyOf(agents, spans.length > 0) : html`${told.words}, ${duration(told.from - begin)} after the beginning`}</p>

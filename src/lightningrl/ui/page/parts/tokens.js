@@ -66,7 +66,7 @@ function Sampled({ call, scale }) {
       const text = textOf(sampled, at);
       const { tone, share } = toneOf(chosen, values?.[at], bound);
       const kind = `token ${tone} ${isSpecial(text) ? "special" : ""}`;
-      return html`<span key=${at} class=${kind} style=${{ "--share": `${Math.round(share * 62)}%` }} data-token=${prompt.ids.length + at}>${spaced(text)}</span><wbr />`;
+      return html`<span key=${at} class=${kind} style=${{ "--share": `${Math.round(share * 50)}%` }} data-token=${prompt.ids.length + at}>${spaced(text)}</span><wbr />`;
     })}
   `;
 }

@@ -4,17 +4,17 @@ import { link, navigate, useApi } from "../api.js";
 import { useKeys } from "../keys.js";
 import { Attempts } from "../parts/attempts.js";
 import { CallTree } from "../parts/calltree.js";
-import { StatusChip } from "../parts/chip.js";
 import { CreditLine, SOURCES, toneOf } from "../parts/credit.js";
 import { counted, signed } from "../parts/digits.js";
 import { Loading } from "../parts/empty.js";
 import { ErrorBox } from "../parts/error.js";
 import { Fields } from "../parts/fields.js";
 import { duration, figure } from "../parts/figures.js";
-import { Message, ToolResult } from "../parts/message.js";
+import { FailedTool, Message } from "../parts/message.js";
 import { Folded, visible } from "../parts/plain.js";
 import { against, Siblings } from "../parts/siblings.js";
 import { Spans } from "../parts/spans.js";
+import { Status } from "../parts/status.js";
 import { Timeline } from "../parts/timeline.js";
 
 export default function RolloutView({ route }) {
@@ -71,12 +71,18 @@ function Shown({ run, data, attempt, stale }) {
   </div>`;
 }
 
+/** The words about the credit, if they are the same for all calls; else null. */
+function sameCredit(calls) {
+  const words = new Set(calls.map((call) => call.credit?.words ?? null));
+  return words.size === 1 ? [...words][0] : null;
+}
+
 function Verdict({ run, data, shown }) {
   const { reward, group } = data;
   const tone = against(reward, group.mean);
   return html`<header>
     <div class="row apart">
-      <h1>${visible(data.rollout)} <${StatusChip} status=${data.status} /></h1>
+      <h1>${visible(data.rollout)} <${Status} status=${data.status} /></h1>
       <span class="soft">${data.step === null ? "" : `step ${data.step} · `}${counted(data.calls.length, "call")} · ${counted(data.calls.reduce((sum, call) => sum + call.sampled_tokens, 0), "token")} sampled${shown?.ended_at ? ` · ${duration(shown.ended_at - shown.started_at)}` : ""}</span>
     </div>
     <div class=${`verdict card ${tone}`}>
@@ -99,6 +105,8 @@ function reasons(data, shown) {
   const compared = comparison(data);
   if (compared) found.push(compared);
   found.push(taught(data));
+  const credit = sameCredit(data.calls);
+  if (credit) found.push(html`<strong>Credit of each call:</strong> ${visible(credit)}`);
   return found;
 }
 
@@ -124,28 +132,30 @@ function taught({ teaching, calls, step }) {
 function Outcome({ shown }) {
   if (!shown) return html`<p class="soft">No attempt has begun.</p>`;
   if (shown.status === "running") return html`<p class="soft">It is still running.</p>`;
-  if (shown.error) return html`<div class="bad"><${Folded} text=${shown.error} mono /></div>`;
+  if (shown.error) return html`<p>Nothing, it ended with an error:</p><div class="bad"><${Folded} text=${shown.error} lines=${24} mono /></div>`;
   return html`<${Fields} value=${shown.output} />`;
 }
 
 function Conversation({ calls, href }) {
   if (calls.length === 0) return html`<section class="card"><strong>The agent did not call the model.</strong> <span class="soft">Does it use the address in its environment (OPENAI_BASE_URL)?</span></section>`;
+  const same = sameCredit(calls) !== null;
+  const results = new Set(calls.flatMap((call) => call.messages.map((message) => message.content)));
   return html`<section class="conversation">
     <h2>The conversation, as the agent sent it</h2>
-    ${calls.map((call) => html`<${CallPart} key=${call.id} call=${call} href=${href} />`)}
+    ${calls.map((call) => html`<${CallPart} key=${call.id} call=${call} href=${href} results=${results} words=${!same} />`)}
   </section>`;
 }
 
-function CallPart({ call, href }) {
+function CallPart({ call, href, results, words }) {
   const failed = call.tools.filter((tool) => tool.status === "error");
   return html`<section class="call" id=${`call-${call.number}`} aria-label=${`Call ${call.number}`}>
     <header>
       <a href=${href(call.number)} title="Its tokens, as the engine read and sampled them">call ${call.number}${call.agent && html` · ${visible(call.agent)}`}</a>
       <span class="soft">${visible(call.origin)} · ${counted(call.sampled_tokens, "token")} · ${duration(call.seconds)}${call.finish_reason === "length" ? " · cut off at the token limit" : ""}${call.grammar ? " · under a grammar" : ""}</span>
+      <${CreditLine} call=${call} words=${words} />
     </header>
-    <${CreditLine} call=${call} />
     ${call.messages.map((message, at) => html`<${Message} key=${at} message=${message} />`)}
     ${call.answer ? html`<${Message} message=${call.answer} fresh />` : html`<p class="soft">The answer broke off, or cannot be read.</p>`}
-    ${failed.map((tool, at) => html`<${ToolResult} key=${at} tool=${tool} />`)}
+    ${failed.map((tool, at) => html`<${FailedTool} key=${at} tool=${tool} told=${results.has(tool.error) || results.has(tool.output)} />`)}
   </section>`;
 }

@@ -1,13 +1,13 @@
 // Which rollouts were there, and which went wrong? A table that is filtered and sorted by the server, page by page.
-import { html, useEffect } from "../vendor/preact.js";
+import { html, useEffect, useRef } from "../vendor/preact.js";
 import { get, link, questions, setQuery, useApi } from "../api.js";
 import { useKeys } from "../keys.js";
-import { StatusChip } from "../parts/chip.js";
 import { Empty, Loading } from "../parts/empty.js";
 import { ErrorBox } from "../parts/error.js";
 import { count, duration, figure } from "../parts/figures.js";
 import { FILTERS, filter, Filters } from "../parts/filters.js";
 import { visible } from "../parts/plain.js";
+import { Status } from "../parts/status.js";
 import { Table } from "../parts/table.js";
 import { Ago } from "../parts/time.js";
 
@@ -101,10 +101,28 @@ function Page({ run, data, query, offset, turn }) {
   const [low, high] = [data.histogram.edges[0], data.histogram.edges.at(-1)];
   return html`
     <${Turn} data=${data} offset=${offset} turn=${turn} />
-    <${Table} label="Rollouts" columns=${columnsOf(low, high, query)} rows=${data.rows} id=${(row) => row.id} href=${(row) => link(run, "rollout", row.id)}
-      sort=${query.sort ?? "-queue"} onSort=${(sort) => setQuery({ sort: sort === "-queue" ? null : sort, offset: null })} />
+    <div class="rollouts-table" ref=${useReturn(data)} onClick=${remember}><${Table} label="Rollouts" columns=${columnsOf(low, high, query)} rows=${data.rows} id=${(row) => row.id} href=${(row) => link(run, "rollout", row.id)}
+      sort=${query.sort ?? "-queue"} onSort=${(sort) => setQuery({ sort: sort === "-queue" ? null : sort, offset: null })} /></div>
     ${data.rows.length > 30 && html`<${Turn} data=${data} offset=${offset} turn=${turn} />`}
   `;
+}
+
+const left = { address: null, row: null }; // the row that was opened last, to come back to
+
+function remember(event) {
+  const row = event.target.closest("a");
+  if (row !== null) Object.assign(left, { address: location.hash, row: row.getAttribute("href") });
+}
+
+/** A ref of the table: when somebody comes back to it, the row that was opened has the focus. */
+function useReturn(data) {
+  const table = useRef(null);
+  useEffect(() => {
+    if (left.address !== location.hash) return;
+    [...table.current.querySelectorAll("td a")].find((each) => each.getAttribute("href") === left.row)?.focus();
+    left.address = null;
+  }, [data]);
+  return table;
 }
 
 function Turn({ data, offset, turn }) {
@@ -128,7 +146,7 @@ function columnsOf(low, high, query) {
     text("id", "rollout", (row) => html`<span class="nowrap">${visible(row.id)}</span>`, { sort: "queue", tip: "In the order they were enqueued" }),
     number("step", "step", (row) => row.step ?? html`<span class="soft">–</span>`, "The optimizer step that learns from it, from 1"),
     text("task", "task", (row) => html`<${Task} row=${row} text=${query.text} />`, { sort: "task" }),
-    text("status", "status", (row) => html`<${StatusChip} status=${row.status} />${row.attempts > 1 && html` <span class="soft" title="attempts">× ${row.attempts}</span>`}`),
+    text("status", "status", (row) => html`<${Status} status=${row.status} />${row.attempts > 1 && html` <span class="soft" title="attempts">× ${row.attempts}</span>`}`),
     number("reward", "reward", (row) => html`<${Reward} reward=${row.reward} low=${low} high=${high} />`, "The final reward"),
     number("calls", "calls", (row) => count(row.calls), "Calls to the model"),
     number("tokens", "tokens", (row) => count(row.tokens), "Tokens that were sampled"),
