@@ -12,6 +12,7 @@ import { duration } from "../parts/figures.js";
 import { Json } from "../parts/json.js";
 import { Legend, StandOut } from "../parts/legend.js";
 import { Message } from "../parts/message.js";
+import { visible } from "../parts/plain.js";
 import { TokenCard } from "../parts/tokencard.js";
 import { Origins, showToken, Tokens } from "../parts/tokens.js";
 
@@ -62,7 +63,7 @@ function Head({ call, total, href, back }) {
   const trained = advantage !== null && leftOut === null;
   return html`<header>
     <div class="row apart">
-      <h1>Call ${number}${total ? ` of ${total}` : ""}${agent && html` <span class="soft">by</span> ${agent}`}</h1>
+      <h1>Call ${number}${total ? ` of ${total}` : ""}${agent && html` by ${visible(agent)}`}</h1>
       <nav class="row" aria-label="Calls of this rollout">
         ${number > 1 && html`<a class="button" href=${href(number - 1)}>← call ${number - 1}</a>`}
         ${total !== null && number < total && html`<a class="button" href=${href(number + 1)}>call ${number + 1} →</a>`}
@@ -71,11 +72,11 @@ function Head({ call, total, href, back }) {
     </div>
     <p class="row">
       ${trained && html`<${Chip} tone=${tone(advantage)} title="How much better than its group: its tokens become more likely (+) or less likely (−)">advantage ${signed(advantage)}<//>`}
-      ${leftOut && html`<${Chip} tone="warn">not trained: ${leftOut}<//>`}
+      ${leftOut && html`<${Chip} tone="warn">not trained: ${visible(leftOut)}<//>`}
       ${call.sampling?.grammar && html`<${Chip}>under a grammar<//>`}
-      <span class="soft">${call.origin} · answered by ${policy}, version ${version} · ${counted(call.prompt_tokens, "token")} read, ${call.sampled_tokens} sampled in ${duration(call.seconds)}${endOf(call.finish_reason)}</span>
+      <span class="soft">${visible(call.origin)} · answered by ${visible(policy)}, version ${version} · ${counted(call.prompt_tokens, "token")} read, ${call.sampled_tokens} sampled in ${duration(call.seconds)}${endOf(call.finish_reason)}</span>
     </p>
-    ${call.credit?.words && html`<p><strong>Credit:</strong> ${call.credit.words}</p>`}
+    ${call.credit?.words && html`<p><strong>Credit:</strong> ${visible(call.credit.words)}</p>`}
   </header>`;
 }
 

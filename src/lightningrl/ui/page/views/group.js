@@ -2,7 +2,8 @@
 import { html } from "../vendor/preact.js";
 import { link, navigate, useApi } from "../api.js";
 import { useKeys } from "../keys.js";
-import { Branches, branchesOf, Trunk } from "../parts/branches.js";
+import { Branches, Trunk } from "../parts/branches.js";
+import { branchesOf } from "../parts/branching.js";
 import { counted } from "../parts/digits.js";
 import { Empty, Loading } from "../parts/empty.js";
 import { ErrorBox } from "../parts/error.js";
