@@ -4,7 +4,7 @@
     engine      threads named `engine-…`, and servers that the run has started; servers elsewhere are not counted
     gateway     the rest of this process while agents run: HTTP, rendering, records, dispatching, making tasks
     training    the rest of this process from a complete batch to the publication of the new weights
-    rest        everything before and after: imports, loading the model; also threads named `drawing…`
+    rest        everything before and after: imports, loading the model; also threads named `drawing…`, and the page
 
 Time spent waiting, for the GIL or for a core, is not counted. Torch's threads have no names, so they count to the part
 that runs at the time. The time of a process that outlives its parent and is killed with its group is lost. Only Linux
@@ -39,12 +39,15 @@ class Clocks:
     """Drawing threads of this process."""
     servers: float
     """Processes given to `count_as_engine`, with their descendants."""
+    pages: float
+    """Processes given to `count_as_rest`, with their descendants."""
     agents: float
     """Other descendants of this process, running or waited for."""
 
 
 _servers: dict[int, float] = {}
-"""Process id of an engine's server → its CPU seconds when it was last seen."""
+_pages: dict[int, float] = {}
+"""Process id of an engine's server, or of a page → its CPU seconds when it was last seen."""
 
 
 def count_as_engine(process: int) -> None:
@@ -52,12 +55,17 @@ def count_as_engine(process: int) -> None:
     _servers[process] = 0.0
 
 
+def count_as_rest(process: int) -> None:
+    """Count a child of this process, and all that it starts, as rest."""
+    _pages[process] = 0.0
+
+
 class CpuSplit:
     """Sums the CPU time of each part since the beginning of the process."""
 
     def __init__(self) -> None:
         self._spent: dict[str, float] = dict.fromkeys(PARTS, 0.0) if sys.platform == "linux" else {}
-        self._last = Clocks(process=0.0, engine=0.0, drawing=0.0, servers=0.0, agents=0.0)
+        self._last = Clocks(process=0.0, engine=0.0, drawing=0.0, servers=0.0, pages=0.0, agents=0.0)
 
     @property
     def seconds(self) -> Mapping[str, float]:
@@ -72,8 +80,8 @@ class CpuSplit:
         # A thread or process that has ended is no longer counted, so a difference can be negative.
         engine, agents = max(0.0, now.engine - last.engine), max(0.0, now.agents - last.agents)
         drawing, servers = max(0.0, now.drawing - last.drawing), now.servers - last.servers
-        ours = now.process - last.process - engine - drawing
-        for part, seconds in (("agents", agents), ("engine", engine + servers), ("rest", drawing), (doing, ours)):
+        ours, rest = now.process - last.process - engine - drawing, drawing + now.pages - last.pages
+        for part, seconds in (("agents", agents), ("engine", engine + servers), ("rest", rest), (doing, ours)):
             self._spent[part] += seconds
         self._last = now
 
@@ -87,14 +95,16 @@ if sys.platform == "linux":
     def clocks() -> Clocks:
         """Current clocks. Those of descendants have a resolution of 10 ms, the others of a nanosecond."""
         ended, living = resource.getrusage(resource.RUSAGE_CHILDREN), _living()
-        _servers.update((process, living[process]) for process in _servers.keys() & living.keys())
-        servers = sum(_servers.values())
+        for known in (_servers, _pages):
+            known.update((process, living[process]) for process in known.keys() & living.keys())
+        servers, pages = sum(_servers.values()), sum(_pages.values())
         return Clocks(
             process=time.process_time(),
             engine=_threads("engine-"),
             drawing=_threads(DRAWING),
             servers=servers,
-            agents=ended.ru_utime + ended.ru_stime + sum(living.values()) - servers,
+            pages=pages,
+            agents=ended.ru_utime + ended.ru_stime + sum(living.values()) - servers - pages,
         )
 
     def _threads(prefix: str) -> float:

@@ -29,6 +29,7 @@ from lightningrl.cli.options import (
     KeyFile,
     Labels,
     Listen,
+    NoUi,
     On,
     Overrides,
     PerHour,
@@ -69,13 +70,20 @@ def options(
 
 
 @app.command()
-def demo(overrides: Overrides = None, run_dir: RunDir = None, as_json: Json = False, dry_run: DryRun = False) -> None:
+def demo(
+    overrides: Overrides = None,
+    run_dir: RunDir = None,
+    no_ui: NoUi = False,
+    as_json: Json = False,
+    dry_run: DryRun = False,
+) -> None:
     """Watch a LangGraph text-to-SQL agent learn, on this machine, in minutes."""
     from lightningrl.cli.new import shipped
 
     if not dry_run:
         require("train", "recipes")
-    train(shipped("sql_langgraph") / "recipe.toml", overrides, run_dir=run_dir, as_json=as_json, dry_run=dry_run)
+    recipe = shipped("sql_langgraph") / "recipe.toml"
+    train(recipe, overrides, run_dir=run_dir, no_ui=no_ui, as_json=as_json, dry_run=dry_run)
 
 
 @app.command()
@@ -140,6 +148,7 @@ def train(
     run_dir: RunDir = None,
     resume: Resume = False,
     listen: Listen = None,
+    no_ui: NoUi = False,
     as_json: Json = False,
     dry_run: DryRun = False,
     estimate: Estimate = False,
@@ -175,7 +184,7 @@ def train(
     from lightningrl.cli.train import train as run
 
     folder = resumed_folder(config, run_dir) if resume else new_folder(config, run_dir)
-    result = run(config, folder, console=make_console(stderr=as_json))
+    result = run(config, folder, console=make_console(stderr=as_json), ui=not no_ui)
     if as_json:
         typer.echo(_json(result))
 

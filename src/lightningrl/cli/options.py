@@ -48,6 +48,9 @@ PromptTokens = Annotated[
 CompletionTokens = Annotated[
     float | None, typer.Option("--completion-tokens", min=1, help="With `--estimate`: tokens that a call samples.")
 ]
+NoUi = Annotated[
+    bool, typer.Option("--no-ui", metavar="", help="Do not offer the page on which the run can be watched.")
+]
 Resume = Annotated[
     bool,
     typer.Option(

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from contextlib import nullcontext
 from dataclasses import asdict
 
 from rich.console import Console
@@ -14,12 +15,14 @@ from lightningrl.cli.curve import CurveWatcher, draw_curve
 from lightningrl.cli.folder import Journal, RunFolder
 from lightningrl.cli.health import HealthWatcher
 from lightningrl.cli.live import Progress
+from lightningrl.cli.page import offered
 from lightningrl.cli.ready import check_device, check_memory_of, check_servers, check_tasks
 from lightningrl.cli.report import Result, before_after, cpu_spent, next_steps, result_of, then_and_now
 from lightningrl.cli.stop import Interrupted, run
 from lightningrl.config import Config
 from lightningrl.errors import Stopped
 from lightningrl.look.checkup import checkup, steps_of
+from lightningrl.look.process import named
 from lightningrl.progress import Exam, Watcher
 
 
@@ -42,8 +45,11 @@ class Watchers:
             watcher.examined(exam)
 
 
-def train(config: Config, folder: RunFolder, *, console: Console) -> Result:
-    """Train, show the progress, and write all results to the run's folder. A recipe that cannot run leaves none."""
+def train(config: Config, folder: RunFolder, *, console: Console, ui: bool = False) -> Result:
+    """Train, show the progress, and write all results to the run's folder. A recipe that cannot run leaves none.
+
+    `ui`: offer the page of the run meanwhile.
+    """
     check_device(config)
     check_servers(config)
     check_tasks(config, ("heldout", "train"), console=console)
@@ -51,13 +57,18 @@ def train(config: Config, folder: RunFolder, *, console: Console) -> Result:
         check_memory_of(config)
     folder.make(config)
     try:
-        return run(_train(config, folder, console=console))
+        return run(_train(config, folder, console=console, ui=ui))
     except Interrupted as stop:
         said = f"stopped by {stop.signal.name}; finished steps and the rollouts of this step are kept"
         raise Stopped(said, hint=f"continue with: {folder.resume_command}", exit_code=stop.exit_code) from None
 
 
-async def _train(config: Config, folder: RunFolder, *, console: Console) -> Result:
+async def _train(config: Config, folder: RunFolder, *, console: Console, ui: bool) -> Result:
+    async with offered(folder.path, console) if ui else nullcontext():
+        return await _trained(config, folder, console=console)
+
+
+async def _trained(config: Config, folder: RunFolder, *, console: Console) -> Result:
     began = time.monotonic()
     progress = Progress(
         console, name=config.name, steps=config.loop.steps, where=str(folder.path), before=folder.rows()
@@ -75,7 +86,8 @@ async def _train(config: Config, folder: RunFolder, *, console: Console) -> Resu
             invite(server, console)
             following = asyncio.create_task(follow(server, progress))
             try:
-                summary = await loop.run()
+                with named(folder.path, gateway=f"http://127.0.0.1:{server.port}"):
+                    summary = await loop.run()
             finally:
                 following.cancel()
             server.workers.dismiss()

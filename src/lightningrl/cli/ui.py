@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import os
 import secrets
 import socket
 import webbrowser
@@ -20,6 +21,8 @@ from lightningrl.look.runs import is_run
 from lightningrl.ui.door import address, take
 from lightningrl.ui.server import serving
 
+NICE = 10
+"""Priority of such a page: it computes while the run leaves a core free, and seldom otherwise."""
 IDLE_S = 60.0
 """A page that a run has started ends after so long without a viewer. The next viewer starts it again."""
 
@@ -37,7 +40,8 @@ def serve(paths: Sequence[Path], *, host: str, port: int | None, browser: bool, 
 
 
 def serve_given(paths: Sequence[Path], descriptor: int) -> None:
-    """Serve on a socket of the run that has started this process, until nobody looks any more."""
+    """Serve on a socket of the run that has started this process, until nobody looks any more. The run comes first."""
+    os.nice(NICE)
     with socket.socket(fileno=descriptor) as sock, suppress(Interrupted):
         run(_serve(paths, sock, idle_s=IDLE_S))
 
