@@ -109,6 +109,13 @@ async def test_ids_may_have_any_characters(run: Path, page: Page) -> None:
         assert (await get(client, f"{address}/calls/1"))["tokens"]["sampled"]["ids"] == [3, 4]
 
 
+async def test_workers_are_told_with_what_they_did(run: Path, page: Page) -> None:
+    async with page(run) as client:
+        told = await get(client, "/api/runs/one/workers")
+    assert told["counts"] == {"succeeded": 2} and told["queued"] == 0
+    assert [(one["worker"], one["ended"], one["running"]) for one in told["workers"]] == [("w", 2, [])]
+
+
 @pytest.mark.parametrize(
     ("path", "status", "said"),
     [

@@ -1,7 +1,7 @@
 """The page of a run while it trains. It costs nothing before somebody opens it: the run only listens on a socket.
 
-At the first connection the run starts `lightningrl ui`, which serves that socket. It ends when nobody looks any more, or
-with the run, and the next connection starts another one. Whatever happens to it, the run goes on.
+At the first connection the run starts `lightningrl ui`, which serves that socket. It ends when nobody looks any more,
+or with the run, and the next connection starts another one. Whatever happens to it, the run goes on.
 """
 
 import asyncio

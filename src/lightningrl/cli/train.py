@@ -80,19 +80,21 @@ async def _trained(config: Config, folder: RunFolder, *, console: Console) -> Re
         from lightningrl.serve import lightning  # slow to import, so the progress is shown first
 
         async with lightning(config, folder.path, starting=progress.starting, waiting=progress.waiting) as server:
-            version = await server.version()
-            journal = Journal(folder, version=version)
-            loop = server.loop(Watchers(journal, progress, curve, HealthWatcher(console, config, before=folder.rows())))
-            invite(server, console)
-            following = asyncio.create_task(follow(server, progress))
-            try:
-                with named(folder.path, gateway=f"http://127.0.0.1:{server.port}"):
+            with named(folder.path, gateway=f"http://127.0.0.1:{server.port}"):
+                version = await server.version()
+                journal = Journal(folder, version=version)
+                loop = server.loop(
+                    Watchers(journal, progress, curve, HealthWatcher(console, config, before=folder.rows()))
+                )
+                invite(server, console)
+                following = asyncio.create_task(follow(server, progress))
+                try:
                     summary = await loop.run()
-            finally:
-                following.cancel()
-            server.workers.dismiss()
-            await server.export(folder.model)
-            example = await then_and_now(summary, server.store, decode=server.template.decode, seed=config.seed)
+                finally:
+                    following.cancel()
+                server.workers.dismiss()
+                await server.export(folder.model)
+                example = await then_and_now(summary, server.store, decode=server.template.decode, seed=config.seed)
     rows = folder.rows()
     draw_curve(rows, folder.curve, title=config.name, steps=steps)
     loop.cpu.lap("rest")

@@ -63,6 +63,10 @@ async def call(ask: Ask) -> Any:
     return detail.as_json()
 
 
+async def workers(ask: Ask) -> Any:
+    return (await (await ask.book.queue()).look()).as_json()
+
+
 API: Mapping[str, Answer] = {
     "/api/runs": runs,
     "/api/runs/{run}": run,
@@ -71,5 +75,6 @@ API: Mapping[str, Answer] = {
     "/api/runs/{run}/rollouts": rollouts,
     "/api/runs/{run}/rollouts/{rollout}": rollout,
     "/api/runs/{run}/rollouts/{rollout}/calls/{call}": call,
+    "/api/runs/{run}/workers": workers,
 }
 """Address → answer. Names in braces have no slash; any other character may be percent-encoded."""

@@ -11,6 +11,7 @@ from lightningrl.look import opened
 from lightningrl.look.events import Event, Events
 from lightningrl.look.journal import START, MetricsFile
 from lightningrl.look.opened import Opened, settings_of
+from lightningrl.look.queue import Queue
 from lightningrl.look.runs import Run, is_run, run_of, signature
 from lightningrl.look.table import Table
 from lightningrl.store.place import records_at
@@ -30,6 +31,7 @@ class Book:
         self._stack = AsyncExitStack()
         self._opened: Opened | None = None
         self._table: Table | None = None
+        self._queue: Queue | None = None
         self._run: tuple[tuple[Any, ...], Run] | None = None
         self._events, self._cursor = Events({}), START
 
@@ -48,6 +50,12 @@ class Book:
             self._stack.push_async_callback(self._table.close)
         await self._table.refresh()
         return self._table
+
+    async def queue(self) -> Queue:
+        """Its workers and what waits for them, as they are now. Raises `UserError` as `opened` does."""
+        run, table = await self.opened(), await self.table()
+        self._queue = self._queue or Queue(run.records, table.columns)
+        return self._queue
 
     @property
     def has_records(self) -> bool:
