@@ -215,9 +215,14 @@ def read_rewards(connection: Connection, attempt_id: str) -> list[Reward]:
 
 def _content_of(row: tuple[Any, ...], known: dict[int, Content]) -> tuple[Content, Floats]:
     base, shared, ids, logprobs, head, tail, blocks, body = row
-    found = () if blocks is None else msgspec.json.decode(blocks, type=tuple[Block, ...])
-    written = Delta(shared=shared, ids=ids, logprobs=logprobs, head=head, tail=tail, blocks=found, body=body)
+    written = Delta(
+        shared=shared, ids=ids, logprobs=logprobs, head=head, tail=tail, blocks=blocks_of(blocks), body=body
+    )
     return delta.read(written, NOTHING if base is None else known[base])
+
+
+def blocks_of(column: str | None) -> tuple[Block, ...]:
+    return () if column is None else msgspec.json.decode(column, type=tuple[Block, ...])
 
 
 def _call_of(row: tuple[Any, ...], content: Content, logprobs: Floats, *, attempt_id: str, ids: dict[int, str]) -> Call:

@@ -1,11 +1,12 @@
-"""Checks of the verbs that read many rollouts at once: `outcomes` and `places`. Part of `conformance`."""
+"""Checks of the verbs that read many rollouts at once: `outcomes`, `places` and `said`. Part of `conformance`."""
 
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from lightningrl.store.base import Outcome, Store, Where
 from lightningrl.store.examples import call, rollout
-from lightningrl.types import Reward, Task
+from lightningrl.types import Attempt, Call, Reward, Task
 
 
 async def _all(store: Store, *, limit: int = 2) -> list[Outcome]:
@@ -85,8 +86,56 @@ async def check_places_are_those_of_the_rollouts(store: Store) -> None:
     assert await ids(Where(split="heldout")) == []
 
 
+SYSTEM = "You answer questions about singers and songs. " * 40
+
+
+def _turn(attempt: Attempt, index: int, texts: Sequence[str], answer: str, *, parent: str | None = None) -> Call:
+    """A call whose request has these texts. Its prompt is alike in all attempts, so it is stored as a difference."""
+    messages = [{"role": "user", "content": text} for text in (SYSTEM, *texts)]
+    bare = call(attempt, index, [*range(40 + index)], [7], parent=parent)
+    response = {"choices": [{"message": {"role": "assistant", "content": answer}}]}
+    return replace(bare, request={"messages": messages, "model": "m"}, response=response)
+
+
+async def check_what_was_said_is_found(store: Store) -> None:
+    """In each rollout that said it, although each call is stored as a difference to another, also of other rollouts."""
+    await store.enqueue([rollout(name, max_attempts=2) for name in "abc"])
+    [(_, a), (_, b), (_, c)] = await store.claim("w", limit=3, lease_s=60)
+    roots = [_turn(a, 0, ["How many singers?"], "ten"), _turn(b, 0, ["How many songs?"], 'The "Größe"\nis 3')]
+    await store.append(*roots)
+    await store.append(_turn(a, 1, ["How many singers?", "ten", "And their ages?"], "9 to 99", parent=roots[0].id))
+    await store.append(_turn(a, 2, ["How many singles?"], "none", parent=roots[0].id))
+    arguments = json.dumps({"sql": 'SELECT "Name"\nFROM s'})
+    await store.append(_turn(b, 1, ["How many songs?", arguments, "x" * 9000 + "far"], "yes", parent=roots[1].id))
+    await store.append(_turn(c, 0, ["How many singers?"], "forgotten"))
+    await store.finish(c.id, "failed", error="bad")
+    [(_, again)] = await store.claim("w", limit=1, lease_s=60)
+    await store.append(_turn(again, 0, ["How many singers?"], "twelve"))
+    place_of = {row.id: row.place for row in await _all(store)}
+    expected: dict[str, dict[str, str]] = {
+        "ten": {"a": "ten"},
+        "HOW MANY SINGERS": {"a": "How many singers?", "c": "How many singers?"},
+        "many so": {"b": "How many songs?"},
+        "many singl": {"a": "How many singles?"},
+        "their ages": {"a": "And their ages?"},
+        '"Größe"\nis': {"b": 'The "Größe" is 3'},
+        'SELECT "Name"\nFROM': {"b": '{"sql": "SELECT \\"Name\\"\\nFROM s"}'},
+        "content": {},
+        "far": {"b": "…" + "x" * 60 + "far"},
+        "forgotten": {},
+        "twelve": {"c": "twelve"},
+        "no such words": {},
+    }
+    for text, hits in expected.items():
+        found = await store.said(text, places=list(place_of.values()))
+        assert found == {place_of[name]: words for name, words in hits.items()}, text
+    assert await store.said("How", places=[place_of["b"]]) == {place_of["b"]: "How many songs?"}
+    assert await store.said("How", places=[]) == await store.said("How", places=[10**9]) == {}
+
+
 CHECKS: tuple[Callable[[Store], Awaitable[None]], ...] = (
     check_outcomes_agree_with_the_records,
     check_outcomes_follow_the_changes,
     check_places_are_those_of_the_rollouts,
+    check_what_was_said_is_found,
 )

@@ -114,19 +114,29 @@ def write(content: Content, logprobs: Floats, base: Content, *, prompt_length: i
 
 def read(delta: Delta, base: Content) -> tuple[Content, Floats]:
     """The call and its logprobs, from `write`'s delta and the same base."""
+    request, response, highest = read_text(delta, base)
     if isinstance(delta.body, str):
-        request, _, response = delta.body.encode().partition(b"\n")
         logprobs = np.frombuffer(delta.logprobs, "<f4")
     else:
-        end = len(base.request) - delta.tail
-        earlier = base.request[delta.head : end]
-        dictionary = _dictionary(base, earlier, head=delta.head, blocks=delta.blocks)
-        rest, response, highest = zlib.decompressobj(-15, zdict=dictionary).decompress(delta.body).split(b"\n", 2)
-        request = base.request[: delta.head] + _inside(rest, earlier, delta.blocks) + base.request[end:]
         planes = np.frombuffer(delta.logprobs + highest, np.uint8).reshape(4, -1)
         logprobs = np.ascontiguousarray(planes.T).view("<f4").ravel()
     ids = np.concatenate((base.ids[: delta.shared], unpack(delta.ids)))
     return Content(ids=ids, request=request, response=response, depth=base.depth + 1), logprobs
+
+
+def read_text(delta: Delta, base: Content) -> tuple[bytes, bytes, bytes]:
+    """(request, response, highest bytes of the logprobs) of the call. Its ids and logprobs may be missing, and so may
+    the ids of the base.
+    """
+    if isinstance(delta.body, str):
+        request, _, response = delta.body.encode().partition(b"\n")
+        return request, response, b""
+    end = len(base.request) - delta.tail
+    earlier = base.request[delta.head : end]
+    dictionary = _dictionary(base, earlier, head=delta.head, blocks=delta.blocks)
+    rest, response, highest = zlib.decompressobj(-15, zdict=dictionary).decompress(delta.body).split(b"\n", 2)
+    request = base.request[: delta.head] + _inside(rest, earlier, delta.blocks) + base.request[end:]
+    return request, response, highest
 
 
 def _blocks(old: bytes, new: bytes) -> tuple[Block, ...]:

@@ -18,6 +18,7 @@ from lightningrl.store.lease import EXTEND, Moment, passed
 from lightningrl.store.outcomes import read_outcomes
 from lightningrl.store.recent import Recent
 from lightningrl.store.running import Running
+from lightningrl.store.said import search
 from lightningrl.store.search import conditions
 from lightningrl.store.thread import DatabaseThread
 from lightningrl.store.waiters import Waiters
@@ -262,6 +263,9 @@ class SQLStore:
         return await self._reader.run(
             lambda connection: [row[0] for row in connection.execute(statement, values).fetchall()]
         )
+
+    async def said(self, text: str, *, places: Sequence[int]) -> dict[int, str]:
+        return await self._reader.run(lambda connection: search(connection, text, places=places))
 
     async def attempts(self, rollout_ids: Sequence[str]) -> list[Attempt]:
         def work(connection: Connection) -> list[Attempt]:
