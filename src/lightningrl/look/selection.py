@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from lightningrl.errors import UserError
 from lightningrl.look.columns import KINDS, STATUSES, Columns, Mask, Rows
@@ -154,6 +155,12 @@ def select(
     )
 
 
+def matching(columns: Columns, query: Query, *, tasks: Collection[int] | None = None) -> npt.NDArray[np.intp]:
+    """Indices of the rollouts that pass all filters but `query.text`, the latest first."""
+    chosen = np.flatnonzero(_all_but(_masks(columns, query, tasks=tasks, said=None), ""))
+    return chosen[np.argsort(-columns.rows["place"][chosen])]
+
+
 def _masks(
     columns: Columns, query: Query, *, tasks: Collection[int] | None, said: Mapping[int, str] | None
 ) -> dict[str, Mask]:
@@ -184,7 +191,7 @@ def _all_but(masks: Mapping[str, Mask], left_out: str) -> Mask:
     return np.logical_and.reduce([mask for name, mask in masks.items() if name != left_out or not name])
 
 
-def _order(columns: Columns, rows: Rows, sort: Sort) -> np.ndarray:
+def _order(columns: Columns, rows: Rows, sort: Sort) -> npt.NDArray[np.intp]:
     """[R] indices in order: numbers that are not known come last, and equal ones with the latest rollout first."""
     name, descending = sort
     keys: Mapping[str, Callable[[], Doubles]] = {

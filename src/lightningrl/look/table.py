@@ -11,7 +11,8 @@ import numpy as np
 
 from lightningrl.data.intervals import clustered_mean
 from lightningrl.look.columns import KINDS, Columns, Rows
-from lightningrl.look.selection import Query, Selection, select
+from lightningrl.look.search import Search
+from lightningrl.look.selection import Query, matching, select
 from lightningrl.store import Records, Where
 
 PAGE = 2000
@@ -28,6 +29,7 @@ class Table:
     def __init__(self, records: Records) -> None:
         self.columns = Columns()
         self._records = records
+        self._search = Search(records, self.columns)
         self._cursor: int | None = None
         """Up to which change the table knows all; None: nothing was read yet."""
         self._earlier = 0
@@ -52,15 +54,19 @@ class Table:
                 self._reading = None
             reading.result()
 
-    async def select(self, query: Query) -> Selection:
-        """The rollouts that match."""
-        tasks = set(await self._records.places(Where(text=query.task))) if query.task else None
-        return select(self.columns, query, tasks=tasks)
-
     async def as_json(self, query: Query) -> dict[str, Any]:
-        """`select` for the page, with how far the table has been read."""
-        found = await self.select(query)
-        return {**found.as_json(), "cursor": self.cursor, "complete": self.complete, "searched": None}
+        """The rollouts that match, with how far the table has been read, and how far their calls have been searched."""
+        tasks = set(await self._records.places(Where(text=query.task))) if query.task else None
+        found = None
+        if query.text:
+            found = await self._search.look(query.text, among=matching(self.columns, query, tasks=tasks))
+        selection = select(self.columns, query, tasks=tasks, said=None if found is None else found.said)
+        return {
+            **selection.as_json(),
+            "cursor": self.cursor,
+            "complete": self.complete,
+            "searched": None if found is None else {"done": found.done, "of": found.of},
+        }
 
     def intervals(self) -> dict[int, tuple[float, float]]:
         """Step from 1 → 95 % interval of the mean final reward of the rollouts that it learnt from."""
