@@ -53,6 +53,11 @@ def noted(learner: Learner, used: list[Lesson]) -> None:
 
 SETTINGS = {
     "plain": "",
+    "critic": """
+        [algorithm]
+        advantage = "reinforce++"
+        credit = "gae_calls"
+    """,
     "shaped": """
         [algorithm]
         advantage = "reinforce++"
@@ -91,6 +96,10 @@ async def test_the_advantages_that_are_shown_are_those_that_training_used(
             teaching = await teaching_of(looked, rollout)
             assert teaching.learnt and (teaching.lessons or teaching.why_not)
             shown |= teaching.lessons
+            for call_id, credit in teaching.credits.items():
+                assert credit.baseline is not None and credit.scale is not None
+                advantage = (credit.value - credit.baseline) / credit.scale
+                assert advantage == pytest.approx(float(teaching.lessons[call_id].advantages[0]), abs=1e-6)
     assert set(shown) == {lesson.transition.call_id for lesson in used} and any(
         lesson.advantages.any() for lesson in used
     )

@@ -14,8 +14,8 @@ Legend: G rollouts of a group · v[i][c] value of call c of rollout i · V[i] me
 tokens sampled in it.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -41,6 +41,27 @@ class Member:
 Group: TypeAlias = Sequence[Member]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What the values of a rollout's calls are compared with: A = (values - baselines - shift) / scale."""
+
+    baselines: Doubles
+    """[calls]"""
+    shift: float = 0.0
+    """Mean of the differences over the tokens of the batch, if the batch is centred."""
+    scale: float = 1.0
+    silent: bool = False
+    """There is nothing to compare: the advantages are exactly 0."""
+
+    def advantages(self, values: Doubles) -> Doubles:
+        """[calls]"""
+        return np.zeros_like(values) if self.silent else (values - self.baselines - self.shift) / self.scale
+
+
+Comparisons: TypeAlias = list[list[Comparison]]
+"""For each group, one for each member."""
+
+
 def grpo(groups: Sequence[Group]) -> list[list[Doubles]]:
     """A[i][c] = (v[i][c] - b) / (s + EPS),  b = mean(V),  s² = 1/(G-1) Σ_i mean_c (v[i][c] - b)².
 
@@ -49,7 +70,7 @@ def grpo(groups: Sequence[Group]) -> list[list[Doubles]]:
     With one value per rollout `s` is the unbiased standard deviation of the group. Where the calls of a rollout differ,
     their spread is part of `s`, so that rollouts with equal means cannot blow it up.
     """
-    return [_each(_normalised, group, _mean(group)) for group in groups]
+    return _advantages(groups, _by_deviation(groups))
 
 
 def dr_grpo(groups: Sequence[Group]) -> list[list[Doubles]]:
@@ -57,12 +78,12 @@ def dr_grpo(groups: Sequence[Group]) -> list[list[Doubles]]:
 
     Division by the deviation would favour tasks that are nearly always or hardly ever solved.
     """
-    return [_each(_centred, group, _mean(group)) for group in groups]
+    return _advantages(groups, _by_mean(groups))
 
 
 def rloo(groups: Sequence[Group]) -> list[list[Doubles]]:
     """A[i][c] = v[i][c] - mean over j ≠ i of V[j].   (arXiv 2402.14740, section 2.2)"""
-    return [_each(_centred, group, _others(group)) for group in groups]
+    return _advantages(groups, _by_others(groups))
 
 
 def opo(groups: Sequence[Group]) -> list[list[Doubles]]:
@@ -70,7 +91,7 @@ def opo(groups: Sequence[Group]) -> list[list[Doubles]]:
 
     This baseline has the least variance if squared gradients grow with length.
     """
-    return [_each(_centred, group, _weighted(group)) for group in groups]
+    return _advantages(groups, _by_length(groups))
 
 
 def reinforce_pp(groups: Sequence[Group]) -> list[list[Doubles]]:
@@ -81,10 +102,7 @@ def reinforce_pp(groups: Sequence[Group]) -> list[list[Doubles]]:
     A group of one is no special case; a batch of one is. Baselines of the credit are subtracted first, which gives
     PPO's advantages.
     """
-    own = _has_baselines(groups)
-    centred = [_centred(group, np.zeros(len(group))) for group in groups]
-    silent = not own and _no_comparison([member for group in groups for member in group])
-    return [[np.zeros_like(d) for d in group] for group in centred] if silent else _whitened(centred, groups)
+    return _advantages(groups, _by_batch(groups))
 
 
 def reinforce_pp_baseline(groups: Sequence[Group]) -> list[list[Doubles]]:
@@ -92,38 +110,85 @@ def reinforce_pp_baseline(groups: Sequence[Group]) -> list[list[Doubles]]:
 
     arXiv 2501.03262.
     """
-    whitened = _whitened([_centred(group, _mean(group)) for group in groups], groups)
-    return [_each(lambda members, _, A=A: A, group, _mean(group)) for group, A in zip(groups, whitened, strict=True)]
+    return _advantages(groups, _by_mean_and_batch(groups))
 
 
-def _each(compare: Callable[[Group, Doubles], list[Doubles]], group: Group, baseline: Doubles) -> list[Doubles]:
-    """Compare the members, or return zeros if there is nothing to compare."""
-    if not _has_baselines([group]) and _no_comparison(group):
-        return [np.zeros_like(member.values) for member in group]
-    return compare(group, baseline)
+def comparisons(advantage: str, groups: Sequence[Group]) -> Comparisons | None:
+    """What a built-in advantage, by name, compares the values with; None for a recipe's own."""
+    return _COMPARED[advantage](groups) if advantage in _COMPARED else None
 
 
-def _centred(group: Group, baseline: Doubles) -> list[Doubles]:
+def _advantages(groups: Sequence[Group], compared: Comparisons) -> list[list[Doubles]]:
     return [
-        member.values - (b if member.baselines is None else member.baselines)
+        [comparison.advantages(member.values) for comparison, member in zip(of, group, strict=True)]
+        for of, group in zip(compared, groups, strict=True)
+    ]
+
+
+def _by_deviation(groups: Sequence[Group]) -> Comparisons:
+    return [_normalised(group, _compared(group, _mean(group))) for group in groups]
+
+
+def _by_mean(groups: Sequence[Group]) -> Comparisons:
+    return [_compared(group, _mean(group)) for group in groups]
+
+
+def _by_others(groups: Sequence[Group]) -> Comparisons:
+    return [_compared(group, _others(group)) for group in groups]
+
+
+def _by_length(groups: Sequence[Group]) -> Comparisons:
+    return [_compared(group, _weighted(group)) for group in groups]
+
+
+def _by_batch(groups: Sequence[Group]) -> Comparisons:
+    silent = not _has_baselines(groups) and _no_comparison([member for group in groups for member in group])
+    found = [_compared(group, np.zeros(len(group))) for group in groups]
+    return [[replace(one, silent=silent) for one in of] for of in _whitened(groups, found)]
+
+
+def _by_mean_and_batch(groups: Sequence[Group]) -> Comparisons:
+    return _whitened(groups, _by_mean(groups))
+
+
+_COMPARED: Mapping[str, Callable[[Sequence[Group]], Comparisons]] = {
+    "grpo": _by_deviation,
+    "dr_grpo": _by_mean,
+    "rloo": _by_others,
+    "opo": _by_length,
+    "reinforce++": _by_batch,
+    "reinforce++-baseline": _by_mean_and_batch,
+}
+
+
+def _compared(group: Group, baseline: Doubles) -> list[Comparison]:
+    """Each member with its own baselines, or else with the `baseline` [members] of the group."""
+    silent = not _has_baselines([group]) and _no_comparison(group)
+    return [
+        Comparison(
+            baselines=np.full(len(member.values), b) if member.baselines is None else member.baselines, silent=silent
+        )
         for member, b in zip(group, baseline, strict=True)
     ]
 
 
-def _normalised(group: Group, baseline: Doubles) -> list[Doubles]:
-    centred = _centred(group, baseline)
+def _normalised(group: Group, compared: Sequence[Comparison]) -> list[Comparison]:
+    """The same, scaled by the deviation of the group."""
+    centred = [member.values - one.baselines for member, one in zip(group, compared, strict=True)]
     s = np.sqrt(sum(float(np.mean(d**2)) for d in centred) / max(len(group) - 1, 1))
-    return [d / (s + EPS) for d in centred]
+    return [replace(one, scale=s + EPS) for one in compared]
 
 
-def _whitened(centred: Sequence[Sequence[Doubles]], groups: Sequence[Group]) -> list[list[Doubles]]:
+def _whitened(groups: Sequence[Group], compared: Comparisons) -> Comparisons:
+    """The same, centred and scaled over all tokens of the batch."""
     if not any(len(group) for group in groups):
         return [[] for _ in groups]
-    d = np.concatenate([d for group in centred for d in group])
-    n = np.concatenate([member.lengths for group in groups for member in group])
+    pairs = [(m, one) for group, of in zip(groups, compared, strict=True) for m, one in zip(group, of, strict=True)]
+    d = np.concatenate([member.values - one.baselines for member, one in pairs])
+    n = np.concatenate([member.lengths for member, _ in pairs])
     mean = (n @ d) / max(n.sum(), 1)
     s = np.sqrt(n @ (d - mean) ** 2 / max(n.sum() - 1, 1))
-    return [[(d - mean) / (s + EPS) for d in group] for group in centred]
+    return [[replace(one, shift=mean, scale=s + EPS) for one in of] for of in compared]
 
 
 def _mean(group: Group) -> Doubles:

@@ -3,14 +3,14 @@
 Everything is computed over all members of a group. Calls that are left out only get a weight of 0 at the end.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from lightningrl import plugins
-from lightningrl.algorithms.advantage import Member
+from lightningrl.algorithms.advantage import Comparison, Member, comparisons
 from lightningrl.algorithms.credit import Credit
 from lightningrl.algorithms.options import bound_credit
 from lightningrl.algorithms.weights import token_weights
@@ -27,6 +27,25 @@ class Seat:
     rollout: int
     calls: list[int]
     """Indices into the trajectory; empty: the rollout made no call, and its final reward is compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """How the advantage of a call came about: A = (value - baseline - shift) / scale."""
+
+    value: float
+    """By the credit, minus the truncation penalty."""
+    baseline: float | None
+    """None: unknown, as the advantage is the recipe's own."""
+    shift: float
+    """Mean of the differences over the tokens of the batch; 0 unless the advantage centres the batch."""
+    scale: float
+    silent: bool
+    """There was nothing to compare: the advantage is exactly 0."""
+    own: bool
+    """Whether the baseline is the credit's."""
+    rollouts: int
+    """Number of rollouts of the group that were compared."""
 
 
 def lessons_of(
@@ -58,6 +77,37 @@ def lessons_of(
         for c, call in enumerate(trajectory.transitions)
     ]
     return made, _metrics(trajectories, made, by_role=algorithm.group_by == "role")
+
+
+def accounts_of(
+    trajectories: Sequence[Trajectory], algorithm: AlgorithmConfig, *, root: Path | None = None
+) -> dict[str, Account]:
+    """Call id → how its advantage in `lessons_of` came about. Calls whose value is unknown are left out."""
+    credits = _credits(trajectories, algorithm, root=root)
+    found: dict[str, Account] = {}
+    for batch, members in _compared(trajectories, credits, algorithm):
+        compared = comparisons(algorithm.advantage, members)
+        for g, seats in enumerate(batch):
+            for i, seat in enumerate(seats):
+                own = _accounts(seat, credits[seat.rollout], compared[g][i] if compared else None, rollouts=len(seats))
+                calls = trajectories[seat.rollout].transitions
+                found |= {calls[c].call_id: account for c, account in zip(seat.calls, own, strict=True)}
+    return found
+
+
+def _accounts(seat: Seat, credit: Credit, compared: Comparison | None, *, rollouts: int) -> list[Account]:
+    return [
+        Account(
+            value=float(credit.values[c]),
+            baseline=None if compared is None else float(compared.baselines[place]),
+            shift=0.0 if compared is None else float(compared.shift),
+            scale=1.0 if compared is None else float(compared.scale),
+            silent=compared is not None and compared.silent,
+            own=credit.baselines is not None,
+            rollouts=rollouts,
+        )
+        for place, c in enumerate(seat.calls)
+    ]
 
 
 def groups(trajectories: Sequence[Trajectory]) -> dict[str, list[int]]:
@@ -97,16 +147,21 @@ def _advantages(
     """For each trajectory [calls]."""
     compare = plugins.load(algorithm.advantage, kind="advantage", root=root)
     advantages = [np.zeros_like(credit.values) for credit in credits]
-    for batch in _batches(trajectories, by_role=algorithm.group_by == "role"):
-        batch = [_comparable([_judged(seat, credits[seat.rollout]) for seat in seats], credits) for seats in batch]
-        compared = compare(
-            [[_member(trajectories[s.rollout], s, credits[s.rollout]) for s in seats] for seats in batch]
-        )
-        for seats, found in zip(batch, compared, strict=True):
+    for batch, members in _compared(trajectories, credits, algorithm):
+        for seats, found in zip(batch, compare(members), strict=True):
             for seat, A in zip(seats, found, strict=True):
                 _check(A, shape=(max(len(seat.calls), 1),), what=f"advantage `{algorithm.advantage}`")
                 advantages[seat.rollout][seat.calls] = A[: len(seat.calls)]
     return advantages
+
+
+def _compared(
+    trajectories: Sequence[Trajectory], credits: Sequence[Credit], algorithm: AlgorithmConfig
+) -> Iterator[tuple[list[list[Seat]], list[list[Member]]]]:
+    """(seats, members) [groups][members] of each batch, ready to be compared."""
+    for batch in _batches(trajectories, by_role=algorithm.group_by == "role"):
+        batch = [_comparable([_judged(seat, credits[seat.rollout]) for seat in seats], credits) for seats in batch]
+        yield batch, [[_member(trajectories[s.rollout], s, credits[s.rollout]) for s in seats] for seats in batch]
 
 
 def _batches(trajectories: Sequence[Trajectory], *, by_role: bool) -> list[list[list[Seat]]]:

@@ -139,6 +139,8 @@ def _turns(view: CallView, *, tokens: Tokens, full: bool) -> Iterator[Renderable
             yield _turn("tool", failed, None, full=full)
     for reward in view.rewards:
         yield _turn("reward", _reward(reward), None, full=True)
+    if view.credit is not None and view.left_out is None:
+        yield _turn("credit", Text(view.credit.words, style="dim"), None, full=True)
 
 
 def _answer_text(answer: Message) -> Text:

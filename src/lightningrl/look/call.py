@@ -7,6 +7,7 @@ from typing import Any
 from lightningrl.data.forest import Lesson
 from lightningrl.look.census import UNEXPLAINED
 from lightningrl.look.conversation import Said, conversation
+from lightningrl.look.credit import CallCredit
 from lightningrl.look.teaching import Teaching
 from lightningrl.look.texts import Texts
 from lightningrl.look.timeline import Event, lanes
@@ -32,6 +33,8 @@ class CallView:
     """Rewards of this call alone."""
     lesson: Lesson | None
     """None: the call teaches nothing, or that is not known."""
+    credit: CallCredit | None = None
+    """How its advantage came about; None: as above."""
     parent: int | None = None
     """Number of the call that it continues, or from which it was forked; None: it begins a conversation."""
     lane: int = 0
@@ -83,6 +86,7 @@ class CallView:
             ],
             "rewards": [reward_json(reward) for reward in self.rewards],
             "advantage": self.advantage,
+            "credit": None if self.credit is None else self.credit.as_json(),
             "weight": float(lesson.weights.sum()) if lesson is not None else None,
             "left_out": self.left_out,
         }
@@ -137,6 +141,7 @@ def views(
             tools=tuple(by_call.get(call.id, ())),
             rewards=tuple(reward for reward in rewards if reward.call_id == call.id),
             lesson=teaching.lessons.get(call.id),
+            credit=teaching.credits.get(call.id),
             parent=numbers.get(call.parent_call_id or ""),
             lane=lane[f"call {call.id}"],
         )

@@ -15,7 +15,7 @@ from lightningrl.look.opened import Opened
 from lightningrl.look.rollout import look_at
 from lightningrl.look.teaching import Teaching
 from lightningrl.look.tokens import Alternatives, Run, alternatives, origins
-from lightningrl.types import Doubles, Floats, Sampling
+from lightningrl.types import Call, Doubles, Floats, Sampling
 
 NO_TOKENIZER = "the run's folder has no tokenizer of this policy"
 
@@ -88,8 +88,8 @@ async def look_at_call(run: Opened, rollout_id: str, number: int, *, attempt: in
         runs=origins(calls, texts={view.call.policy: texts})[view.call.id],
         advantages=None if lesson is None else lesson.advantages,
         weights=None if view.lesson is None else view.lesson.weights,
-        entropies=None,
-        ratios=None,
+        entropies=rollout.teaching.entropies.get(view.call.id),
+        ratios=_ratios(view.call, rollout.teaching.logprobs_after.get(view.call.id)),
         alternatives=found,
         why_not=why_not,
     )
@@ -106,9 +106,21 @@ def _why_not(view: CallView, teaching: Teaching, *, texts: bool, alternatives: b
         found["advantages"] = f"the call is not trained: {view.left_out}"
     elif view.lesson is None:
         found["advantages"] = teaching.why_not or f"the policy `{view.call.policy}` does not learn from this call"
-    for name in ("entropies", "ratios"):
-        found[name] = found.get("advantages", "they were not recorded for this call")
+    measured = {"entropies": teaching.entropies, "ratios": teaching.logprobs_after}
+    for name, by_call in measured.items():
+        if view.call.id not in by_call:
+            found[name] = found.get("advantages") or _not_measured(teaching)
     return found
+
+
+def _not_measured(teaching: Teaching) -> str:
+    if not teaching.learnt:
+        return "they are measured when the step is complete"
+    return "only the groups of a share of each step are measured (`trainer.measured`)"
+
+
+def _ratios(call: Call, after: Floats | None) -> Doubles | None:
+    return None if after is None else np.exp(after.astype(np.float64) - call.logprobs)
 
 
 def _sampling_json(sampling: Sampling) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lightningrl.config import Config
 from lightningrl.errors import UserError
+from lightningrl.look.step import Steps, StepTaught, state_of, step_taught
 from lightningrl.look.texts import Texts, texts_from
 from lightningrl.recipe import load_config
 from lightningrl.store import Records, open_records
@@ -24,6 +25,19 @@ class Opened:
     """Settings of the training run; None if it has none, or if they cannot be read."""
     no_config: str = ""
     """Why `config` is None."""
+    steps: Steps = field(default_factory=Steps, compare=False)
+
+    async def step(self, config: Config, step: int) -> tuple[StepTaught, bool]:
+        """What a step, counted from 0, taught; and whether its weights are published. It is computed once."""
+        versions = [await self.records.weights(name) for name in config.learners()]
+        learnt = all(weights is not None and weights.version > step for weights in versions)
+        folder = self.file.parent
+
+        async def make() -> StepTaught:
+            return await step_taught(self.records, config, folder=folder, step=step, learnt=learnt)
+
+        state = await state_of(self.records, config, folder=folder, step=step, learnt=learnt)
+        return await self.steps.of(step, state=state, make=make), learnt
 
     def texts(self, policy: str) -> Texts | None:
         """The texts of the policy's tokens; None if no tokenizer file is found."""

@@ -5,13 +5,14 @@ records → `look_at` → `RolloutView` → terminal, page, or `as_json` (docs/l
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from lightningrl.errors import UserError
 from lightningrl.look.call import CallView, SpanView, reward_json, views
 from lightningrl.look.opened import Opened
-from lightningrl.look.teaching import Teaching, air_of, teaching_of
+from lightningrl.look.step import air_of
+from lightningrl.look.teaching import Rule, Teaching, teaching_of
 from lightningrl.store import Records, Where
 from lightningrl.types import FINAL, Attempt, Call, Reward, Rollout, RolloutStatus, Span
 
@@ -86,6 +87,7 @@ class RolloutView:
             "calls": [call.as_json(tokens=tokens) for call in self.calls],
             "spans": [span.as_json() for span in self.spans],
             "teaching": {"learnt": teaching.learnt, "why_not": teaching.why_not},
+            "credit": _credit_json(teaching.rules),
         }
 
 
@@ -195,7 +197,7 @@ async def _teaching(run: Opened, rollout: Rollout, attempts: Sequence[Attempt], 
     if accepted is None or accepted is shown or teaching.step is None:
         return teaching
     why = f"attempt {accepted.number} was accepted, and only that one teaches"
-    return replace(teaching, why_not=why, lessons={}, rewards=())
+    return Teaching(step=teaching.step, learnt=teaching.learnt, why_not=why)
 
 
 def _air(run: Opened, teaching: Teaching, calls: Sequence[Call], spans: Sequence[Span]) -> tuple[Reward, ...]:
@@ -211,6 +213,16 @@ def _air(run: Opened, teaching: Teaching, calls: Sequence[Call], spans: Sequence
 def _mean(rewards: Iterable[float | None]) -> float | None:
     known = [reward for reward in rewards if reward is not None]
     return sum(known) / len(known) if known else None
+
+
+def _credit_json(rules: Sequence[Rule]) -> dict[str, Any] | None:
+    """The first policy's rule. The words are those of all policies, if their rules differ."""
+    if not rules:
+        return None
+    same = len({rule.words for rule in rules}) == 1
+    words = rules[0].words if same else " ".join(f"{rule.policy}: {rule.words}" for rule in rules)
+    names = ("credit", "advantage", "group_by")
+    return {**{name: getattr(rules[0], name) for name in names}, "words": words}
 
 
 def _attempt_json(attempt: Attempt) -> dict[str, Any]:

@@ -1,25 +1,29 @@
-"""What a rollout taught. Nothing of this is stored: it is recomputed with the functions that training uses.
+"""What a rollout taught. Advantages are not stored: they are recomputed with the functions that training uses.
 
-Advantages compare rollouts of the whole batch, so all records of the step are read.
+Advantages compare rollouts of the whole batch, so all records of the step are read (`look.step`).
 """
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lightningrl.algorithms import lessons_of
-from lightningrl.algorithms.air import air_rewards
-from lightningrl.algorithms.selection import learnable, silent_groups
-from lightningrl.config import Config
 from lightningrl.data.forest import Lesson
-from lightningrl.errors import LightningError
+from lightningrl.look.credit import CallCredit, credits_of, words_of
 from lightningrl.look.opened import Opened
-from lightningrl.store import Records, Where
-from lightningrl.tracing import spans_of, united
-from lightningrl.types import Call, Reward, Rollout, Span, accepted_attempts
+from lightningrl.look.step import TRAINED, StepTaught
+from lightningrl.types import Floats, Reward, Rollout
 
-TRAINED = re.compile(r"train-(?P<step>\d{5})(?:-retry(?P<retry>\d+))?-")
-"""Ids of training rollouts; `rollouts.py` makes them."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """How a policy that answered calls of the rollout turns rewards into advantages."""
+
+    policy: str
+    credit: str
+    advantage: str
+    group_by: str
+    """`task` or `role`."""
+    words: str
+    """The same as sentences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,15 +31,24 @@ class Teaching:
     """What the calls of one rollout taught."""
 
     step: int | None
-    """Optimizer step, from 1; None: not a training rollout."""
+    """Optimizer step, from 1; None: not a training rollout, or one without readable settings."""
     learnt: bool
     """Whether the weights of that step are published. If not, the rollout has yet to teach its `lessons`."""
     why_not: str | None
     """Why the rollout teaches nothing, or why that is not known; None if there are lessons."""
     lessons: Mapping[str, Lesson] = field(default_factory=dict[str, Lesson])
     """Call id → lesson for the policy that answered the call."""
+    credits: Mapping[str, CallCredit] = field(default_factory=dict[str, CallCredit])
+    """Call id → how its advantage came about."""
+    rules: tuple[Rule, ...] = ()
+    """One for each policy that learns from calls of the rollout."""
     rewards: tuple[Reward, ...] = ()
     """Rewards by the recipe's AIR rules."""
+    entropies: Mapping[str, Floats] = field(default_factory=dict[str, Floats])
+    """Call id → [C] entropy in nats before each sampled token, of the weights that sampled it, where it was measured.
+    """
+    logprobs_after: Mapping[str, Floats] = field(default_factory=dict[str, Floats])
+    """Call id → [C] log-probability of each sampled token after the step, where it was measured."""
 
 
 async def teaching_of(run: Opened, rollout: Rollout) -> Teaching:
@@ -46,74 +59,48 @@ async def teaching_of(run: Opened, rollout: Rollout) -> Teaching:
         if named is not None:
             reason = f"unknown, because {run.no_config}"
         return Teaching(step=None, learnt=False, why_not=reason)
-    step = int(named["step"])
-    learners = run.config.learners()
-    versions = [await run.records.weights(name) for name in learners]
-    learnt = all(weights is not None and weights.version > step for weights in versions)
-    try:
-        lessons, air = await _recomputed(run.records, run.config, step)
-    except LightningError as error:
-        return Teaching(step=step + 1, learnt=learnt, why_not=f"its advantages cannot be recomputed: {error.message}")
-    mine = {call_id: lesson for call_id, lesson in lessons.items() if lesson.rollout_id == rollout.id}
-    rewards = tuple(reward for reward in air if reward.attempt_id == rollout.accepted_attempt_id)
+    number = int(named["step"])
+    step, learnt = await run.step(run.config, number)
+    rewards = tuple(step.air.get(rollout.accepted_attempt_id or "", ()))
+    lessons = step.lessons.get(rollout.id, {})
+    if not lessons:
+        why_not = _why_nothing(step, rollout)
+        return Teaching(step=number + 1, learnt=learnt, why_not=why_not, rewards=rewards)
+    recorded = await run.records.rewards([rollout.accepted_attempt_id] if rollout.accepted_attempt_id else [])
+    taught = [policy.taught for policy in step.policies.values() if policy.taught is not None]
     return Teaching(
-        step=step + 1,
+        step=number + 1,
         learnt=learnt,
-        why_not=None if mine else _why_nothing(run.config, rollout),
-        lessons=mine,
+        why_not=None,
+        lessons=lessons,
+        credits=credits_of(step, rollout.id, lessons=lessons, recorded=recorded, air=rewards),
+        rules=_rules(step, lessons),
         rewards=rewards,
+        entropies={call: one.entropies[call] for one in taught for call in lessons if call in one.entropies},
+        logprobs_after={
+            call: one.logprobs_after[call] for one in taught for call in lessons if call in one.logprobs_after
+        },
     )
 
 
-def _why_nothing(config: Config, rollout: Rollout) -> str:
+def _why_nothing(step: StepTaught, rollout: Rollout) -> str:
     if rollout.accepted_attempt_id is None:
         return "no attempt was accepted: failed rollouts are left out of their group"
-    if all(learner.algorithm.credit == "gae_calls" for learner in config.learners().values()):
-        return "its credit needs a critic, whose values are not recorded"
+    if step.unknown is not None:
+        return step.unknown
     return "it made no call, or dynamic sampling replaced its group, as all rewards in it were equal"
 
 
-async def _recomputed(records: Records, config: Config, step: int) -> tuple[dict[str, Lesson], list[Reward]]:
-    """(call id → lesson, AIR rewards) of a whole step."""
-    learners = config.learners()
-    batch = await step_batch(records, step, names={learner.algorithm.reward for learner in learners.values()})
-    accepted = accepted_attempts(batch)
-    calls, rewards = await records.calls(accepted), await records.rewards(accepted)
-    air = air_of(config, await records.spans(accepted), calls)
-    lessons: dict[str, Lesson] = {}
-    for name, learner in learners.items():
-        if learner.algorithm.credit == "gae_calls":
-            continue
-        trajectories, _ = learnable(
-            batch,
-            calls,
-            rewards,
-            air=air,
+def _rules(step: StepTaught, lessons: Mapping[str, Lesson]) -> tuple[Rule, ...]:
+    """For the policies whose calls have lessons."""
+    return tuple(
+        Rule(
             policy=name,
-            algorithm=learner.algorithm,
-            routes=config.routes,
-            root=config.root,
-            oldest_version=step - config.loop.max_off_policy_steps,
+            credit=policy.algorithm.credit,
+            advantage=policy.algorithm.advantage,
+            group_by=policy.algorithm.group_by,
+            words=words_of(policy.algorithm),
         )
-        made, _ = lessons_of(trajectories, learner.algorithm, root=config.root)
-        own = {call.id for call in calls if call.policy == name}
-        lessons |= {lesson.transition.call_id: lesson for lesson in made if lesson.transition.call_id in own}
-    return lessons, air
-
-
-def air_of(config: Config, spans: Sequence[Span], calls: Sequence[Call]) -> list[Reward]:
-    return air_rewards(united(spans, spans_of(calls)), config.air, root=config.root) if config.air else []
-
-
-async def step_batch(records: Records, step: int, *, names: set[str]) -> list[Rollout]:
-    """The rollouts that a step learns from. Dynamic sampling replaces silent groups, as in `Rollouts.collect`."""
-    rounds: dict[int, list[Rollout]] = {}
-    for rollout in await records.rollouts(where=Where(prefix=f"train-{step:05d}-")):
-        found = TRAINED.match(rollout.id)
-        rounds.setdefault(int(found["retry"] or 0) if found else 0, []).append(rollout)
-    batch = rounds.pop(0, [])
-    for retry in sorted(rounds):
-        rewards = await records.rewards(accepted_attempts(batch))
-        silent = silent_groups(batch, rewards, names=names)
-        batch = [rollout for rollout in batch if rollout.group_id not in silent] + rounds[retry]
-    return batch
+        for name, policy in step.policies.items()
+        if policy.own & lessons.keys()
+    )
