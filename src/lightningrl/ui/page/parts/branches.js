@@ -1,7 +1,7 @@
-// Where do the rollouts of a group part, and what did each branch earn? A tree of their answers from left to right.
+// Where do the rollouts of a group part, and what did each branch earn? A tree of their answers, best branches first.
 import { html } from "../vendor/preact.js";
 import { link } from "../api.js";
-import { branchesOf, sharedLength, wordsOf } from "./branching.js";
+import { branchesOf, isDeep, sharedLength, wordsOf } from "./branching.js";
 import { AdvantageChip } from "./credit.js";
 import { counted } from "./digits.js";
 import { figure } from "./figures.js";
@@ -9,11 +9,12 @@ import { Message } from "./message.js";
 import { Folded, visible } from "./plain.js";
 import { against, nameIn } from "./siblings.js";
 
+const CALLS = 6; // of a branch are shown at first
 const SHARED = 24; // characters that neighbours share at their beginning before these are dimmed
 
 export function Branches({ run, data }) {
   const roots = branchesOf(data.nodes);
-  return html`<div class="scroll"><${Children} run=${run} data=${data} branches=${roots} /></div>`;
+  return html`<div class=${`scroll ${isDeep(data.nodes) ? "downwards" : ""}`} tabindex="0" role="region" aria-label="Tree of branches"><${Children} run=${run} data=${data} branches=${roots} /></div>`;
 }
 
 function Children({ run, data, branches, before = null }) {
@@ -32,7 +33,8 @@ function Branch({ run, data, branch, shared }) {
         <strong class=${against(first.reward, data.mean)}>${figure(first.reward)}</strong>
         <span class="soft">${first.members.length === 1 ? "reward of one rollout" : `mean reward of ${first.members.length}`}</span>
       </header>
-      ${branch.nodes.map((node, at) => html`<${Step} key=${node.id} node=${node} shared=${at === 0 ? shared : 0} />`)}
+      ${branch.nodes.slice(0, CALLS).map((node, at) => html`<${Step} key=${node.id} node=${node} shared=${at === 0 ? shared : 0} />`)}
+      ${branch.nodes.length > CALLS && html`<details><summary>${counted(branch.nodes.length - CALLS, "more call")}</summary>${branch.nodes.slice(CALLS).map((node) => html`<${Step} key=${node.id} node=${node} shared=${0} />`)}</details>`}
       <${Members} run=${run} data=${data} node=${branch.nodes.at(-1)} />
     </section>
     ${branch.below.length > 0 && html`<${Children} run=${run} data=${data} branches=${branch.below} before=${branch.nodes.at(-1)} />`}

@@ -2,11 +2,16 @@
 
 const COLUMNS = 4; // of a tree that is not deeper, each call has a column
 
+/** Whether a tree is too deep to be drawn from left to right: then it is drawn downwards. */
+export function isDeep(nodes) {
+  return nodes.some((node) => node.depth >= COLUMNS);
+}
+
 /** The nodes as [{nodes, below}]: in deep trees, calls that the same rollouts made in a row are one branch. */
 export function branchesOf(nodes) {
   const below = new Map();
   for (const node of nodes) below.set(node.parent, [...(below.get(node.parent) ?? []), node]);
-  const deep = Math.max(...nodes.map((node) => node.depth)) >= COLUMNS;
+  const deep = isDeep(nodes);
   const branch = (node) => {
     const chain = [node];
     let next = below.get(node.id) ?? [];
@@ -26,8 +31,19 @@ function best(one, other) {
 /** The text of an answer, tool calls included. */
 export function wordsOf(answer) {
   if (answer === null) return "";
-  const calls = (answer.tool_calls ?? []).map((call) => `→ ${call.name}(${call.arguments})`);
+  const calls = (answer.tool_calls ?? []).map((call) => `→ ${call.name}(${inBrief(call.arguments)})`);
   return [answer.content, ...calls].filter(Boolean).join("\n");
+}
+
+/** `{"room": "study"}` → `room: "study"`. */
+function inBrief(given) {
+  try {
+    const value = JSON.parse(given);
+    if (value === null || typeof value !== "object" || Array.isArray(value)) return given;
+    return Object.entries(value).map(([name, part]) => `${name}: ${JSON.stringify(part)}`).join(", ");
+  } catch {
+    return given;
+  }
 }
 
 /** Number of characters that all texts share at the beginning, back to the end of a word; 0 for a single one. */
