@@ -70,7 +70,7 @@ class Run:
     def events(self) -> int:
         """Steps and evaluations that are done."""
         metrics = self.folder / "metrics.jsonl"
-        return metrics.read_text().count("\n") if metrics.exists() else 0
+        return metrics.read_text().count('"reward/mean"') if metrics.exists() else 0
 
     @property
     def going(self) -> bool:

@@ -89,6 +89,11 @@ def test_same_seed_gives_the_same_weights_bit_for_bit_also_across_kill_and_resum
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if row["kind"] == "step"] == [0, 1, 2, 3], "every step is reported once"
     assert [row["step"] for row in rows if row["kind"] == "exam"] == [0, 0, 4, 4]
+    starts = [row["step"] for row in rows if row["kind"] == "began"]
+    assert len(starts) == 2 and starts[0] == 0 and starts[1] >= 2, "step 1 was complete"
+    taught = {folder: sorted((small_recipe.folder / folder / "taught").iterdir()) for folder in ("first", "killed")}
+    assert len(taught["first"]) == 4
+    assert [file.read_bytes() for file in taught["first"]] == [file.read_bytes() for file in taught["killed"]]
 
 
 def test_an_agent_that_is_a_program_is_trained_too(small_recipe: SmallRecipe) -> None:

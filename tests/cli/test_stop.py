@@ -74,7 +74,7 @@ def test_a_stopped_run_says_how_to_continue_and_leaves_no_process(
         small_recipe, "train", str(small_recipe.path), "--run-dir", "run", "loop.steps=200", "tasks.heldout=1"
     )
     metrics = small_recipe.folder / "run" / "metrics.jsonl"
-    wait_until(running, lambda: metrics.exists() and '"step": 0' in metrics.read_text())
+    wait_until(running, lambda: metrics.exists() and '"exam"' in metrics.read_text())
     workers = children(running)
     said = stopped(running, number)
     assert f"stopped by {number.name}" in said

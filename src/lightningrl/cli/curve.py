@@ -38,7 +38,7 @@ def draw_curve(rows: Sequence[dict[str, Any]], path: Path, *, title: str, steps:
     axes.set(xlabel="step", ylabel="reward", xlim=(0, max(steps, 1)))
     axes.set_title(title, loc="left", weight="bold", pad=12)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if all(0 <= row["reward/mean"] <= 1 for row in rows):
+    if all(0 <= row["reward/mean"] <= 1 for row in rows if "reward/mean" in row):
         axes.set_ylim(0, 1)
     axes.grid(axis="y", color="#e4e7eb")
     axes.set_axisbelow(True)

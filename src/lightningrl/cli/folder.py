@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lightningrl.cli.report import mean_interval
 from lightningrl.config import Config
 from lightningrl.errors import UserError
 from lightningrl.look.journal import MetricsFile
@@ -104,15 +105,18 @@ def resumed_folder(config: Config, path: Path | None = None) -> RunFolder:
 
 
 class Journal:
-    """A watcher that writes one row per event to `metrics.jsonl`. A resumed run repeats some; they are written once."""
+    """A watcher that writes one row per event to `metrics.jsonl`, each with its time. A resumed run repeats some; they
+    are written once. Each start of the run has a row of its own.
+    """
 
     def __init__(self, folder: RunFolder, *, version: int) -> None:
-        kept = [row for row in folder.rows() if row["step"] < version]
+        kept = [row for row in folder.rows() if row["kind"] == "began" or row["step"] < version]
         draft = folder.metrics.with_suffix(".draft")
         draft.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
         draft.replace(folder.metrics)
         self._path = folder.metrics
         self._written = {_name(row) for row in kept}
+        self._append({"kind": "began", "step": version})
 
     def doing(self, what: str, done: int = 0, total: int = 0) -> None:
         pass
@@ -121,15 +125,19 @@ class Journal:
         self._write({"kind": "step", "step": step, **metrics})
 
     def examined(self, exam: Exam) -> None:
-        row = {"kind": "exam", "step": exam.version, "mode": exam.mode}
-        self._write({**row, "reward/mean": exam.mean, "tasks": len(exam.rewards)})
+        low, high = mean_interval(exam)
+        rewards = {"reward/mean": exam.mean, "reward/low": low, "reward/high": high}
+        row = {"kind": "exam", "step": exam.version, "mode": exam.mode, **rewards}
+        self._write({**row, "tasks": len(exam.rewards)})
 
     def _write(self, row: dict[str, Any]) -> None:
-        if _name(row) in self._written:
-            return
-        self._written.add(_name(row))
+        if _name(row) not in self._written:
+            self._written.add(_name(row))
+            self._append(row)
+
+    def _append(self, row: dict[str, Any]) -> None:
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps({**row, "at": round(time.time(), 3)}) + "\n")
 
 
 def _name(row: dict[str, Any]) -> tuple[Any, ...]:
