@@ -411,13 +411,19 @@ def ui(
         str, typer.Option("--host", help="Address to listen on. All but loopback addresses need a key, which is made.")
     ] = "127.0.0.1",
     browser: Annotated[bool, typer.Option("--open", metavar="", help="Open it in a browser.")] = False,
+    to: Annotated[
+        Path | None,
+        typer.Option("--export", metavar="FILE", help="Write the page of one run into a file that opens anywhere."),
+    ] = None,
     descriptor: Annotated[int | None, typer.Option("--fd", hidden=True)] = None,
 ) -> None:
     """Look at runs, finished or not, on a page in the browser."""
-    from lightningrl.cli.ui import serve, serve_given
+    from lightningrl.cli.ui import export, serve, serve_given
 
     if descriptor is not None:
         serve_given(runs or [], descriptor)
+    elif to is not None:
+        export(runs or [], to, console=make_console(stderr=False))
     else:
         serve(runs or [], host=host, port=port, browser=browser, console=make_console(stderr=False))
 

@@ -19,6 +19,7 @@ from lightningrl.errors import UserError
 from lightningrl.gateway.identity import is_loopback
 from lightningrl.look.runs import is_run
 from lightningrl.ui.door import address, take
+from lightningrl.ui.export import exported
 from lightningrl.ui.server import serving
 
 NICE = 10
@@ -37,6 +38,20 @@ def serve(paths: Sequence[Path], *, host: str, port: int | None, browser: bool, 
         say(console, "Ctrl-C ends it", *([] if key is None else [". Whoever has this address can read these runs"]))
         with suppress(Interrupted):
             run(_serve(places, sock, key=key, host=host, opens=url if browser else None))
+
+
+def export(paths: Sequence[Path], to: Path, *, console: Console) -> None:
+    """Write the page of one run into a file."""
+    if len(paths) != 1 or not is_run(paths[0]):
+        raise UserError(
+            "`--export` writes one run", hint="give the folder of one run: `lightningrl ui RUN --export run.html`"
+        )
+    page = run(exported(paths[0]))
+    try:
+        to.write_bytes(page)
+    except OSError as error:
+        raise UserError(f"cannot write `{to}`: {error.strerror}", hint="give a path that can be written") from error
+    say(console, f"wrote {to} ({len(page) / 1e6:.1f} MB): it opens in any browser, without a server")
 
 
 def serve_given(paths: Sequence[Path], descriptor: int) -> None:
