@@ -75,7 +75,8 @@ async def run_of(folder: Path, rows: Sequence[Row], *, name: str) -> Run:
     """The run in a folder. `rows`: of its metrics."""
     config, _ = settings_of(folder / "config.toml")
     result = result_of(folder)
-    times = [path.stat().st_mtime for part in CHANGING if (path := folder / part).exists()]
+    stats = [path.stat() for part in CHANGING if (path := folder / part).exists()]
+    times = [stat.st_mtime for stat in stats if stat.st_size]  # SQLite makes an empty log for those who read
     began = [row["at"] for row in rows if row["kind"] == "began"]
     return Run(
         run=name,
