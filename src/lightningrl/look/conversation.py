@@ -31,8 +31,8 @@ class Said:
     def as_json(self) -> dict[str, Any]:
         return {
             "earlier_messages": self.earlier,
-            "messages": [_plain(message) for message in self.messages],
-            "answer": None if self.answer is None else _plain(self.answer),
+            "messages": [plain(message) for message in self.messages],
+            "answer": None if self.answer is None else plain(self.answer),
         }
 
 
@@ -63,7 +63,7 @@ def _repeated(before: Sequence[Message], messages: Sequence[Message]) -> int:
     return sum(1 for _ in takewhile(lambda pair: step(pair[:1]) == step(pair[1:]), pairs))
 
 
-def _plain(message: Message) -> dict[str, Any]:
+def plain(message: Message) -> dict[str, Any]:
     """The message without its empty fields."""
     fields: Mapping[str, Any] = asdict(message)
     kept = {name: value for name, value in fields.items() if value and name not in ("reply_id", "ended", "failed")}

@@ -101,7 +101,7 @@ async def look_at(
     """
     rollout = await _named(run.records, rollout_id) if rollout_id else await pick(run.records)
     attempts = await run.records.attempts([rollout.id])
-    shown = _chosen(rollout, attempts, attempt)
+    shown = chosen(rollout, attempts, attempt)
     ids = [shown.id] if shown else []
     calls, spans = await run.records.calls(ids), await run.records.spans(ids)
     teaching = await _teaching(run, rollout, attempts, shown)
@@ -178,7 +178,7 @@ async def _named(records: Records, rollout_id: str) -> Rollout:
     raise UserError(f"the run has no rollout `{rollout_id}`", hint=f"{meant}`lightningrl rollouts RUN_DIR` lists them")
 
 
-def _chosen(rollout: Rollout, attempts: Sequence[Attempt], number: int | None) -> Attempt | None:
+def chosen(rollout: Rollout, attempts: Sequence[Attempt], number: int | None) -> Attempt | None:
     """The attempt with this number; without one the accepted attempt, or else the latest."""
     if number is None:
         accepted = next((attempt for attempt in attempts if attempt.id == rollout.accepted_attempt_id), None)
