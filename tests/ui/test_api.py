@@ -198,3 +198,12 @@ async def test_files_are_sent_once_to_a_browser(run: Path, page: Page) -> None:
             again = await client.get(f"/{name}", headers={"if-none-match": answer.headers["etag"]})
             assert (again.status_code, again.content) == (304, b""), name
         assert (await client.get("/")).content == (PAGE / "index.html").read_bytes()
+
+
+async def test_a_group_is_answered_as_a_tree_of_calls(run: Path, page: Page) -> None:
+    async with page(run) as client:
+        line = (await get(client, "/api/runs/one/rollouts"))["rows"][0]
+        told = await get(client, f"/api/runs/one/groups/{quote(line['group'], safe='')}")
+        assert told["group"] == line["group"] and line["id"] in [member["id"] for member in told["members"]]
+        refused = await get(client, "/api/runs/one/groups/none", status=400)
+    assert "no group `none`" in refused["error"]["message"]

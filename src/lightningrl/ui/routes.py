@@ -4,9 +4,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
 import lightningrl
-from lightningrl.look import look_at
+from lightningrl.look import look_at, look_at_call, look_at_group
 from lightningrl.look.checkup import checkup_of
-from lightningrl.look.detail import look_at_call
 from lightningrl.look.journal import START
 from lightningrl.look.opened import settings_of
 from lightningrl.look.runs import details_of
@@ -63,6 +62,10 @@ async def call(ask: Ask) -> Any:
     return detail.as_json()
 
 
+async def group(ask: Ask) -> Any:
+    return (await look_at_group(await ask.book.opened(), ask.names["group"])).as_json()
+
+
 async def workers(ask: Ask) -> Any:
     return (await (await ask.book.queue()).look()).as_json()
 
@@ -72,6 +75,7 @@ API: Mapping[str, Answer] = {
     "/api/runs/{run}": run,
     "/api/runs/{run}/metrics": metrics,
     "/api/runs/{run}/health": health,
+    "/api/runs/{run}/groups/{group}": group,
     "/api/runs/{run}/rollouts": rollouts,
     "/api/runs/{run}/rollouts/{rollout}": rollout,
     "/api/runs/{run}/rollouts/{rollout}/calls/{call}": call,
