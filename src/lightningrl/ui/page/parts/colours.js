@@ -67,6 +67,11 @@ export function toneOf(scale, value, bound) {
   return { tone: heat < 0 ? "down" : "up", share: Math.abs(heat) };
 }
 
+/** The style of a token: how much of its colour is mixed in, at most as much as leaves the text readable. */
+export function strength(share) {
+  return { "--share": `${Math.round(share * 42)}%` };
+}
+
 /** The reason why a scale has nothing to show; null if it has. */
 export function whyNothing(name, tokens) {
   if (SCALES[name].values(tokens.sampled) !== null) return null;

@@ -1,7 +1,7 @@
 // What do the colours of the sampled tokens mean, and which tokens stand out?
 import { html } from "../vendor/preact.js";
 import { setQuery } from "../api.js";
-import { SCALES, toneOf, whyNothing } from "./colours.js";
+import { SCALES, strength, toneOf, whyNothing } from "./colours.js";
 import { textOf } from "./sequence.js";
 
 const STAND_OUT = 6;
@@ -50,7 +50,7 @@ export function StandOut({ call, scale, onPlace }) {
     ${places.slice(0, STAND_OUT).map((at) => {
       const { tone, share } = toneOf(chosen, values[at], bound);
       return html`<button key=${at} type="button" class="small" onClick=${() => onPlace(prompt.ids.length + at, true)}>
-        <code class=${`token ${tone}`} style=${{ "--share": `${Math.round(share * 50)}%` }}>${textOf(sampled, at).replaceAll(" ", "·").replaceAll("\n", "↵")}</code> ${chosen.write(values[at])}
+        <code class=${`token ${tone}`} style=${strength(share)}>${textOf(sampled, at).replaceAll(" ", "·").replaceAll("\n", "↵")}</code> ${chosen.write(values[at])}
       </button>`;
     })}
   </div>`;

@@ -1,6 +1,6 @@
 // What did the engine read and sample? The exact sequence: the prompt by who brought it in, then each sampled token.
 import { html, useCallback, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
-import { SCALES, toneOf } from "./colours.js";
+import { SCALES, strength, toneOf } from "./colours.js";
 import { counted } from "./digits.js";
 import { marked } from "./plain.js";
 import { isSpecial, kindOf, ORIGINS, originsOf, piecesOf, textOf, tokenAt } from "./sequence.js";
@@ -66,7 +66,7 @@ function Sampled({ call, scale }) {
       const text = textOf(sampled, at);
       const { tone, share } = toneOf(chosen, values?.[at], bound);
       const kind = `token ${tone} ${isSpecial(text) ? "special" : ""}`;
-      return html`<span key=${at} class=${kind} style=${{ "--share": `${Math.round(share * 50)}%` }} data-token=${prompt.ids.length + at}>${spaced(text)}</span><wbr />`;
+      return html`<span key=${at} class=${kind} style=${strength(share)} data-token=${prompt.ids.length + at}>${spaced(text)}</span><wbr />`;
     })}
   `;
 }

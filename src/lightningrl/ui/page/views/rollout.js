@@ -107,6 +107,7 @@ function reasons(data, shown) {
   found.push(taught(data));
   const credit = sameCredit(data.calls);
   if (credit) found.push(html`<strong>Credit of each call:</strong> ${visible(credit)}`);
+  else if (data.credit && !data.teaching.why_not) found.push(html`<strong>Credit:</strong> ${data.credit.words}`);
   return found;
 }
 

@@ -103,7 +103,7 @@ function Page({ run, data, query, offset, turn }) {
     <${Turn} data=${data} offset=${offset} turn=${turn} />
     <div class="rollouts-table" ref=${useReturn(data)} onClick=${remember}><${Table} label="Rollouts" columns=${columnsOf(low, high, query)} rows=${data.rows} id=${(row) => row.id} href=${(row) => link(run, "rollout", row.id)}
       sort=${query.sort ?? "-queue"} onSort=${(sort) => setQuery({ sort: sort === "-queue" ? null : sort, offset: null })} /></div>
-    ${data.rows.length > 30 && html`<${Turn} data=${data} offset=${offset} turn=${turn} />`}
+    ${data.rows.length > 30 && html`<${Turn} data=${data} offset=${offset} turn=${turn} label="Pages, below the table" />`}
   `;
 }
 
@@ -125,10 +125,10 @@ function useReturn(data) {
   return table;
 }
 
-function Turn({ data, offset, turn }) {
+function Turn({ data, offset, turn, label = "Pages" }) {
   const to = Math.min(data.total, offset + data.rows.length);
   const last = Math.floor((data.total - 1) / PAGE) * PAGE;
-  return html`<nav class="row apart turn" aria-label="Pages">
+  return html`<nav class="row apart turn" aria-label=${label}>
     <span class="soft">${data.total.toLocaleString("en")} match${data.total > PAGE ? `, ${(offset + 1).toLocaleString("en")} to ${to.toLocaleString("en")} shown` : ""}</span>
     ${data.total > PAGE && html`<span class="row">
       <button type="button" class="small" disabled=${offset === 0} onClick=${turn(0)}>first</button>
