@@ -31,7 +31,7 @@ function Branch({ run, data, branch, shared }) {
     <div role="group" class=${`branch ${against(first.reward, data.mean)}`} aria-label=${`${counted(first.members.length, "rollout")}, mean reward ${figure(first.reward)}`}>
       <header class="row">
         <strong class=${against(first.reward, data.mean)}>${figure(first.reward)}</strong>
-        <span class="soft">${first.members.length === 1 ? "reward of one rollout" : `mean reward of ${first.members.length}`}</span>
+        <span class="soft">${first.members.length === 1 ? "one rollout" : `mean of ${first.members.length} rollouts`}</span>
       </header>
       ${branch.nodes.slice(0, CALLS).map((node, at) => html`<${Step} key=${node.id} node=${node} shared=${at === 0 ? shared : 0} />`)}
       ${branch.nodes.length > CALLS && html`<details><summary>${counted(branch.nodes.length - CALLS, "more call")}</summary>${branch.nodes.slice(CALLS).map((node) => html`<${Step} key=${node.id} node=${node} shared=${0} />`)}</details>`}

@@ -35,13 +35,12 @@ function arrow(advantage) {
   return advantage > 0 ? "▲" : "▼";
 }
 
-/** What made the credit of a call; its `words` only if asked for. */
-export function CreditLine({ call, words }) {
+/** The credit of a call, in chips. */
+export function CreditLine({ call }) {
   return html`<span class="row credit">
     <${CreditChip} call=${call} />
     ${call.rewards.map((reward, at) => html`<${RewardChip} key=${at} reward=${reward} />`)}
     ${call.left_out && html`<span class="soft">${visible(call.left_out)}</span>`}
-    ${words && call.credit?.words && html`<span class="soft">${visible(call.credit.words)}</span>`}
   </span>`;
 }
 

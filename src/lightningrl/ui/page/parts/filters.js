@@ -6,6 +6,7 @@ import { rangeOf, RewardBars } from "./rewardbars.js";
 
 const WAIT_MS = 250; // after the last key, before the table is asked for
 export const FILTERS = ["step", "split", "status", "reward", "task", "error", "text", "group"];
+const LABELS = { text: "said" };
 const STATUSES = ["succeeded", "failed", "running", "queued"];
 
 /** Change filters: the table begins at its first page again. */
@@ -77,7 +78,7 @@ function Chosen({ query }) {
   const on = FILTERS.filter((name) => query[name]);
   if (on.length === 0) return null;
   return html`<div class="row chosen">
-    ${on.map((name) => html`<button key=${name} type="button" class="small" title="Take this filter away" onClick=${() => filter({ [name]: null })}>${name}: ${name === "reward" ? rangeWords(query.reward) : query[name]} <span aria-hidden="true">✕</span></button>`)}
+    ${on.map((name) => html`<button key=${name} type="button" class="small" title="Take this filter away" onClick=${() => filter({ [name]: null })}>${LABELS[name] ?? name}: ${name === "reward" ? rangeWords(query.reward) : query[name]} <span aria-hidden="true">✕</span></button>`)}
     ${on.length > 1 && html`<button type="button" class="small" onClick=${() => filter(Object.fromEntries(FILTERS.map((name) => [name, null])))}>take all away</button>`}
   </div>`;
 }

@@ -52,7 +52,15 @@ function lesson({ members, mean, std }) {
   if (known.length === 0) return "None of them has a reward yet.";
   if (std !== null && std < 1e-9) return `All have the reward ${figure(mean)}. Equal rewards teach nothing: none did better than the others.`;
   const spread = std === null ? "" : ` (standard deviation ${figure(std)})`;
-  return `Their mean reward is ${figure(mean)}${spread}. What did better than the mean becomes more likely, what did worse becomes less likely; the distance to the mean is the advantage, before it is scaled.`;
+  const words = `Their mean reward is ${figure(mean)}${spread}.`;
+  if (!isRelative(members, mean)) return `${words} The advantages are those that training used; ▲ becomes more likely, ▼ less likely.`;
+  return `${words} What did better than the mean becomes more likely (▲), what did worse becomes less likely (▼). The figures beside the arrows are the advantages that training used.`;
+}
+
+/** Whether each advantage has the sign of the distance to the mean; not all algorithms compare within the group. */
+function isRelative(members, mean) {
+  const known = members.filter(({ advantage, reward }) => advantage !== null && reward !== null);
+  return known.length > 0 && known.every(({ advantage, reward }) => Math.sign(advantage) === Math.sign(reward - mean));
 }
 
 function Parting({ run, data }) {

@@ -153,8 +153,9 @@ function CallPart({ call, href, results, words }) {
     <header>
       <a href=${href(call.number)} title="Its tokens, as the engine read and sampled them">call ${call.number}${call.agent && html` · ${visible(call.agent)}`}</a>
       <span class="soft">${visible(call.origin)} · ${counted(call.sampled_tokens, "token")} · ${duration(call.seconds)}${call.finish_reason === "length" ? " · cut off at the token limit" : ""}${call.grammar ? " · under a grammar" : ""}</span>
-      <${CreditLine} call=${call} words=${words} />
+      <${CreditLine} call=${call} />
     </header>
+    ${words && call.credit && html`<p class="soft">${visible(call.credit.words)}</p>`}
     ${call.messages.map((message, at) => html`<${Message} key=${at} message=${message} />`)}
     ${call.answer ? html`<${Message} message=${call.answer} fresh />` : html`<p class="soft">The answer broke off, or cannot be read.</p>`}
     ${failed.map((tool, at) => html`<${FailedTool} key=${at} tool=${tool} told=${results.has(tool.error) || results.has(tool.output)} />`)}

@@ -1,6 +1,6 @@
 // Which rollouts were there, and which went wrong? A table that is filtered and sorted by the server, page by page.
 import { html, useEffect, useRef } from "../vendor/preact.js";
-import { get, link, questions, setQuery, useApi } from "../api.js";
+import { exported, get, link, questions, setQuery, useApi } from "../api.js";
 import { useKeys } from "../keys.js";
 import { Empty, Loading } from "../parts/empty.js";
 import { ErrorBox } from "../parts/error.js";
@@ -26,14 +26,14 @@ export default function RolloutsView({ route }) {
   const total = shown?.total ?? 0;
   const turn = (to) => () => (to < 0 || to >= total || to === offset ? false : setQuery({ offset: to || null }));
   useKeys([
-    ["/", "search in what was said", () => document.getElementById("search").focus()],
+    ["/", "search in what was said", () => document.getElementById("search")?.focus()],
     ["n", "next page", turn(offset + PAGE)],
     ["p", "page before", turn(offset - PAGE)],
   ]);
-  useAhead(whose === path && offset + PAGE < total ? at(offset + PAGE) : null);
+  useAhead(!exported && whose === path && offset + PAGE < total ? at(offset + PAGE) : null);
   return html`<div class="stack">
     <h1>Rollouts</h1>
-    <${Filters} query=${query} data=${shown} />
+    ${exported ? html`<p class="soft">This file holds some of the run's rollouts; <code>lightningrl ui</code> shows all of them.</p>` : html`<${Filters} query=${query} data=${shown} />`}
     ${error && html`<${ErrorBox} error=${error} title="The rollouts cannot be listed" />`}
     ${!shown && !error && html`<${Loading} />`}
     ${shown && html`<div class=${whose === path ? "" : "stale"}>
@@ -76,7 +76,7 @@ function Progress({ searched, total, text }) {
   const through = searched.done >= searched.of;
   const words = through ? `searched all ${searched.of.toLocaleString("en")} rollouts` : `searched ${searched.done.toLocaleString("en")} of ${searched.of.toLocaleString("en")} rollouts, newest first`;
   return html`<div class="row searching" role="status">
-    <progress max=${Math.max(1, searched.of)} value=${searched.done} aria-label="Search"></progress>
+    ${!through && html`<progress max=${Math.max(1, searched.of)} value=${searched.done} aria-label="Search"></progress>`}
     <span class="soft">${total.toLocaleString("en")} found; ${words}</span>
   </div>`;
 }
