@@ -18,10 +18,11 @@ export function Plot({ title, unit, share, zero, range, x, lines, marks, last, s
   const shape = JSON.stringify([theme, share, zero, range, height, axisTitle, lines.map(({ label, style, points, low }) => [label, style, points, Boolean(low)])]);
   const data = useMemo(() => dataOf(x, lines), [x, lines]);
   useEffect(() => {
-    const made = new uPlot(optionsOf({ share, zero, range, lines, height, unit, axisTitle, width: box.current.clientWidth, handlers }), data, box.current);
+    const element = box.current; // gone from the ref when the view is left, while the observer still tells of it
+    const made = new uPlot(optionsOf({ share, zero, range, lines, height, unit, axisTitle, width: element.clientWidth, handlers }), data, element);
     plot.current = made;
-    const watcher = new ResizeObserver(() => made.setSize({ width: box.current.clientWidth, height }));
-    watcher.observe(box.current);
+    const watcher = new ResizeObserver(() => made.setSize({ width: element.clientWidth, height }));
+    watcher.observe(element);
     return () => {
       watcher.disconnect();
       made.destroy();
