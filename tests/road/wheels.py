@@ -1,6 +1,6 @@
 """The wheel works at each level of extras, each in a fresh venv: `make wheels`.
 
-lightningrl                  the gateway captures calls without torch; `train` says what to install
+lightningrl                  the gateway captures calls without torch, the page shows them; `train` says what to install
 lightningrl[train]           an agent that `lightningrl new` lays out trains one step
 lightningrl[train,recipes]   the demo trains one step
 """
@@ -41,6 +41,10 @@ def bare(folder: Path, env: Mapping[str, str]) -> None:
     said = run(*command, cwd=folder, env=env).splitlines()
     assert said[0] == "blue", said
     assert json.loads(said[-1])["calls"] == 1, said
+    [captured] = (folder / "runs").iterdir()
+    run("lightningrl", "ui", str(captured), "--export", "page.html", cwd=folder, env=env)
+    page = (folder / "page.html").read_text(encoding="utf-8")
+    assert "page/views/call.js" in page and "page/vendor/preact.mjs" in page and "Which colour?" in page
     run("python", "-c", "import torch", cwd=folder, env=env, exit_code=1)
     run("lightningrl", "new", "mine", cwd=folder, env=env)
     refused = run("lightningrl", "train", "recipe.toml", cwd=folder / "mine", env=env, exit_code=2)
