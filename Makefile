@@ -1,6 +1,6 @@
 # Every verb does its own set-up. You need make and Python 3.11 to 3.14.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-agents test-recipes recipes test-vllm test-ray gpu fuzz leases chaos lint typecheck bench \
+.PHONY: help demo notebook test test-fast test-agents test-recipes recipes test-vllm test-ray gpu fuzz leases chaos lint typecheck bench \
 	oracles road wheels reference docs clean
 
 BIN := .venv/bin
@@ -104,6 +104,9 @@ wheels: .venv/ready ## install the wheel in fresh venvs with each set of extras,
 
 reference: .venv/ready ## write the generated pages of docs/: settings, command line, HTTP
 	@$(BIN)/python -m docs_site.reference
+
+notebook: .venv/ready ## run docs/first_run.ipynb and keep its outputs in it
+	@$(BIN)/python -m docs_site.notebook
 
 docs: .venv/ready .venv-docs/ready ## check the docs and their code, build the site into site/, check all links
 	@$(BIN)/python -m pytest tests/docs
