@@ -43,6 +43,7 @@ async def test_it_holds_what_the_api_answers(run: Path, page: Page) -> None:
     assert {f"/api/runs/one/rollouts/{quote(name, safe='')}/calls/1" for name in (ODD, "train-00000-000-00")} <= (
         answers.keys()
     )
+    assert len(answers["/api/runs/one/groups/g%2F1"]["members"]) == 2
     assert answers["/api/runs/one/rollouts?limit=100"]["total"] == 2
     assert [row["reward"] for row in answers["/api/runs/one/rollouts?sort=reward&limit=100"]["rows"]] == [0.0, 1.0]
 

@@ -1,4 +1,4 @@
-"""One file with the page of a run: curves, health, and three rollouts with all of their calls. It opens anywhere.
+"""One file with the page of a run: curves, health, and three rollouts with their calls and groups. It opens anywhere.
 
 files of the page ─┐
                    ├→ `exported` → one HTML file
@@ -75,6 +75,7 @@ async def answers(shelf: Shelf, book: Book) -> dict[str, Any]:
             for number in range(1, len(tried["calls"]) + 1):
                 route = "/api/runs/{run}/rollouts/{rollout}/calls/{call}"
                 await ask(route, attempt=attempt, rollout=chosen, call=number)
+        await ask("/api/runs/{run}/groups/{group}", group=view["group"]["id"])
         for sibling in view["siblings"]:
             await ask("/api/runs/{run}/rollouts/{rollout}", rollout=sibling["id"])
             shown[sibling["id"]] = None
