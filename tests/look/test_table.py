@@ -192,3 +192,13 @@ async def test_the_interval_of_a_step_counts_groups_not_rollouts() -> None:
     assert math.isclose(high - low, 2 * 12.706 * 0.125)
     await table.close()
     await store.close()
+
+
+async def test_a_run_without_rewards_has_no_intervals() -> None:
+    store = await SQLiteStore.open(":memory:")
+    await store.enqueue([rollout("train-00000-000-00", group_id="g")])
+    table = Table(store)
+    await table.refresh()
+    assert table.intervals() == {}
+    await table.close()
+    await store.close()

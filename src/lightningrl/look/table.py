@@ -99,7 +99,7 @@ def reward_intervals(columns: Columns) -> dict[int, tuple[float, float]]:
     rows = rows[np.argsort(rows["step"], kind="stable")]
     steps, starts = np.unique(rows["step"], return_index=True)
     found: dict[int, tuple[float, float]] = {}
-    for step, of_step in zip(steps.tolist(), np.split(rows, starts[1:]), strict=True):
+    for step, of_step in zip(steps.tolist(), np.split(rows, starts)[1:], strict=True):
         learnt = of_step[~_replaced(of_step)]
         interval = clustered_mean(learnt["reward"], learnt["group"])
         if interval is not None:
