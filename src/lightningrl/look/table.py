@@ -35,6 +35,8 @@ class Table:
         self._earlier = 0
         """Changes up to this one are not read yet."""
         self._reading: asyncio.Task[None] | None = None
+        self._intervals: tuple[int, dict[int, tuple[float, float]]] = (-1, {})
+        """Those at a cursor."""
 
     @property
     def cursor(self) -> int:
@@ -69,8 +71,12 @@ class Table:
         }
 
     def intervals(self) -> dict[int, tuple[float, float]]:
-        """Step from 1 → 95 % interval of the mean final reward of the rollouts that it learnt from."""
-        return reward_intervals(self.columns)
+        """Step from 1 → 95 % interval of the mean final reward of the rollouts that it learnt from. Empty until the
+        table is complete.
+        """
+        if self.complete and self._intervals[0] != self.cursor:
+            self._intervals = self.cursor, reward_intervals(self.columns)
+        return self._intervals[1]
 
     async def close(self) -> None:
         if self._reading is not None:

@@ -36,9 +36,16 @@ async def metrics(ask: Ask) -> Any:
     book = ask.book
     news = book.metrics.after(ask.query.get("after", START))
     events = [event.as_json() for event in book.events()]
-    found = (await book.table()).intervals() if book.has_records else {}
-    intervals = {step - 1: interval for step, interval in found.items()}  # steps count from 0 in the rows
-    return {"cursor": news.cursor, "reset": news.reset, "rows": news.rows, "events": events, "intervals": intervals}
+    table = await book.table() if book.has_records else None
+    found = {} if table is None else table.intervals()
+    return {
+        "cursor": news.cursor,
+        "reset": news.reset,
+        "rows": news.rows,
+        "events": events,
+        "intervals": {step - 1: interval for step, interval in found.items()},  # steps count from 0 in the rows
+        "complete": table is None or table.complete,
+    }
 
 
 async def health(ask: Ask) -> Any:

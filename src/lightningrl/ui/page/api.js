@@ -10,6 +10,7 @@ const embedded = JSON.parse(document.getElementById("embedded")?.textContent ?? 
 /** Whether this page is one exported file, without a server. */
 export const exported = embedded !== null;
 const KEPT = 40; // answers that are shown at once when somebody comes back to a view
+const SOON_S = 0.2; // until an answer that was not finished is asked for again
 const answers = new Map();
 
 /** What the server refused or could not do, with a hint. `status` is 0 if nothing answered. */
@@ -42,9 +43,10 @@ function answerOf(path) {
 /**
  * {data, error, loading, path}: the answer at `path`, or nothing while `path` is null. `data` stays the old one, and
  * `path` says whose it is, until the new one has arrived. With `live`, it is fetched again when the run changes: `true` at every change,
- * "metrics" or "rollouts" only for those; `everyS` asks again after so many seconds.
+ * "metrics" or "rollouts" only for those; `everyS` asks again after so many seconds, and `unfinished` says of an answer
+ * whether to ask again soon.
  */
-export function useApi(path, { live = false, everyS = 0 } = {}) {
+export function useApi(path, { live = false, everyS = 0, unfinished = null } = {}) {
   const [state, setState] = useState(() => ({ data: answers.get(path), path, error: null, loading: true }));
   const again = useRef(() => {});
   useEffect(() => {
@@ -54,12 +56,13 @@ export function useApi(path, { live = false, everyS = 0 } = {}) {
     asking.ask();
     return asking.stop;
   }, [path]);
+  const pauseS = unfinished?.(state.data) ? SOON_S : everyS;
   useEffect(() => (live && path !== null ? watch(path, live, () => again.current()) : undefined), [path, live]);
   useEffect(() => {
-    if (!everyS || exported) return undefined;
-    const timer = setInterval(() => document.hidden || again.current(), everyS * 1000);
+    if (!pauseS || exported) return undefined;
+    const timer = setInterval(() => document.hidden || again.current(), pauseS * 1000);
     return () => clearInterval(timer);
-  }, [everyS]);
+  }, [pauseS]);
   return path === null ? { data: undefined, error: null, loading: false, path } : state;
 }
 

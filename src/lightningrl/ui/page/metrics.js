@@ -3,6 +3,7 @@ import { useEffect, useState } from "./vendor/preact.js";
 import { get, onChange } from "./api.js";
 
 const journals = new Map(); // run → {rows, events, intervals, cursor}: shown at once when somebody comes back
+const SOON_MS = 500; // until the intervals are asked for again, which need all rollouts of the run
 const EMPTY = { rows: [], events: [], intervals: {}, cursor: null };
 
 /** {data: {rows, events, intervals} or undefined, error}: the metrics of a run, kept up to date while it goes on. */
@@ -32,7 +33,12 @@ export function useManyMetrics(runs, everyS = 5) {
 function follow(run, onNews) {
   let ended = false;
   let seen = null;
-  const refresh = () => load(run).then((next) => ended || onNews(next));
+  const refresh = () =>
+    load(run).then((next) => {
+      if (ended) return;
+      onNews(next);
+      if (next.data?.complete === false) setTimeout(refresh, SOON_MS);
+    });
   refresh();
   const stop = onChange(run, (latest) => {
     if (latest === null || latest.metrics === seen) return;
@@ -51,9 +57,9 @@ async function load(run) {
   const after = before.cursor === null ? "" : `?after=${encodeURIComponent(before.cursor)}`;
   try {
     const news = await get(`/api/runs/${encodeURIComponent(run)}/metrics${after}`);
-    if (journals.get(run) === before && !news.reset && news.rows.length === 0) return { data: before, error: null };
+    if (journals.get(run) === before && !news.reset && news.rows.length === 0 && before.complete !== false) return { data: before, error: null };
     const rows = news.reset || before.cursor === null ? news.rows : [...before.rows, ...news.rows];
-    const data = { rows, events: news.events, intervals: news.intervals, cursor: news.cursor };
+    const data = { rows, events: news.events, intervals: news.intervals, complete: news.complete, cursor: news.cursor };
     if ((journals.get(run) ?? EMPTY) === before) journals.set(run, data); // else another load was faster
     return { data: journals.get(run), error: null };
   } catch (error) {

@@ -20,9 +20,7 @@ export default function RolloutsView({ route }) {
   const base = `/api/runs/${encodeURIComponent(run)}/rollouts`;
   const at = (from) => base + questions({ ...asked, sort: query.sort, offset: from || null, limit: PAGE });
   const path = at(offset);
-  const { data, error, path: whose } = useApi(path, { live: offset === 0 ? "rollouts" : false, everyS: 0 });
-  const found = useSearch(data, path, whose);
-  const shown = found ?? data;
+  const { data: shown, error, path: whose } = useApi(path, { live: offset === 0 ? "rollouts" : false, unfinished });
   const total = shown?.total ?? 0;
   const turn = (to) => () => (to < 0 || to >= total || to === offset ? false : setQuery({ offset: to || null }));
   useKeys([
@@ -44,11 +42,9 @@ export default function RolloutsView({ route }) {
   </div>`;
 }
 
-/** While a search is not through, ask again; the answer so far is shown. Returns the latest one of this address. */
-function useSearch(data, path, whose) {
-  const partial = whose === path && data?.searched && data.searched.done < data.searched.of;
-  const next = useApi(partial ? path : null, { everyS: 0.4 });
-  return partial && next.path === path ? next.data : null;
+/** Whether the table is still being read, or what was said still being searched. The answer so far is shown. */
+function unfinished(data) {
+  return data?.complete === false || (data?.searched && data.searched.done < data.searched.of);
 }
 
 /** Fetch the next page before somebody turns to it. */
