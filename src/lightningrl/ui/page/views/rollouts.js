@@ -125,7 +125,7 @@ function Turn({ data, offset, turn, label = "Pages" }) {
   const to = Math.min(data.total, offset + data.rows.length);
   const last = Math.floor((data.total - 1) / PAGE) * PAGE;
   return html`<nav class="row apart turn" aria-label=${label}>
-    <span class="soft">${data.total.toLocaleString("en")} match${data.total > PAGE ? `, ${(offset + 1).toLocaleString("en")} to ${to.toLocaleString("en")} shown` : ""}</span>
+    <span class="soft">${data.total.toLocaleString("en")} match${data.total > PAGE ? `, ${(offset + 1).toLocaleString("en")} to ${to.toLocaleString("en")} shown` : ""}${data.complete ? "" : "; the records are still being read"}</span>
     ${data.total > PAGE && html`<span class="row">
       <button type="button" class="small" disabled=${offset === 0} onClick=${turn(0)}>first</button>
       <button type="button" class="small" disabled=${offset === 0} onClick=${turn(Math.max(0, offset - PAGE))}>← page before</button>
