@@ -440,6 +440,10 @@ class Config(Section):
     `trainer`. What a policy leaves out is taken from the top level. Without any there is one, named `policy`.
     """
     loop: LoopConfig = LoopConfig()
+    loggers: list[str] = Field(default_factory=list)
+    """Services that show the run: `wandb`, `trackio`, `mlflow`, `tensorboard`, `otlp`, or `pkg.module:attr` for your
+    own (docs/loggers.md).
+    """
     warmstart: WarmstartConfig = WarmstartConfig()
 
     @model_validator(mode="before")

@@ -57,10 +57,23 @@ BUILTIN: Mapping[str, Mapping[str, str]] = {
         "empty_retrieval": "lightningrl.algorithms.air:empty_retrieval",
         "guardrail": "lightningrl.algorithms.air:guardrail",
     },
+    "logger": {
+        "wandb": "lightningrl.loggers.wandb:WeightsAndBiases",
+        "trackio": "lightningrl.loggers.trackio:Trackio",
+        "mlflow": "lightningrl.loggers.mlflow:MLflow",
+        "tensorboard": "lightningrl.loggers.tensorboard:TensorBoard",
+        "otlp": "lightningrl.loggers.otlp:OTLP",
+    },
 }
 """kind → name → `module:attribute`. Other packages add names as entry points in the group `lightningrl.<kind>`."""
 
-INSTALL: Mapping[str, str] = {"psycopg": 'pip install "lightningrl[postgres]"'}
+INSTALL: Mapping[str, str] = {
+    "psycopg": 'pip install "lightningrl[postgres]"',
+    "wandb": 'pip install "lightningrl[wandb]"',
+    "trackio": 'pip install "lightningrl[trackio]"',
+    "mlflow": 'pip install "lightningrl[mlflow]"',
+    "tensorboardX": 'pip install "lightningrl[tensorboard]"',
+}
 """Missing module → the command that installs it, if it is not the package of that name."""
 
 

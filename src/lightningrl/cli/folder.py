@@ -16,11 +16,14 @@ from lightningrl.recipe import dump_config, load_config
 from lightningrl.store.place import settle
 
 RUNS = Path("runs")
-PLACE = {
+PLACE: dict[str, Any] = {
+    "loggers": True,
     "gateway": {"host", "port", "public_url", "hosts", "certificate", "certificate_key"},
     "agent": {"workers", "concurrency", "labels", "lease_s"},
 }
-"""Settings of where agents run and how they reach the run. They may change when it is resumed, e.g. by `--listen`."""
+"""Settings of where agents run, how they reach the run and what shows it. They may change when it is resumed, e.g. by
+`--listen`.
+"""
 
 
 @dataclass(frozen=True, slots=True)

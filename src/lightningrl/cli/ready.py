@@ -43,6 +43,8 @@ def check_names(config: Config) -> None:
     _check_name("engine", config.engine.name, key="engine.name", root=config.root)
     for index, rule in enumerate(config.air):
         _check_name("air", rule.rule, key=f"air.{index}.rule", root=config.root)
+    for index, name in enumerate(config.loggers):
+        _check_name("logger", name, key=f"loggers.{index}", root=config.root)
     policies = {f"policies.{name}.": learner for name, learner in config.learners().items()} if config.policies else {}
     for section, learner in {"": config, **policies}.items():
         _check_name("trainer", learner.trainer.name, key=f"{section}trainer.name", root=config.root)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from lightningrl.cli import health, verdict
 from lightningrl.cli.card import write_cards
-from lightningrl.cli.console import say
+from lightningrl.cli.console import advise, say
 from lightningrl.cli.curve import CurveWatcher, draw_curve
 from lightningrl.cli.folder import Journal, RunFolder
 from lightningrl.cli.health import HealthWatcher
@@ -21,6 +21,7 @@ from lightningrl.cli.report import Result, before_after, cpu_spent, next_steps, 
 from lightningrl.cli.stop import Interrupted, run
 from lightningrl.config import Config
 from lightningrl.errors import Stopped
+from lightningrl.loggers import make_loggers, shown_by
 from lightningrl.look.checkup import checkup, steps_of
 from lightningrl.look.process import named
 from lightningrl.progress import Exam, Watcher
@@ -52,12 +53,14 @@ def train(config: Config, folder: RunFolder, *, console: Console, ui: bool = Fal
     """
     check_device(config)
     check_servers(config)
+    loggers = make_loggers(config)
     check_tasks(config, ("heldout", "train"), console=console)
     with console.status("loading torch"):
         check_memory_of(config)
     folder.make(config)
     try:
-        return run(_train(config, folder, console=console, ui=ui))
+        with shown_by(loggers, config, folder.path, say=lambda line: advise(console, "logger", "cyan", line)):
+            return run(_train(config, folder, console=console, ui=ui))
     except Interrupted as stop:
         said = f"stopped by {stop.signal.name}; finished steps and the rollouts of this step are kept"
         raise Stopped(said, hint=f"continue with: {folder.resume_command}", exit_code=stop.exit_code) from None

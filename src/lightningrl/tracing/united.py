@@ -26,7 +26,7 @@ def united(recorded: Iterable[Span], derived: Iterable[Span]) -> list[Span]:
 
 def _of_attempt(recorded: Sequence[Span], derived: Sequence[Span]) -> list[Span]:
     recorded = _without_echoes(recorded)
-    answers = [replace(span, call_id=_during(span, derived)) for span in recorded if span.kind == "llm"]
+    answers = [replace(span, call_id=call_during(span, derived)) for span in recorded if span.kind == "llm"]
     joined, claimed = _tools(_of_tools(recorded), _of_tools(derived))
     others = [span for span in recorded if span.kind not in ("llm", "tool")]
     stray = [span for span in answers if span.call_id is None]
@@ -86,7 +86,7 @@ def _merged(span: Span, twin: Span) -> Span:
     )
 
 
-def _during(span: Span, derived: Sequence[Span]) -> str | None:
+def call_during(span: Span, derived: Sequence[Span]) -> str | None:
     """The call of an LLM span: if unknown, the only call that was answered during the span."""
     if span.call_id:
         return span.call_id

@@ -1,0 +1,93 @@
+"""Loggers beside a whole run of the command line: whatever they do, the weights stay the same."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import SmallRecipe
+from tests.loggers.collector import collecting
+
+LOGGERS = """
+import threading
+import time
+from pathlib import Path
+
+
+class Quiet:
+    reads_rollouts = True
+
+    def begin(self, run): self.file = run.folder / "told.txt"; return ""
+    def log(self, row): self.tell(f"row {row.step}")
+    def rollouts(self, batch): self.tell(f"rollouts {len(batch)}")
+    def end(self, outcome): self.tell(outcome.ending); return ""
+    def tell(self, line):
+        with self.file.open("a") as file: file.write(line + "\\n")
+
+
+class Raises(Quiet):
+    def rollouts(self, batch): raise ValueError("no space")
+
+
+class Hangs(Quiet):
+    def begin(self, run): threading.Event().wait(300)
+
+
+class Slow(Quiet):
+    def log(self, row): time.sleep(2.5); super().log(row)
+
+
+def Broken(): raise RuntimeError("it cannot be made")
+"""
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "model" / "model.safetensors").read_bytes()
+
+
+def names(*loggers: str) -> str:
+    return f"loggers={json.dumps([f'shown:{name}' for name in loggers])}"
+
+
+@pytest.mark.timeout(240)
+def test_loggers_that_raise_hang_or_are_slow_change_no_weight_and_delay_only_the_end(
+    small_recipe: SmallRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (small_recipe.folder / "shown.py").write_text(LOGGERS)
+    small_recipe.train("--run-dir", "alone")
+    with collecting() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        began = time.monotonic()
+        every = json.dumps(["otlp", "shown:Quiet", "shown:Raises", "shown:Hangs", "shown:Slow"])
+        done = small_recipe.cli("train", str(small_recipe.path), "--json", "--run-dir", "shown", f"loggers={every}")
+        seconds = time.monotonic() - began
+    assert done.returncode == 0, done.stderr
+    run = small_recipe.folder / "shown"
+    assert weights(run) == weights(small_recipe.folder / "alone")
+    assert json.loads(done.stdout)["seconds"] < seconds, "stdout has the result alone"
+    assert "`shown:Raises` was dropped after 5 failures: ValueError: no space" in done.stderr
+    assert "`shown:Hangs` did not finish within 15 s" in done.stderr
+    told = (run / "told.txt").read_text()
+    assert "row 2" in told and "rollouts" in told and "complete" in told
+    roots = [span for span in collector.spans if span.name == "invoke_agent"]
+    assert len(roots) == json.loads(done.stdout)["rollouts"]
+    assert len(collector.spans) == 3 * len(roots), "two calls each"
+
+
+@pytest.mark.parametrize(
+    ("loggers", "said", "hint"),
+    [
+        ('["wandd"]', "unknown logger `wandd` in `loggers.0`", "wandb"),
+        ('["mlflow"]', "needs `mlflow`, which is not installed", 'pip install "lightningrl[mlflow]"'),
+        ('["shown:Nothing"]', "has no `Nothing`", "check the name"),
+    ],
+)
+def test_a_logger_that_cannot_work_ends_the_command_before_anything_is_made(
+    small_recipe: SmallRecipe, loggers: str, said: str, hint: str
+) -> None:
+    (small_recipe.folder / "shown.py").write_text(LOGGERS)
+    done = small_recipe.cli("train", str(small_recipe.path), "--run-dir", "run", f"loggers={loggers}")
+    assert done.returncode == 2
+    assert said in done.stderr and hint in done.stderr
+    assert not (small_recipe.folder / "run").exists()
