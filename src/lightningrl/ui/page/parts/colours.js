@@ -54,9 +54,10 @@ export const SCALES = {
   },
 };
 
-/** The scale that an address names. */
-export function scaleNamed(name) {
-  return name in SCALES ? name : "logprob";
+/** The scale that an address names; else what the step did, if that was recorded, or how likely each token was. */
+export function scaleNamed(name, tokens) {
+  if (name in SCALES) return name;
+  return tokens.sampled.ratios === null ? "logprob" : "ratio";
 }
 
 /** {tone, share}: the CSS class of a token and how much of its colour it gets, from 0 to 1. */

@@ -2,6 +2,8 @@
 import { html } from "../vendor/preact.js";
 import { setQuery } from "../api.js";
 import { SCALES, strength, toneOf, whyNothing } from "./colours.js";
+import { Words } from "./error.js";
+import { marked } from "./plain.js";
 import { textOf } from "./sequence.js";
 
 const STAND_OUT = 6;
@@ -11,7 +13,7 @@ export function Legend({ call, scale }) {
   const chosen = SCALES[scale];
   const why = whyNothing(scale, call.tokens);
   const values = chosen.values(call.tokens.sampled);
-  return html`<div class="legend">
+  return html`<div class="token-legend">
     <div class="segments" role="group" aria-label="Colour of the sampled tokens">
       ${Object.entries(SCALES).map(
         ([name, { title }]) =>
@@ -20,7 +22,7 @@ export function Legend({ call, scale }) {
     </div>
     ${why === null
       ? html`<p class="soft">${chosen.question}</p><${Scale} scale=${chosen} bound=${chosen.bound(values)} />`
-      : html`<p class="warn-text" role="status">No ${chosen.title} to show: ${why}.</p>`}
+      : html`<p class="warn-text" role="status">No ${chosen.title} to show: <${Words} text=${why} />.</p>`}
   </div>`;
 }
 
@@ -50,7 +52,7 @@ export function StandOut({ call, scale, onPlace }) {
     ${places.slice(0, STAND_OUT).map((at) => {
       const { tone, share } = toneOf(chosen, values[at], bound);
       return html`<button key=${at} type="button" class="small" onClick=${() => onPlace(prompt.ids.length + at, true)}>
-        <code class=${`token ${tone}`} style=${strength(share)}>${textOf(sampled, at).replaceAll(" ", "·").replaceAll("\n", "↵")}</code> ${chosen.write(values[at])}
+        <code class=${`token ${tone}`} style=${strength(share)}>${marked(textOf(sampled, at)).replaceAll(" ", "·").replaceAll("\n", "")}</code> ${chosen.write(values[at])}
       </button>`;
     })}
   </div>`;

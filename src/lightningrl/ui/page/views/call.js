@@ -30,15 +30,15 @@ export default function CallView({ route }) {
     if (next < 1 || (total !== null && next > total)) return false;
     return navigate(href(next));
   };
-  useKeys([["j", "next call", go(1)], ["k", "call before", go(-1)], ["]", "next call", go(1)], ["[", "call before", go(-1)], ["c", "next colour", () => nextColour(query)]]);
+  useKeys([["j", "next call", go(1)], ["k", "call before", go(-1)], ["]", "next call", go(1)], ["[", "call before", go(-1)], ["c", "next colour", () => data && nextColour(query, data)]]);
   if (error) return html`<${ErrorBox} error=${error} title="This call cannot be shown" />`;
   if (!data) return html`<${Loading} />`;
   return html`<${Shown} call=${data} total=${total} query=${query} href=${href} run=${run} rollout=${rollout} stale=${!whose.includes(`/calls/${number}`)} />`;
 }
 
-function nextColour(query) {
+function nextColour(query, call) {
   const names = Object.keys(SCALES);
-  setQuery({ color: names[(names.indexOf(scaleNamed(query.color)) + 1) % names.length] });
+  setQuery({ color: names[(names.indexOf(scaleNamed(query.color, call.tokens)) + 1) % names.length] });
 }
 
 function Shown({ call, total, query, href, run, rollout, stale }) {
@@ -52,7 +52,7 @@ function Shown({ call, total, query, href, run, rollout, stale }) {
     </div>
     <div class=${`call-columns ${show}`}>
       ${show !== "tokens" && html`<${Messages} call=${call} href=${href} />`}
-      ${show !== "messages" && html`<${TokenSide} call=${call} scale=${scaleNamed(query.color)} href=${href} />`}
+      ${show !== "messages" && html`<${TokenSide} call=${call} scale=${scaleNamed(query.color, call.tokens)} href=${href} />`}
     </div>
     <${Raw} call=${call} />
   </div>`;
