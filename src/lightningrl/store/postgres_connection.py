@@ -38,6 +38,7 @@ SETTINGS = {
     "tcp_keepalives_idle": "10",  # the database frees the locks of a machine that is gone after 25 s as well
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "3",
+    "jit": "off",  # compiling a statement takes longer than running it
 }
 
 READ_ONLY = {**SETTINGS, "default_transaction_read_only": "on"}
