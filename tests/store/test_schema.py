@@ -151,6 +151,15 @@ async def test_a_file_of_the_first_schema_reads_as_it_was_written(first_schema: 
     await store.close()
 
 
+async def test_many_rollouts_of_the_first_schema_are_counted_and_searched(first_schema: Path) -> None:
+    """Its logprobs take 4 bytes each, and its bodies are plain text."""
+    store = await SQLiteStore.open(first_schema)
+    outcomes = (await store.outcomes(after=0)).rows
+    assert [(row.id, row.calls, row.sampled_tokens) for row in outcomes] == [("a/1", 1, 2), ("a/0", 3, 6)]
+    assert await store.said("NAïVE", places=[row.place for row in outcomes]) == {1: "naïve", 2: "naïve"}
+    await store.close()
+
+
 async def test_a_file_of_the_first_schema_goes_on(first_schema: Path) -> None:
     """An agent that runs while the program is replaced keeps its token."""
     store = await SQLiteStore.open(first_schema)
