@@ -11,6 +11,7 @@ import numpy as np
 
 from lightningrl.errors import UserError
 from lightningrl.look.call import CallView
+from lightningrl.look.copies import Copies, copies_of
 from lightningrl.look.opened import Opened
 from lightningrl.look.rollout import look_at
 from lightningrl.look.teaching import Teaching
@@ -39,6 +40,8 @@ class CallDetail:
     """[C] probability after the step / probability when sampled; None: not recorded."""
     alternatives: tuple[Alternatives, ...] | None
     """[C] the likeliest tokens at each position; None: the agent did not ask for them."""
+    copies: Copies | None
+    """The call as text to copy; None for an API format of a plugin."""
     why_not: Mapping[str, str]
     """`advantages`, `entropies`, `ratios`, `alternatives` or `texts`: why it is None."""
 
@@ -65,6 +68,7 @@ class CallDetail:
             "request": call.request,
             "response": call.response,
             "sampling": _sampling_json(call.sampling),
+            "copies": None if self.copies is None else self.copies.as_json(),
             "tokens": {"prompt": prompt, "sampled": sampled, "why_not": dict(self.why_not)},
         }
 
@@ -91,6 +95,7 @@ async def look_at_call(run: Opened, rollout_id: str, number: int, *, attempt: in
         entropies=rollout.teaching.entropies.get(view.call.id),
         ratios=_ratios(view.call, rollout.teaching.logprobs_after.get(view.call.id)),
         alternatives=found,
+        copies=copies_of(view.call, view.said.answer),
         why_not=why_not,
     )
 
