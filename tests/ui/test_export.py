@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 from base64 import b64decode, b64encode
 from pathlib import Path
@@ -103,7 +104,7 @@ def columns(rewards: list[float | None], *, size: int) -> Columns:
     ("rewards", "chosen"),
     [
         ([], []),
-        ([None, None, None, None], []),
+        ([None, None, None, None], [math.nan]),
         ([0.5, None, None, None], [0.5]),
         ([9, 9, 9, 9, 9, 9, 0.1, 0.4, 0.2, 1.0, 0.3, 0.0], [1.0, 0.0, 0.3]),
         ([1, 1, 1, 0.2, 0.4, 0.3], [0.4, 0.2, 0.3]),
@@ -116,7 +117,9 @@ def test_best_worst_and_median_are_of_the_last_step_and_of_groups_that_differ(
     found = columns(rewards, size=3)
     ids = chosen_rollouts(found)
     assert len(set(ids)) == len(ids)
-    assert [float(found.rows["reward"][found.ids.index(name)]) for name in ids] == pytest.approx(np.array(chosen))
+    assert [float(found.rows["reward"][found.ids.index(name)]) for name in ids] == pytest.approx(
+        np.array(chosen), nan_ok=True
+    )
 
 
 async def test_a_run_without_records_cannot_be_exported(run: Path) -> None:

@@ -84,9 +84,11 @@ async def answers(shelf: Shelf, book: Book) -> dict[str, Any]:
 
 def chosen_rollouts(columns: Columns) -> list[str]:
     """Ids of the best, the worst and the median rollout of the last training step, from groups that differ if there are
-    any. Of a run without training: of all rollouts. Fewer, if there are no three with a reward.
+    any. Of a run without training: of all rollouts. Fewer, if there are no three with a reward; the latest if none has.
     """
     rows = columns.rows
+    if np.isnan(rows["reward"]).all():
+        return [columns.ids[place] for place in np.argsort(rows["place"])[-1:]]
     known = np.flatnonzero(~np.isnan(rows["reward"]))
     trained = known[rows["kind"][known] == KINDS.index("train")]
     if len(trained):
@@ -95,8 +97,7 @@ def chosen_rollouts(columns: Columns) -> list[str]:
     differ = [len(np.unique(rewards[groups == group])) > 1 for group in groups]
     known = known[differ] if any(differ) else known
     order = known[np.lexsort((-rows["place"][known], rows["reward"][known]))]
-    places = dict.fromkeys((len(order) - 1, 0, len(order) // 2)) if len(order) else ()
-    return [columns.ids[order[place]] for place in places]
+    return [columns.ids[order[place]] for place in dict.fromkeys((len(order) - 1, 0, len(order) // 2))]
 
 
 def tables(table: Table, shown: Sequence[str], *, address: str) -> dict[str, Any]:
