@@ -18,13 +18,13 @@ export function link(run, ...rest) {
   const last = rest.at(-1);
   const query = last !== null && typeof last === "object" ? rest.pop() : {};
   const parts = run === null ? rest : ["run", run, ...rest];
-  return `#/${parts.map(encodeURIComponent).join("/")}${questions(query)}`;
+  return `#/${parts.map(encoded).join("/")}${questions(query)}`;
 }
 
 /** `{a: 1, b: null}` → `?a=1`: what is null, undefined or empty is left out. Ranges and lists stay readable. */
 export function questions(query) {
   const given = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
-  const pairs = given.map(([name, value]) => `${encodeURIComponent(name)}=${encodeURIComponent(value).replaceAll("%2C", ",")}`);
+  const pairs = given.map(([name, value]) => `${encoded(name)}=${encoded(value).replaceAll("%2C", ",")}`);
   return pairs.length ? `?${pairs.join("&")}` : "";
 }
 
@@ -40,6 +40,11 @@ export function parse(hash) {
     return { view, query, ...Object.fromEntries(named) };
   }
   return { view: null, query };
+}
+
+/** A part of an address. Half a surrogate pair, which no address can hold, becomes U+FFFD. */
+function encoded(part) {
+  return encodeURIComponent(String(part).toWellFormed());
 }
 
 function decoded(part) {

@@ -2,6 +2,7 @@
 import { html } from "../vendor/preact.js";
 import { link } from "../api.js";
 import { figure } from "./figures.js";
+import { visible } from "./plain.js";
 
 /** "good" from the mean on, "bad" below it, "none" without a reward. */
 export function against(reward, mean) {
@@ -24,7 +25,7 @@ export function Siblings({ run, group, mean, siblings, rollout }) {
         ({ id, reward, status }) => html`<li key=${id}>
           <a class=${`sibling ${against(reward, mean)}`} href=${link(run, "rollout", id)} aria-current=${id === rollout ? "page" : undefined}
             title=${`${id}: ${reward === null ? `${status}, no reward` : `reward ${figure(reward)}`}`}>
-            <span class="soft">${nameIn(group, id)}</span> ${reward === null ? status : figure(reward)}
+            <span class="soft">${visible(nameIn(group, id))}</span> ${reward === null ? status : figure(reward)}
           </a>
         </li>`,
       )}

@@ -8,7 +8,7 @@ import { ORIGINS, kindOf, textOf } from "./sequence.js";
 export function TokenCard({ call, place, pinned }) {
   const { prompt, sampled } = call.tokens;
   if (place === null) {
-    return html`<div class="token-card empty soft">Point at a token, or press <kbd>→</kbd> and <kbd>←</kbd>. A click keeps it.</div>`;
+    return html`<div class="token-card idle soft">Point at a token, or press <kbd>→</kbd> and <kbd>←</kbd>. A click keeps it.</div>`;
   }
   const at = place - prompt.ids.length;
   const text = at < 0 ? textOf(prompt, place) : textOf(sampled, at);

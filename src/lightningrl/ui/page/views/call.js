@@ -141,7 +141,7 @@ function Raw({ call }) {
   const copies = Object.entries({ "as curl": "curl", "as Python": "python", "as a test case": "test" });
   return html`<section class="stack">
     ${call.copies && html`<div class="row"><strong>Repeat this call</strong>${copies.map(([words, name]) => html`<${Copy} key=${name} label=${`copy ${words}`} text=${call.copies[name]} />`)}</div>`}
-    <details class="raw"><summary>The request, as JSON (${call.dialect})</summary><${Json} value=${call.request} open=${2} /></details>
+    <details class="raw"><summary>The request, as JSON (${visible(call.dialect)})</summary><${Json} value=${call.request} open=${2} /></details>
     <details class="raw"><summary>The response, as JSON</summary><${Json} value=${call.response} open=${2} /></details>
     <details class="raw"><summary>How it was sampled</summary><${Json} value=${call.sampling} open=${2} /></details>
   </section>`;

@@ -57,7 +57,7 @@ function Shown({ run, data, attempt, stale }) {
   return html`<div class=${`stack ${stale ? "stale" : ""}`}>
     <${Verdict} run=${run} data=${data} shown=${shown} />
     <div class="pair">
-      <section class="card"><h2>The task</h2><p class="soft">${visible(data.task.id)} · ${data.task.split}</p><${Fields} value=${data.task.input} /></section>
+      <section class="card"><h2>The task</h2><p class="soft">${visible(data.task.id)} · ${visible(data.task.split)}</p><${Fields} value=${data.task.input} /></section>
       <section class="card"><h2>What the agent returned</h2><${Outcome} shown=${shown} /></section>
     </div>
     ${data.calls.length > 0 && html`<section>

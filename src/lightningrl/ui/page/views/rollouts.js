@@ -152,7 +152,7 @@ function columnsOf(low, high, query) {
 }
 
 function Task({ row, text }) {
-  return html`<span>${visible(row.task)}</span> <span class="soft">${row.split}</span>
+  return html`<span>${visible(row.task)}</span> <span class="soft">${visible(row.split)}</span>
     ${row.error && html`<div class="bad one-line">${visible(row.error)}</div>`}
     ${row.said && html`<div class="one-line">${hits(row.said, text)}</div>`}`;
 }
