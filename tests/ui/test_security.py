@@ -21,7 +21,6 @@ EXAMPLES: Mapping[str, str] = {
     "/api/runs/{run}": "/api/runs/one",
     "/api/runs/{run}/metrics": "/api/runs/one/metrics",
     "/api/runs/{run}/health": "/api/runs/one/health",
-    "/api/runs/{run}/groups/{group}": "/api/runs/one/groups/g%2F1",
     "/api/runs/{run}/rollouts": "/api/runs/one/rollouts",
     "/api/runs/{run}/rollouts/{rollout}": f"/api/runs/one/rollouts/{quote(ODD, safe='')}",
     "/api/runs/{run}/rollouts/{rollout}/calls/{call}": f"/api/runs/one/rollouts/{quote(ODD, safe='')}/calls/1",

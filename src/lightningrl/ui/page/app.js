@@ -169,4 +169,6 @@ function Help({ onClose }) {
   </dialog>`;
 }
 
+// The key of the page: the browser has it in a cookie now. It need not stay where people copy addresses from.
+if (location.search !== "") history.replaceState(null, "", location.pathname + location.hash);
 render(html`<${App} />`, document.getElementById("page"));
