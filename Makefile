@@ -1,10 +1,10 @@
 # Every verb does its own set-up. You need make and Python 3.11 to 3.14.
 .DEFAULT_GOAL := help
-.PHONY: help demo notebook test test-fast test-agents test-recipes recipes test-vllm test-ray gpu fuzz leases chaos lint typecheck bench \
-	oracles road wheels reference docs clean
+.PHONY: help demo notebook test test-fast test-agents test-recipes recipes test-vllm test-ray test-loggers gpu fuzz \
+	leases chaos lint typecheck bench oracles road wheels reference docs clean
 
 BIN := .venv/bin
-CODE := src tests tests_gpu tests_ray tests_recipes tests_vllm recipes benchmarks docs_site
+CODE := src tests tests_gpu tests_loggers tests_ray tests_recipes tests_vllm recipes benchmarks docs_site
 # recipes.py needs more venvs (make recipes), gpu.py a GPU (make gpu), trl.py TRL's venv; precision.py takes an hour,
 # and chaos.py half of one
 BENCH ?= $(filter-out $(addprefix benchmarks/,chaos.py gpu.py precision.py recipes.py trl.py),$(wildcard benchmarks/*.py))
@@ -75,6 +75,9 @@ test-vllm: ## test against a real vLLM on the CPU (VLLM=0.31.0: that version; VL
 test-vllm: .venv/ready $(if $(filter $(VLLM_VENV)/%,$(VLLM_PYTHON)),$(VLLM_VENV)/ready)
 	@VLLM_PYTHON=$(VLLM_PYTHON) $(BIN)/python -m pytest tests_vllm $(ARGS)
 
+test-loggers: .venv-loggers/ready ## test the loggers with their real packages, and traces with a real MLflow server
+	@.venv-loggers/bin/python -m pytest tests_loggers --timeout 300 $(ARGS)
+
 test-ray: .venv-ray/ready ## test workers on a real Ray cluster of several nodes on this machine
 	@RAY_USAGE_STATS_ENABLED=0 .venv-ray/bin/python -m pytest tests_ray --timeout 600 $(ARGS)
 
@@ -115,7 +118,7 @@ docs: .venv/ready .venv-docs/ready ## check the docs and their code, build the s
 	@$(BIN)/python docs_site/links.py site
 
 clean: ## remove everything that was installed or built, except runs
-	@rm -rf .venv .venv-ray $(dir $(AGENTS) $(RECIPE_VENVS) $(NODE_AGENTS) $(NODE_RECIPE)) .venv-docs $(wildcard .venv-vllm*)
+	@rm -rf .venv .venv-ray .venv-loggers $(dir $(AGENTS) $(RECIPE_VENVS) $(NODE_AGENTS) $(NODE_RECIPE)) .venv-docs $(wildcard .venv-vllm*)
 	@rm -rf dist site .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find $(CODE) -name __pycache__ -prune -exec rm -rf {} +
 
@@ -132,6 +135,12 @@ clean: ## remove everything that was installed or built, except runs
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check '$(TORCH)'
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -e '.[train]' \
 	  pytest pytest-asyncio pytest-timeout -r $<
+	@touch $@
+
+# The services have an environment of their own: MLflow is large, and CI does without them. No torch is needed.
+.venv-loggers/ready: tests_loggers/requirements.txt pyproject.toml
+	@$(MAKE_VENV)
+	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -e . pytest pytest-asyncio pytest-timeout -r $<
 	@touch $@
 
 # Ray has an environment of its own: it is large, and nothing else here needs it.
