@@ -1,16 +1,19 @@
 """What agents said is text in a notebook, never markup: a parser finds nothing but our own elements and attributes."""
 
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+from lightningrl.cli.folder import RunFolder
 from lightningrl.errors import UserError
 from lightningrl.notebook import open
 from lightningrl.notebook.colours import MEANING, coloured
 from lightningrl.notebook.curve import curve_of, points_of
 from lightningrl.notebook.html import LONG, figure, frame, heading, said, table, turn
 from lightningrl.notebook.rows import Rows, frame_of
+from lightningrl.notebook.screen import Cell, Lines
 from lightningrl.store.sqlite import SQLiteStore
 from lightningrl.types import Rollout, Task
 from tests.cli.test_rollouts import call
@@ -132,6 +135,17 @@ async def test_a_hostile_run_is_inert(tmp_path: Path) -> None:
     texts = [Read(piece._repr_html_()).text for piece in pieces]
     assert everything in texts[2] and everything in texts[3] and "[2]" in texts[4]
     assert texts[2].count(PAYLOADS[3]) >= 5 and "AgentError" in texts[1]
+
+
+def test_a_cell_links_to_the_page_of_its_run_while_it_goes_on(tmp_path: Path) -> None:
+    lines = Lines()
+    cell = Cell(RunFolder(tmp_path), lines, steps=3)
+    for text in ("loading", "page: http://127.0.0.1:8123/\n", "page: javascript:alert(1)", "page: http://evil/", "<b>"):
+        lines.add(text)
+    shown = cell.html(ended=False)._repr_html_()
+    assert re.findall('href="(.*?)"', shown) == ["http://127.0.0.1:8123/"] and "<b></bdi>" not in shown
+    assert "href" not in cell.html(ended=True)._repr_html_(), "the page ends with the run"
+    assert "0 of 3 steps" in shown and "all 5 lines" in shown
 
 
 def test_the_rest_of_a_long_text_is_folded() -> None:

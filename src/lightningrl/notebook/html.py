@@ -47,6 +47,11 @@ def line(text: str, *, dim: bool = False) -> Markup:
     return Markup('<div style="{}"><bdi>{}</bdi></div>').format(DIM if dim else "", text)
 
 
+def link(url: str, text: str) -> Markup:
+    """A link to a page of this machine. `url` is ours; what agents said never becomes a link."""
+    return Markup('<div><a href="{}" target="_blank" rel="noopener">{}</a></div>').format(url, text)
+
+
 def said(text: str) -> Markup:
     """Text by an agent, a model or a program, with its line breaks. The rest of a long one is folded."""
     if len(text) > LONG + 200:

@@ -3,18 +3,21 @@
 It has the learning curve so far, and the lines that the training process writes.
 """
 
+import re
 from collections import deque
 from typing import Any
 
 from lightningrl.cli.folder import RunFolder
 from lightningrl.look.runs import result_of
 from lightningrl.notebook.curve import overview, points_of
-from lightningrl.notebook.html import Html, folded, frame, said
+from lightningrl.notebook.html import Html, folded, frame, link, said
 
 LAST = 3
 """Lines that are shown; all of them can be unfolded."""
 KEPT = 2000
 """Lines that are kept."""
+PAGE = re.compile(r"page: (http://127\.0\.0\.1:\d+/[\w./#-]*)")
+"""The line with the address of the run's page, which is served on this machine while the run goes on."""
 
 
 class Lines:
@@ -43,14 +46,7 @@ class Cell:
         """Show the present state, if it has changed. `ended`: also the result, if there is one."""
         from IPython.display import display  # a notebook has it
 
-        lines, points = self._lines.last(), points_of(self._folder.rows())
-        result = result_of(self._folder.path) if ended else None  # before, the file may be half written
-        parts = [overview(self._folder.path, points, steps=self._steps, result=result)]
-        if result is None:
-            parts.append(said("\n".join(lines[-LAST:])))
-        if len(lines) > LAST:
-            parts.append(folded(f"all {len(lines)} lines of its progress", said("\n".join(lines))))
-        html = Html(frame(*parts))
+        html = self.html(ended=ended)
         if (drawn := html._repr_html_()) == self._drawn:
             return
         self._drawn = drawn
@@ -58,3 +54,15 @@ class Cell:
             self._output = display(html, display_id=True)
         else:
             self._output.update(html)
+
+    def html(self, *, ended: bool) -> Html:
+        lines, points = self._lines.last(), points_of(self._folder.rows())
+        result = result_of(self._folder.path) if ended else None  # before, the file may be half written
+        parts = [overview(self._folder.path, points, steps=self._steps, result=result)]
+        if not ended:
+            parts += [link(found[1], "open the page of this run") for text in lines if (found := PAGE.fullmatch(text))]
+        if result is None:
+            parts.append(said("\n".join(lines[-LAST:])))
+        if len(lines) > LAST:
+            parts.append(folded(f"all {len(lines)} lines of its progress", said("\n".join(lines))))
+        return Html(frame(*parts))
