@@ -1,5 +1,7 @@
 """`lightningrl.train`: what it raises, and how it ends. `test_example.py` compares its weights."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -44,11 +46,11 @@ def test_errors_are_raised_with_their_hints(small_recipe: SmallRecipe, capfd: py
 
 
 def test_an_interrupt_ends_the_training_in_order_and_it_can_be_resumed(small_recipe: SmallRecipe) -> None:
-    running = start(small_recipe)
+    running = start(small_recipe, stderr=subprocess.PIPE)
     metrics = small_recipe.folder / "run" / "metrics.jsonl"
     wait_until(running, lambda: metrics.exists() and '"kind": "step"' in metrics.read_text())
     [child] = children(running)
-    running.send_signal(2)
+    running.send_signal(signal.SIGINT)
     _, told = running.communicate(timeout=60)
     assert "KeyboardInterrupt" in told and not Path(f"/proc/{child}").exists()
     resume = 'lightningrl.train("run/config.toml", run_dir="run", resume=True)'
@@ -58,14 +60,16 @@ def test_an_interrupt_ends_the_training_in_order_and_it_can_be_resumed(small_rec
 
 
 def test_the_training_ends_when_the_process_that_asked_for_it_is_killed(small_recipe: SmallRecipe) -> None:
-    running = start(small_recipe)
-    wait_until(running, lambda: bool(children(running)))
+    running = start(small_recipe, stderr=subprocess.DEVNULL)  # a closed pipe would end it, too
+    wait_until(running, (small_recipe.folder / "run" / "config.toml").exists)
     [child] = children(running)
     running.kill()
-    running.communicate()
+    running.wait()
     deadline = time.monotonic() + 60
     while Path(f"/proc/{child}").exists():
-        assert time.monotonic() < deadline
+        if time.monotonic() > deadline:
+            os.kill(int(child), signal.SIGKILL)
+            raise AssertionError("it goes on alone")
         time.sleep(0.05)
 
 
@@ -88,9 +92,9 @@ def test_a_setting_that_toml_lacks_is_refused() -> None:
         overrides_of({"loop.steps": None})
 
 
-def start(recipe: SmallRecipe) -> subprocess.Popen[str]:
+def start(recipe: SmallRecipe, *, stderr: int) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT], cwd=recipe.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", SCRIPT], cwd=recipe.folder, stdout=subprocess.DEVNULL, stderr=stderr, text=True
     )
 
 
