@@ -135,7 +135,8 @@ def read_text(delta: Delta, base: Content) -> tuple[bytes, bytes, bytes]:
     earlier = base.request[delta.head : end]
     dictionary = _dictionary(base, earlier, head=delta.head, blocks=delta.blocks)
     rest, response, highest = zlib.decompressobj(-15, zdict=dictionary).decompress(delta.body).split(b"\n", 2)
-    request = base.request[: delta.head] + _inside(rest, earlier, delta.blocks) + base.request[end:]
+    history = memoryview(base.request)  # its slices copy nothing: long requests are most of the time
+    request = b"".join((history[: delta.head], _inside(rest, earlier, delta.blocks), history[end:]))
     return request, response, highest
 
 
