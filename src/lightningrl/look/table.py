@@ -18,7 +18,7 @@ from lightningrl.store import Records, Where
 PAGE = 2000
 """Rollouts that are read at once. Others who read the same store wait for one page at most."""
 
-PATIENCE_S = 0.25
+PATIENCE_S = 0.1
 """Seconds that a viewer waits for news before the table answers with what it has."""
 
 
