@@ -9,10 +9,9 @@ from typing import Any, Literal, TypeAlias
 
 from lightningrl.config import Config
 from lightningrl.look.journal import Row
-from lightningrl.look.opened import opened, settings_of
 from lightningrl.look.process import process_of
 from lightningrl.look.redaction import changed_settings, redacted
-from lightningrl.store.place import FILE, NAMED, records_at
+from lightningrl.store.place import FILE, NAMED
 
 State: TypeAlias = Literal["running", "complete", "stopped"]
 CHANGING = ("metrics.jsonl", FILE, f"{FILE}-wal", "result.json", "config.toml")
@@ -71,9 +70,8 @@ def signature(folder: Path) -> tuple[Any, ...]:
     return (process_of(folder), *((stat.st_mtime_ns, stat.st_size) if stat else None for stat in stats))
 
 
-async def run_of(folder: Path, rows: Sequence[Row], *, name: str) -> Run:
-    """The run in a folder. `rows`: of its metrics."""
-    config, _ = settings_of(folder / "config.toml")
+def run_of(folder: Path, config: Config | None, rows: Sequence[Row], *, name: str, rollouts: int | None) -> Run:
+    """The run in a folder. `rows`: of its metrics. `rollouts`: their number; None: they cannot be read."""
     result = result_of(folder)
     stats = [path.stat() for part in CHANGING if (path := folder / part).exists()]
     times = [stat.st_mtime for stat in stats if stat.st_size]  # SQLite makes an empty log for those who read
@@ -89,7 +87,7 @@ async def run_of(folder: Path, rows: Sequence[Row], *, name: str) -> Run:
         step=sum(row["kind"] == "step" for row in rows),
         policies=() if config is None else tuple(config.learners()),
         heldout=_heldout(rows, result),
-        rollouts=await _rollouts(folder),
+        rollouts=rollouts,
     )
 
 
@@ -131,10 +129,3 @@ def _heldout(rows: Sequence[Row], result: Mapping[str, Any] | None) -> Heldout:
         high=latest.get("reward/high"),
         learnt=result["learnt"] if result else None,
     )
-
-
-async def _rollouts(folder: Path) -> int | None:
-    if records_at(folder) is None:
-        return None
-    async with opened(folder) as run:
-        return sum((await run.records.count()).values())

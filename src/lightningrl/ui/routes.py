@@ -7,7 +7,6 @@ import lightningrl
 from lightningrl.look import look_at, look_at_call, look_at_group
 from lightningrl.look.checkup import checkup_of
 from lightningrl.look.journal import START
-from lightningrl.look.opened import settings_of
 from lightningrl.look.runs import details_of
 from lightningrl.look.selection import query_of
 from lightningrl.ui.ask import Ask
@@ -23,13 +22,10 @@ async def runs(ask: Ask) -> Any:
 
 async def run(ask: Ask) -> Any:
     book = ask.book
-    config, _ = settings_of(book.folder / "config.toml")
-    line = await book.run()
-    counts, splits = {}, []
-    if book.has_records:
-        counts = await (await book.opened()).records.count()
-        splits = (await book.table()).columns.splits.texts
-    return {**line.as_json(), **details_of(book.folder, config), "counts": counts, "splits": splits}
+    splits = (await book.table()).columns.splits.texts if book.has_records else []
+    counts = await book.counts() if book.has_records else {}
+    line = (await book.run()).as_json()
+    return {**line, **details_of(book.folder, book.config), "counts": counts, "splits": splits}
 
 
 async def metrics(ask: Ask) -> Any:

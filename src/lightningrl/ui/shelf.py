@@ -1,11 +1,12 @@
 """Which runs does the page show? Those in the given folders, looked up again for each request."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+from lightningrl.config import Config
 from lightningrl.errors import UserError
 from lightningrl.look import opened
 from lightningrl.look.events import Event, Events
@@ -15,6 +16,7 @@ from lightningrl.look.queue import Queue
 from lightningrl.look.runs import Run, is_run, run_of, signature
 from lightningrl.look.table import Table
 from lightningrl.store.place import records_at
+from lightningrl.types import RolloutStatus
 
 
 class Missing(UserError):
@@ -29,6 +31,7 @@ class Book:
         self.metrics = MetricsFile(folder / "metrics.jsonl")
         self._opening = asyncio.Lock()
         self._stack = AsyncExitStack()
+        self._config: Config | None = None
         self._opened: Opened | None = None
         self._table: Table | None = None
         self._queue: Queue | None = None
@@ -62,19 +65,34 @@ class Book:
         """Whether its store exists. The settings of a run are written first."""
         return records_at(self.folder) is not None
 
+    @property
+    def config(self) -> Config | None:
+        """Its settings; None if it has none, or if they cannot be read. They are written once."""
+        if self._config is None:
+            self._config, _ = settings_of(self.folder / "config.toml")
+        return self._config
+
+    async def counts(self) -> Mapping[RolloutStatus, int]:
+        """Number of its rollouts by status. A store that nobody looks at yet is closed again."""
+        if self._opened is not None:
+            return await self._opened.records.count()
+        async with opened(self.folder) as run:
+            return await run.records.count()
+
     async def run(self) -> Run:
         """The run in a line; computed again only if its files have changed."""
         now = signature(self.folder)
         if self._run is None or self._run[0] != now:
-            self._run = now, await run_of(self.folder, self.metrics.rows(), name=self.name)
+            rollouts = sum((await self.counts()).values()) if self.has_records else None
+            line = run_of(self.folder, self.config, self.metrics.rows(), name=self.name, rollouts=rollouts)
+            self._run = now, line
         return self._run[1]
 
     def events(self) -> list[Event]:
         """What happened so far. Each row of the metrics is looked at once."""
         news = self.metrics.after(self._cursor)
         if news.reset or self._cursor == START:
-            config, _ = settings_of(self.folder / "config.toml")
-            self._events = Events({} if config is None else config.learners())
+            self._events = Events({} if self.config is None else self.config.learners())
         self._events.add(news.rows)
         self._cursor = news.cursor
         return self._events.found
