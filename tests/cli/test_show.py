@@ -14,9 +14,10 @@ from rich.console import Console
 from lightningrl.cli.show import Tokens, read, show
 from lightningrl.conformance import SilentWatcher
 from lightningrl.data.forest import Lesson
+from lightningrl.data.taught import Taught
 from lightningrl.errors import UserError
 from lightningrl.learner import Learner
-from lightningrl.look import RolloutView, look_at, opened
+from lightningrl.look import RolloutView, look_at, look_at_call, opened
 from lightningrl.look.call import origin
 from lightningrl.look.teaching import teaching_of
 from lightningrl.recipe import load_config
@@ -44,7 +45,7 @@ def noted(learner: Learner, used: list[Lesson]) -> None:
     """Keep the lessons that the learner is updated with."""
     update = learner.update
 
-    async def noting(lessons: Sequence[Lesson], **options: Any) -> dict[str, float]:
+    async def noting(lessons: Sequence[Lesson], **options: Any) -> tuple[dict[str, float], Taught]:
         used.extend(lessons)
         return await update(lessons, **options)
 
@@ -91,15 +92,22 @@ async def test_the_advantages_that_are_shown_are_those_that_training_used(
     (run / "config.toml").symlink_to(small_recipe.path)
     (run / "agent.py").symlink_to(small_recipe.folder / "agent.py")
     shown: dict[str, Lesson] = {}
+    measured: dict[str, str] = {}
     async with opened(run) as looked:
         for rollout in await looked.records.rollouts(where=Where(prefix="train-")):
             teaching = await teaching_of(looked, rollout)
             assert teaching.learnt and (teaching.lessons or teaching.why_not)
             shown |= teaching.lessons
+            measured |= dict.fromkeys(teaching.entropies.keys() & teaching.logprobs_after.keys(), rollout.id)
             for call_id, credit in teaching.credits.items():
                 assert credit.baseline is not None and credit.scale is not None
                 advantage = (credit.value - credit.baseline) / credit.scale
                 assert advantage == pytest.approx(float(teaching.lessons[call_id].advantages[0]), abs=1e-6)
+        call_id, rollout_id = next(iter(measured.items()))
+        number = next(view.number for view in (await look_at(looked, rollout_id)).calls if view.call.id == call_id)
+        detail = (await look_at_call(looked, rollout_id, number)).as_json()["tokens"]
+        assert len(detail["sampled"]["entropies"]) == len(detail["sampled"]["ratios"]) == len(detail["sampled"]["ids"])
+        assert any(ratio != 1 for ratio in detail["sampled"]["ratios"]) and not detail["why_not"].keys() & {"ratios"}
     assert set(shown) == {lesson.transition.call_id for lesson in used} and any(
         lesson.advantages.any() for lesson in used
     )

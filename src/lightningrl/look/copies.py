@@ -133,7 +133,8 @@ def copies_of(call: Call, answer: Message | None) -> Copies | None:
     api = APIS.get(call.dialect)
     if api is None:
         return None
-    return Copies(curl=_curl(api, call), python=_python(api, call), test=_test(api, call, answer))
+    request = _literal(_arguments(api, call))
+    return Copies(curl=_curl(api, call), python=_python(api, request), test=_test(api, call, answer, request))
 
 
 def _curl(api: Api, call: Call) -> str:
@@ -149,15 +150,15 @@ def _curl(api: Api, call: Call) -> str:
     return f"curl -sSN \"{url}{query}\" \\\n{headers}  --data-binary @- <<'REQUEST'\n{_json(body)}\nREQUEST\n"
 
 
-def _python(api: Api, call: Call) -> str:
+def _python(api: Api, request: str) -> str:
     return (
         f"{api.imports}\n\n{api.client}  # reads {api.variables}\n"
-        f"request = {_literal(_arguments(api, call))}\n"
+        f"request = {request}\n"
         f"answer = {api.create}(**request)\nprint(answer)\n"
     )
 
 
-def _test(api: Api, call: Call, answer: Message | None) -> str:
+def _test(api: Api, call: Call, answer: Message | None, request: str) -> str:
     tools = () if answer is None else answer.tool_calls
     lines = [
         f"    answer = {api.create}(**REQUEST)",
@@ -167,7 +168,7 @@ def _test(api: Api, call: Call, answer: Message | None) -> str:
     body = "\n".join(lines)
     return (
         f"{'import json' + chr(10) * 2 if 'json.' in body else ''}{api.imports}\n\n"
-        f"REQUEST = {_literal(_arguments(api, call))}\n\n\n"
+        f"REQUEST = {request}\n\n\n"
         f"def {_name(call)}() -> None:\n"
         f"    {api.client}  # reads {api.variables}\n{body}\n"
     )

@@ -26,6 +26,8 @@ TRAINED = re.compile(r"train-(?P<step>\d{5})(?:-retry(?P<retry>\d+))?-")
 """Ids of training rollouts; `rollouts.py` makes them."""
 MOST_BYTES = 256 * 2**20
 """Token ids of the steps that are kept. The step that is asked for is kept in any case."""
+TOGETHER = 16
+"""Attempts that are read together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,14 +102,29 @@ async def step_taught(records: Records, config: Config, *, folder: Path, step: i
     names = {learner.algorithm.reward for learner in config.learners().values()}
     batch = await step_batch(records, step, names=names)
     accepted = accepted_attempts(batch)
-    calls, rewards = await records.calls(accepted), await records.rewards(accepted)
-    spans = await records.spans(accepted) if config.air else []
     try:
+        calls, air = await _read(records, config, accepted)
+        rewards = await records.rewards(accepted)
         return await asyncio.to_thread(
-            _computed, config, batch, calls, rewards, spans, folder=folder, step=step, learnt=learnt
+            _computed, config, batch, calls, rewards, air, folder=folder, step=step, learnt=learnt
         )
     except LightningError as error:
         return StepTaught(unknown=f"its advantages cannot be recomputed: {error.message}")
+
+
+async def _read(records: Records, config: Config, attempt_ids: Sequence[str]) -> tuple[list[Call], list[Reward]]:
+    """The calls without their requests and responses, which need most memory and which learning never reads; and the
+    AIR rewards, which follow from those.
+    """
+    calls: list[Call] = []
+    air: list[Reward] = []
+    for start in range(0, len(attempt_ids), TOGETHER):
+        some = attempt_ids[start : start + TOGETHER]
+        whole = await records.calls(some)
+        if config.air:
+            air += await asyncio.to_thread(air_of, config, await records.spans(some), whole)
+        calls += [replace(call, request={}, response={}) for call in whole]
+    return calls, air
 
 
 def _computed(
@@ -115,13 +132,12 @@ def _computed(
     batch: Sequence[Rollout],
     calls: Sequence[Call],
     rewards: Sequence[Reward],
-    spans: Sequence[Span],
+    air: Sequence[Reward],
     *,
     folder: Path,
     step: int,
     learnt: bool,
 ) -> StepTaught:
-    air = air_of(config, spans, calls)
     lessons: dict[str, dict[str, Lesson]] = {}
     policies: dict[str, PolicyStep] = {}
     unknown: str | None = None
