@@ -60,7 +60,7 @@ function Members({ run, data, node }) {
   return html`<ul class="members">
     ${node.members.map(
       (id) => html`<li key=${id}>
-        <a href=${link(run, "rollout", id, "call", node.calls[id], { color: "advantage" })} title=${`${id}: the tokens of this call`}>${visible(nameIn(data.group, id))}</a>
+        <a href=${link(run, "rollout", id, "call", node.calls[id])} title=${`${id}: the tokens of this call`}>${visible(nameIn(data.group, id))}</a>
         ${node.advantages[id] !== undefined && html` <${AdvantageChip} advantage=${node.advantages[id]} />`}
       </li>`,
     )}

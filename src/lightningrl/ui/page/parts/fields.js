@@ -2,8 +2,8 @@
 import { html } from "../vendor/preact.js";
 import { Folded, Value, visible, written } from "./plain.js";
 
-const SHORT = 320; // characters of a field that are shown at first
-const LINES = 5;
+const SHORT = 200; // characters of a field that are shown at first
+const LINES = 4;
 
 export function Fields({ value }) {
   if (value === null || value === undefined) return html`<p class="soft">nothing</p>`;

@@ -137,10 +137,17 @@ function chosenNext(old, place, pin) {
   return old.pinned || old.place === place ? old : { place, pinned: false };
 }
 
+function Repeat({ copies }) {
+  const forms = [["as curl", copies.curl], ["as Python", copies.python], ["as a test case", copies.test]];
+  return html`<div>
+    <div class="row"><strong>Repeat this call</strong>${forms.map(([words, text]) => html`<${Copy} key=${words} label=${`copy ${words}`} text=${text} />`)}</div>
+    <details class="copies"><summary class="soft">what these copy</summary>${forms.map(([words, text]) => html`<h3 key=${words}>${words}</h3><pre class="card">${visible(text)}</pre>`)}</details>
+  </div>`;
+}
+
 function Raw({ call }) {
-  const copies = Object.entries({ "as curl": "curl", "as Python": "python", "as a test case": "test" });
   return html`<section class="stack">
-    ${call.copies && html`<div class="row"><strong>Repeat this call</strong>${copies.map(([words, name]) => html`<${Copy} key=${name} label=${`copy ${words}`} text=${call.copies[name]} />`)}</div>`}
+    ${call.copies && html`<${Repeat} copies=${call.copies} />`}
     <details class="raw"><summary>The request, as JSON (${visible(call.dialect)})</summary><${Json} value=${call.request} open=${2} /></details>
     <details class="raw"><summary>The response, as JSON</summary><${Json} value=${call.response} open=${2} /></details>
     <details class="raw"><summary>How it was sampled</summary><${Json} value=${call.sampling} open=${2} /></details>

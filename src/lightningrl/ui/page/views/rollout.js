@@ -17,6 +17,8 @@ import { Spans } from "../parts/spans.js";
 import { Status } from "../parts/status.js";
 import { Timeline } from "../parts/timeline.js";
 
+const LONG = 12; // calls; of longer conversations, only what is in sight is laid out
+
 export default function RolloutView({ route }) {
   const { run, rollout, query } = route;
   const asked = query.attempt ? `?attempt=${encodeURIComponent(query.attempt)}` : "";
@@ -141,7 +143,7 @@ function Conversation({ calls, href }) {
   if (calls.length === 0) return html`<section class="card"><strong>The agent did not call the model.</strong> <span class="soft">Does it use the address in its environment (OPENAI_BASE_URL)?</span></section>`;
   const same = sameCredit(calls) !== null;
   const results = new Set(calls.flatMap((call) => call.messages.map((message) => message.content)));
-  return html`<section class="conversation">
+  return html`<section class=${`conversation ${calls.length > LONG ? "long" : ""}`}>
     <h2>The conversation, as the agent sent it</h2>
     ${calls.map((call) => html`<${CallPart} key=${call.id} call=${call} href=${href} results=${results} words=${!same} />`)}
   </section>`;
