@@ -24,6 +24,7 @@ EXAMPLES: Mapping[str, str] = {
     "/api/runs/{run}/rollouts": "/api/runs/one/rollouts",
     "/api/runs/{run}/rollouts/{rollout}": f"/api/runs/one/rollouts/{quote(ODD, safe='')}",
     "/api/runs/{run}/rollouts/{rollout}/calls/{call}": f"/api/runs/one/rollouts/{quote(ODD, safe='')}/calls/1",
+    "/api/runs/{run}/groups/{group}": "/api/runs/one/groups/g%2F1",
     "/api/runs/{run}/workers": "/api/runs/one/workers",
     "/api/runs/{run}/events": "/api/runs/one/events",
 }

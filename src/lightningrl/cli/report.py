@@ -152,6 +152,7 @@ def next_steps(console: Console, config: Config, *, run_dir: Path) -> None:
     say(console, ("\nNext", "bold"))
     rows = {
         "see the curve": str(run_dir / "curve.png"),
+        "look at every rollout": f"lightningrl ui {run_dir}",
         "serve or share the model": f"see {run_dir / 'model' / 'README.md'} for vLLM, Ollama and the Hugging Face Hub",
         "reproduce the result": f"lightningrl eval {run_dir / 'config.toml'} --checkpoint {run_dir}",
     }

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeAlias
 from lightningrl.config import Config
 from lightningrl.look.journal import Row
 from lightningrl.look.process import process_of
-from lightningrl.look.redaction import changed_settings, redacted
 from lightningrl.store.place import FILE, NAMED
+from lightningrl.types import RolloutStatus
 
 State: TypeAlias = Literal["running", "complete", "stopped"]
 CHANGING = ("metrics.jsonl", FILE, f"{FILE}-wal", "result.json", "config.toml")
@@ -52,7 +52,9 @@ class Run:
     policies: tuple[str, ...]
     heldout: Heldout
     rollouts: int | None
-    """None: its store cannot be read."""
+    """None: it has no records yet."""
+    counts: Mapping[RolloutStatus, int]
+    """Status → number of rollouts."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -70,8 +72,10 @@ def signature(folder: Path) -> tuple[Any, ...]:
     return (process_of(folder), *((stat.st_mtime_ns, stat.st_size) if stat else None for stat in stats))
 
 
-def run_of(folder: Path, config: Config | None, rows: Sequence[Row], *, name: str, rollouts: int | None) -> Run:
-    """The run in a folder. `rows`: of its metrics. `rollouts`: their number; None: they cannot be read."""
+def run_of(
+    folder: Path, config: Config | None, rows: Sequence[Row], *, name: str, counts: Mapping[RolloutStatus, int] | None
+) -> Run:
+    """The run in a folder. `rows`: of its metrics. `counts`: of its rollouts; None: it has no records."""
     result = result_of(folder)
     stats = [path.stat() for part in CHANGING if (path := folder / part).exists()]
     times = [stat.st_mtime for stat in stats if stat.st_size]  # SQLite makes an empty log for those who read
@@ -87,7 +91,8 @@ def run_of(folder: Path, config: Config | None, rows: Sequence[Row], *, name: st
         step=sum(row["kind"] == "step" for row in rows),
         policies=() if config is None else tuple(config.learners()),
         heldout=_heldout(rows, result),
-        rollouts=rollouts,
+        rollouts=None if counts is None else sum(counts.values()),
+        counts=counts or {},
     )
 
 
@@ -101,16 +106,6 @@ def result_of(folder: Path) -> dict[str, Any] | None:
     """The result of a run that is complete, as `train --json` prints it; else None."""
     file = folder / "result.json"
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-
-
-def details_of(folder: Path, config: Config | None) -> dict[str, Any]:
-    """What the page shows of one run besides `Run`: settings without secrets, result, and how to continue."""
-    return {
-        "settings": None if config is None else redacted(config),
-        "changed": {} if config is None else changed_settings(config),
-        "result": result_of(folder),
-        "resume_command": resume_command(folder),
-    }
 
 
 def resume_command(folder: Path) -> str:

@@ -7,7 +7,7 @@ import lightningrl
 from lightningrl.look import look_at, look_at_call, look_at_group
 from lightningrl.look.checkup import checkup_of
 from lightningrl.look.journal import START
-from lightningrl.look.runs import details_of
+from lightningrl.look.runs import result_of, resume_command
 from lightningrl.look.selection import query_of
 from lightningrl.ui.ask import Ask
 
@@ -23,9 +23,9 @@ async def runs(ask: Ask) -> Any:
 async def run(ask: Ask) -> Any:
     book = ask.book
     splits = (await book.table()).columns.splits.texts if book.has_records else []
-    counts = await book.counts() if book.has_records else {}
     line = (await book.run()).as_json()
-    return {**line, **details_of(book.folder, book.config), "counts": counts, "splits": splits}
+    end = {"result": result_of(book.folder), "resume_command": resume_command(book.folder)}
+    return {**line, **book.settings, **end, "splits": splits}
 
 
 async def metrics(ask: Ask) -> Any:

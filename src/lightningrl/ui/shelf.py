@@ -13,6 +13,7 @@ from lightningrl.look.events import Event, Events
 from lightningrl.look.journal import START, MetricsFile
 from lightningrl.look.opened import Opened, settings_of
 from lightningrl.look.queue import Queue
+from lightningrl.look.redaction import changed_settings, redacted
 from lightningrl.look.runs import Run, is_run, run_of, signature
 from lightningrl.look.table import Table
 from lightningrl.store.place import records_at
@@ -32,6 +33,7 @@ class Book:
         self._opening = asyncio.Lock()
         self._stack = AsyncExitStack()
         self._config: Config | None = None
+        self._settings: Mapping[str, Any] | None = None
         self._opened: Opened | None = None
         self._table: Table | None = None
         self._queue: Queue | None = None
@@ -72,21 +74,28 @@ class Book:
             self._config, _ = settings_of(self.folder / "config.toml")
         return self._config
 
-    async def counts(self) -> Mapping[RolloutStatus, int]:
-        """Number of its rollouts by status. A store that nobody looks at yet is closed again."""
-        if self._opened is not None:
-            return await self._opened.records.count()
-        async with opened(self.folder) as run:
-            return await run.records.count()
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """`settings` without secrets, and those that are `changed`."""
+        if self._settings is None and self.config is not None:
+            self._settings = {"settings": redacted(self.config), "changed": changed_settings(self.config)}
+        return self._settings or {"settings": None, "changed": {}}
 
     async def run(self) -> Run:
         """The run in a line; computed again only if its files have changed."""
         now = signature(self.folder)
         if self._run is None or self._run[0] != now:
-            rollouts = sum((await self.counts()).values()) if self.has_records else None
-            line = run_of(self.folder, self.config, self.metrics.rows(), name=self.name, rollouts=rollouts)
+            counts = await self._counts() if self.has_records else None
+            line = run_of(self.folder, self.config, self.metrics.rows(), name=self.name, counts=counts)
             self._run = now, line
         return self._run[1]
+
+    async def _counts(self) -> Mapping[RolloutStatus, int]:
+        """Number of its rollouts by status. A store that nobody looks at yet is closed again."""
+        if self._opened is not None:
+            return await self._opened.records.count()
+        async with opened(self.folder) as run:
+            return await run.records.count()
 
     def events(self) -> list[Event]:
         """What happened so far. Each row of the metrics is looked at once."""
