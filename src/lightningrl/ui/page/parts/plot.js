@@ -38,13 +38,13 @@ export function Plot({ title, unit, share, zero, range, x, lines, marks, last, s
 
 /** The lines of a plot with their values at `step`, or the latest ones. */
 export function Legend({ lines, x, step, share, digits }) {
-  return html`<ul class="legend">
+  return html`<ul class="plot-legend">
     ${lines.map((line, at) => {
       const { value, where } = valueAt(line, x, step);
       const interval = where !== null && line.low ? between(line, where, share) : "";
       const title = where === null ? "no value" : `${line.label || "value"} at step ${x[where]}: ${written(value, share, digits)}${interval}`;
       return html`<li key=${line.label} title=${title}>
-        <span class=${`swatch ${line.points ? "dots" : ""}`} style=${{ background: `var(--series-${line.style ?? at + 1})` }}></span>
+        <span class=${`line-mark ${line.points ? "dots" : ""}`} style=${{ background: `var(--series-${line.style ?? at + 1})` }}></span>
         ${line.label && html`<span class="soft">${line.label}</span>`}
         <span class="value">${written(value, share, digits)}<span class="soft">${interval}</span></span>
       </li>`;
@@ -95,7 +95,7 @@ function optionsOf({ share, zero, range, lines, height, unit, axisTitle, width, 
     scales: { x: { time: false, range: () => [0, Math.max(4, handlers.current.last)] }, y: { range: (u, low, high) => limits(low, high, zero, range) } },
     axes: [
       { ...axis, size: 24, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000], space: 40, grid: { show: false }, label: axisTitle ? "step" : undefined },
-      { ...axis, size: 54, space: 28, label: axisTitle, values: (u, ticks, axis, space, apart) => ticks.map((each) => (share ? `${tick(100 * each, 100 * apart)} %` : tick(each, apart))) },
+      { ...axis, size: 54, space: 24, label: axisTitle, values: (u, ticks, axis, space, apart) => ticks.map((each) => (share ? `${tick(100 * each, 100 * apart)} %` : tick(each, apart))) },
     ],
     series: [{}, ...lines.map((line, at) => seriesOf(line, shades[at])), ...lines.filter(({ low }) => low).flatMap(() => [HIDDEN, HIDDEN])],
     bands: bandsOf(lines, shades),

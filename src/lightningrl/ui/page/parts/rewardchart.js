@@ -6,7 +6,7 @@ import { Legend, Plot } from "./plot.js";
 export function RewardChart({ run, journal, cursor, advice }) {
   const { x, lines } = useMemo(() => rewardLines(journal), [journal]);
   const range = run.settings?.agent?.reward_range;
-  const tip = "Held-out tasks are never trained on: their reward shows whether the policy learns, not whether it memorises. Bands are 95 % intervals.";
+  const tip = "Held-out tasks are never trained on: their reward shows whether the policy learns. Sampled: as in training; greedy: always the likeliest token. Bands are 95 % intervals.";
   return html`<section class=${`card chart ${advice.some(({ warning }) => warning) ? "warned" : ""}`} id="chart-reward" aria-label="Reward">
     <h2>Reward <span class="unit">mean of a rollout</span></h2>
     <p class="tip">${tip}</p>

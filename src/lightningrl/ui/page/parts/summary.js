@@ -26,24 +26,29 @@ Tile.Sub = function Sub({ children }) {
 };
 
 const VERDICTS = {
-  yes: ["good", "it learnt: the gain is more than chance"],
-  no: ["", "no gain beyond chance"],
-  worse: ["bad", "it became worse"],
+  yes: ["good", "It learnt", "The gain on held-out tasks is more than chance"],
+  no: ["", "No gain beyond chance", "The change on held-out tasks may be chance"],
+  worse: ["bad", "It became worse", "The loss on held-out tasks is more than chance"],
 };
 
 /** Held-out reward from → to, and what that means. */
 function Learnt({ run }) {
   const { before, latest, low, high, learnt } = run.heldout;
   if (latest === null) return html`<${Tile} name="Held-out reward"><span class="soft">not measured yet</span><//>`;
-  const [tone, words] = VERDICTS[learnt] ?? ["", run.state === "complete" ? "" : "so far"];
+  const [tone, words, meaning] = VERDICTS[learnt] ?? ["", run.state === "complete" ? "" : "so far", ""];
   const change = before === null ? null : latest - before;
-  return html`<${Tile} name="Held-out reward" title="Mean reward on tasks that are never trained on, before and after">
-    <span class="big">${before !== null && html`<span class="soft">${figure(before)} → </span>`}${figure(latest)}</span>
+  const sure = run.result?.heldout_change;
+  return html`<${Tile} name="Held-out reward" title="Mean reward on tasks that are never trained on: before → latest">
+    <span class="big">${before !== null && html`<span class="soft">${figure(before)} → </span>`}<span title=${low === null ? "" : `95 % interval: ${figure(low)} to ${figure(high)}`}>${figure(latest)}</span></span>
     <${Tile.Sub}>
-      ${change !== null && html`<span class=${tone}>${change > 0 ? "+" : ""}${figure(change)} ${words}</span> `}
-      ${low !== null && html`<span title="95 % interval of the latest held-out reward">(${figure(low)} to ${figure(high)})</span>`}
+      ${learnt && html`<strong class=${tone} title=${meaning}>${words}</strong>`} ${change !== null && html`<span>${signed(change)}${!learnt && ` ${words}`}</span>`}
+      ${sure && html` <span title="95 % interval of the change">(${signed(sure.low)} to ${signed(sure.high)})</span>`}
     <//>
   <//>`;
+}
+
+function signed(value) {
+  return `${value > 0 ? "+" : ""}${figure(value)}`;
 }
 
 function Steps({ run, journal }) {

@@ -41,7 +41,7 @@ function useRuns(names) {
 }
 
 function Name({ run, at }) {
-  return html`<a href=${link(run.run)}><span class="swatch dots" style=${{ background: `var(--series-${at + 1})`, display: "inline-block" }}></span> ${run.run}</a>`;
+  return html`<a href=${link(run.run)}><span class="line-mark dots" style=${{ background: `var(--series-${at + 1})`, display: "inline-block" }}></span> ${run.run}</a>`;
 }
 
 function Reached({ runs }) {
