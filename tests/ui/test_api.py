@@ -56,7 +56,7 @@ async def test_a_run_has_its_settings_and_those_that_differ(run: Path, page: Pag
         told = await get(client, "/api/runs/one")
     assert told["settings"]["loop"]["group_size"] == 4
     assert told["changed"]["loop.group_size"] == 4 and told["changed"]["agent.entry"] == "agent:run"
-    assert not {"loop.max_off_policy_steps", "seed", "store.url", "root"} & told["changed"].keys()
+    assert not {"loop.max_off_policy_steps", "seed", "store.url", "root", "agent.max_calls"} & told["changed"].keys()
     assert told["counts"] == {"succeeded": 2} and told["splits"] == ["train"]
     assert told["resume_command"].endswith(" --resume") and told["result"] is None
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 
 from lightningrl.config import Config
 
@@ -89,12 +90,13 @@ def _without_password(found: re.Match[str]) -> str:
 
 
 def _defaults(section: type[BaseModel]) -> dict[str, Any]:
-    """The default of each setting; required ones have none."""
-    fields = {name: field for name, field in section.model_fields.items() if not field.is_required()}
-    values = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
+    """The default of each setting; required ones have none, but the settings of a required section may have."""
     found: dict[str, Any] = {}
-    for name, value in values.items():
-        found[name] = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+    for name, field in section.model_fields.items():
+        if not field.is_required():
+            found[name] = to_jsonable_python(field.get_default(call_default_factory=True))
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            found[name] = _defaults(field.annotation)
     return found
 
 
