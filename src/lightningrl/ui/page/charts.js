@@ -130,12 +130,18 @@ function drawnChart(spec, rows, policies, names, used) {
     used.add(metric);
     const owners = policies.filter((policy) => names.has(`${policy}/${metric}`));
     if (owners.length === 0 && names.has(metric)) return [{ label, policy: null, values: rows.map((row) => valueIn(row, null, value)) }];
-    return owners.map((policy) => ({ label: [policy, label].filter(Boolean).join(": "), policy, values: rows.map((row) => valueIn(row, policy, value)) }));
+    const own = owners.map((policy) => ({ label: [policy, label].filter(Boolean).join(": "), policy, values: rows.map((row) => valueIn(row, policy, value)) }));
+    return alike(own) ? [{ label: ["all policies", label].filter(Boolean).join(": "), policy: null, values: own[0].values }] : own;
   });
   const shown = spec.hideZeros ? lines.filter(({ values }) => values.some((value) => value)) : lines;
   if (!shown.some(({ values }) => values.some((value) => value !== null))) return null;
   const metrics = spec.lines.map(({ metric }) => metric);
   return { ...spec, id: `chart-${spec.title.toLowerCase().replace(/[^a-z0-9]+/g, "-")}`, metrics, lines: shown };
+}
+
+/** Policies that share the rewards of a rollout have curves that lie on each other: one line says so better. */
+function alike(lines) {
+  return lines.length > 1 && new Set(lines.map(({ values }) => JSON.stringify(values))).size === 1;
 }
 
 function valueIn(row, policy, value) {

@@ -1,6 +1,6 @@
 // Curves over steps. A legend with the values at the chosen step, intervals as bands, marks where something happened.
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
-import uPlot from "../vendor/uPlot.esm.js";
+import uPlot from "../vendor/uPlot.min.mjs";
 import { colour, useTheme } from "../theme.js";
 import { figure, share as percent, tick } from "./figures.js";
 

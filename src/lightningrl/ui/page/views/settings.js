@@ -15,20 +15,20 @@ export default function Settings({ route: { run } }) {
   useKeys([["/", "search the settings", () => search.current?.focus()]]);
   if (data === undefined) return error ? html`<${ErrorBox} error=${error} />` : html`<${Loading} />`;
   const all = flat(data.settings ?? {});
-  const changed = Object.entries(data.changed);
+  const changed = flat(data.changed);
   const found = Object.entries(all).filter(([name, value]) => `${name} ${JSON.stringify(value)}`.toLowerCase().includes(text.toLowerCase()));
   return html`<div class="stack">
     <h1>Settings</h1>
     <p class="row soft">Folder <code>${data.path}</code> <${Copy} text=${data.path} /></p>
-    <p class="row soft">Continue it with <code>${data.resume_command}</code> <${Copy} text=${data.resume_command} /></p>
+    ${data.state === "stopped" && html`<p class="row soft">Continue it with <code>${data.resume_command}</code> <${Copy} text=${data.resume_command} /></p>`}
     <section>
       <h2>Different from the defaults</h2>
-      ${changed.length === 0 ? html`<p class="soft">All settings have their defaults.</p>` : html`<${SettingTable} entries=${changed} label="Settings that differ from the defaults" />`}
+      ${Object.keys(changed).length === 0 ? html`<p class="soft">All settings have their defaults.</p>` : html`<${SettingTable} entries=${Object.entries(changed)} label="Settings that differ from the defaults" />`}
     </section>
     ${data.result !== null && html`<section><h2>Result</h2><div class="card"><${Json} value=${data.result} open=${2} /></div></section>`}
     <section>
       <div class="row apart"><h2>All settings</h2><input ref=${search} type="search" placeholder="Search (/)" aria-label="Search settings" value=${text} onInput=${(event) => setText(event.target.value)} /></div>
-      ${found.length === 0 ? html`<p class="soft">No setting has “${text}” in its name or value.</p>` : html`<${SettingTable} entries=${found} changed=${data.changed} label="All settings" />`}
+      ${found.length === 0 ? html`<p class="soft">No setting has “${text}” in its name or value.</p>` : html`<${SettingTable} entries=${found} changed=${changed} label="All settings" />`}
     </section>
   </div>`;
 }
