@@ -44,7 +44,7 @@ export function CreditLine({ call }) {
   </span>`;
 }
 
-export function RewardChip({ reward }) {
+function RewardChip({ reward }) {
   const value = reward.source === "air" ? signed(reward.value) : figure(reward.value);
   return html`<${Chip} title=${SOURCES[reward.source] ?? reward.source}>${visible(reward.name)} ${value}<//>`;
 }

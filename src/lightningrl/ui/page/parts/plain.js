@@ -33,7 +33,7 @@ export function marked(text) {
   });
 }
 
-/** A text that is cut after some lines, with a button for the rest. `alone` shows it in full from the start. */
+/** A text that is cut after some lines, with a button for the rest. */
 export function Folded({ text, lines = LINES, characters = CHARACTERS, mono = false }) {
   const [open, setOpen] = useState(false);
   const short = cut(text, lines, characters);

@@ -42,7 +42,7 @@ export function piecesOf(prompt, call) {
 }
 
 /** What is folded at first: the history that an earlier call has read already, and the middle of a long new text. */
-export function foldsOf(prompt, call) {
+function foldsOf(prompt, call) {
   const total = prompt.ids.length;
   const fresh = prompt.runs.find((run) => run.call === call && run.origin !== "sampled")?.from ?? total;
   const folds = [];
