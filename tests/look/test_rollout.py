@@ -12,6 +12,7 @@ from lightningrl.look.opened import Opened
 from lightningrl.store.sqlite import SQLiteStore
 from lightningrl.types import Reward, Rollout, Span, Task
 from tests.cli.test_rollouts import call
+from tests.conftest import SmallRecipe
 
 NAMES = [f"train-00000-000-0{n}" for n in range(3)]
 TRACE = "a" * 32
@@ -91,6 +92,17 @@ async def test_another_attempt_than_the_accepted_one_is_shown_and_taught_nothing
     with pytest.raises(UserError, match="no attempt `3`") as raised:
         await look_at(run, NAMES[1], attempt=3)
     assert "1, 2" in str(raised.value.hint)
+
+
+async def test_only_the_accepted_attempt_teaches(run: Opened, small_recipe: SmallRecipe) -> None:
+    (run.file.parent / "config.toml").symlink_to(small_recipe.path)
+    async with opened(run.file.parent) as known:
+        accepted = (await look_at(known, NAMES[1])).as_json()
+        failed = (await look_at(known, NAMES[1], attempt=1)).as_json()
+    assert accepted["teaching"] == {"learnt": False, "why_not": None} and accepted["credit"]["advantage"] == "grpo"
+    assert all(c["advantage"] < 0 and c["credit"]["words"] for c in accepted["calls"])
+    assert failed["step"] == 1 and "attempt 2 was accepted" in failed["teaching"]["why_not"]
+    assert failed["credit"] is None and failed["calls"][0]["advantage"] is None
 
 
 async def test_parallel_calls_and_spans_lie_in_lanes(run: Opened) -> None:
