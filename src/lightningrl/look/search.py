@@ -19,8 +19,10 @@ from lightningrl.store import Records
 
 SLICE_S = 0.2
 """Seconds for which one question searches."""
-CALLS = 500
-"""Calls that are searched at once, at the most. Short ones take 8 ms (benchmarks/ui.py)."""
+CALLS, TOKENS = 500, 40
+"""Calls that are searched at once, at the most: short ones take 8 ms (benchmarks/ui.py). 40 sampled tokens count as one
+more call.
+"""
 REMEMBERED = 8
 """Texts whose hits are kept."""
 
@@ -69,7 +71,8 @@ class Search:
 
     async def _search_some(self, progress: _Progress, text: str, left: npt.NDArray[np.intp], *, deadline: float) -> int:
         """Search as many of these rollouts as there is time for, and a few in any case. Returns how many."""
-        calls = np.cumsum(self._columns.rows["calls"][left])
+        rows = self._columns.rows[left]
+        calls = np.cumsum(rows["calls"] + rows["tokens"] // TOKENS)
         done = 0
         while done < len(left) and (not done or time.monotonic() < deadline):
             before = calls[done - 1] if done else 0
