@@ -5,7 +5,8 @@ are copied with other ids and rewards, 200 times. So texts repeat from step to s
 four rollouts, with 50 calls each that sample 4,000 tokens and whose prompts grow to 200,000.
 
 Each round starts `lightningrl ui` anew, and asks it over HTTP as the page does. `first_…` are answers to the first such
-question after the start; all figures are medians, from the question until the last byte of the answer.
+question after the start. All figures are medians: the time from the question until the last byte of the answer, and
+the CPU time of the server meanwhile, which other programs on the machine hardly change.
 
     python benchmarks/ui.py [--rounds 5] [--steps 200] [--json benchmarks/results/ui.json]
 """
@@ -26,7 +27,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeAlias
 
 from store import QUESTION, Load, Writer, calls_of
 
@@ -36,7 +37,10 @@ from lightningrl.types import Attempt, Reward, Rollout, Task
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "sql_langgraph" / "recipe.toml"
 SHORT, LONG = Load("openai.chat", 50, 10, 500), Load("openai.chat", 4000, 50, 8)
-AT_ONCE = 64
+AT_ONCE, REPEATS = 64, 3
+
+Times: TypeAlias = tuple[float, float]
+"""Seconds of wall-clock, seconds of CPU."""
 
 ADDED: dict[str, dict[str, str]] = {
     "rollouts": {"seq": "rollouts", "changed": "changes"},
@@ -116,7 +120,9 @@ def write_run(folder: Path, *, steps: int) -> Path:
 class Viewer:
     """Asks as the page does."""
 
-    def __init__(self, port: int, run: str) -> None:
+    def __init__(self, port: int, run: str, *, server: int) -> None:
+        """`server`: id of its process."""
+        self._threads = Path(f"/proc/{server}/task")
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         self._run = run
 
@@ -127,17 +133,21 @@ class Viewer:
         assert response.status == 200, body
         return body
 
-    def seconds(self, path: str) -> float:
-        began = time.perf_counter()
+    def timed(self, path: str) -> Times:
+        began, cpu = time.perf_counter(), self._cpu()
         self.ask(path)
-        return time.perf_counter() - began
+        return time.perf_counter() - began, self._cpu() - cpu
 
-    def ready(self) -> float:
-        """Seconds until the table has all rollouts."""
-        began = time.perf_counter()
+    def ready(self) -> Times:
+        """Until the table has all rollouts."""
+        began, cpu = time.perf_counter(), self._cpu()
         while not json.loads(self.ask("/rollouts?limit=1"))["complete"]:
             time.sleep(0.02)
-        return time.perf_counter() - began
+        return time.perf_counter() - began, self._cpu() - cpu
+
+    def _cpu(self) -> float:
+        """Seconds that the threads of the server have run so far."""
+        return sum(int(file.read_text().split()[0]) for file in self._threads.glob("*/schedstat")) / 1e9
 
 
 @contextmanager
@@ -149,7 +159,7 @@ def serving(folder: Path) -> Iterator[Viewer]:
         try:
             found = re.search(r"127\.0\.0\.1:(\d+)", server.stdout.readline())
             assert found is not None, "the server did not say its address"
-            yield Viewer(int(found[1]), folder.name)
+            yield Viewer(int(found[1]), folder.name, server=server.pid)
         finally:
             server.terminate()
 
@@ -174,20 +184,19 @@ def questions(steps: int) -> dict[str, str]:
     }
 
 
-def measure_round(folder: Path, *, steps: int, times: int) -> dict[str, list[float]]:
-    """Name → seconds of each answer, from one start of the server."""
-    found: dict[str, list[float]] = {}
+def measure_answers(folder: Path, *, steps: int) -> dict[str, list[Times]]:
+    """Name → times of each answer, from one start of the server."""
+    found: dict[str, list[Times]] = {}
     with serving(folder) as viewer:
-        found["first_rows"] = [viewer.seconds("/rollouts")]
-        found["table_ready"] = [found["first_rows"][0] + viewer.ready()]
+        found["first_rows"] = [viewer.timed("/rollouts")]
+        found["rest_of_table"] = [viewer.ready()]
         for name, path in questions(steps).items():
-            first, *later = [viewer.seconds(path) for _ in range(1 + times)]
+            first, *later = [viewer.timed(path) for _ in range(1 + REPEATS)]
             found[f"first_{name}"], found[name] = [first], later
-        found["long_rollout_bytes"] = [float(len(viewer.ask(questions(steps)["long_rollout"])))]
     return found
 
 
-MEASURES: tuple[Callable[..., dict[str, list[float]]], ...] = (measure_round,)
+MEASURES: tuple[Callable[..., dict[str, list[Times]]], ...] = (measure_answers,)
 """Each is called once a round."""
 
 
@@ -197,20 +206,20 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200, help="of 500 rollouts each")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    found: dict[str, list[float]] = {}
+    found: dict[str, list[Times]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = write_run(Path(temporary) / "large", steps=arguments.steps)
         size = (folder / "store.sqlite").stat().st_size
         print(f"{arguments.steps * SHORT.attempts:,} rollouts, {size / 1e6:.0f} MB")
         for _ in range(arguments.rounds):
             for measure in MEASURES:
-                for name, values in measure(folder, steps=arguments.steps, times=3).items():
+                for name, values in measure(folder, steps=arguments.steps).items():
                     found.setdefault(name, []).extend(values)
     results: dict[str, Any] = {"rollouts": arguments.steps * SHORT.attempts, "store_bytes": size}
     for name, values in found.items():
-        unit, factor = ("", 1.0) if name.endswith("_bytes") else ("_ms", 1e3)
-        results[f"{name}{unit}"] = round(median(values) * factor, 1)
-        print(f"{name:22} {results[f'{name}{unit}']:12,.1f} {unit.removeprefix('_')}")
+        wall, cpu = (round(1e3 * median(column), 1) for column in zip(*values, strict=True))
+        results |= {f"{name}_ms": wall, f"{name}_cpu_ms": cpu}
+        print(f"{name:22} {wall:10,.1f} ms {cpu:10,.1f} ms of CPU")
     if arguments.json:
         about = {
             "rounds": arguments.rounds,
