@@ -152,6 +152,8 @@ function Tabs({ route }) {
   </nav>`;
 }
 
+const SIGNS = { ArrowLeft: "←", ArrowRight: "→", ArrowUp: "↑", ArrowDown: "↓", Escape: "Esc" };
+
 /** The keys that do something in the view that is open. */
 function Help({ onClose }) {
   const dialog = useRef(null);
@@ -161,7 +163,7 @@ function Help({ onClose }) {
     <h2>Keys that do something here</h2>
     <dl>
       ${keysNow().map(
-        ([keys, does]) => html`<div key=${does}><dt>${keys.map((key) => html`<kbd key=${key}>${key}</kbd>`)}</dt><dd>${does}</dd></div>`,
+        ([keys, does]) => html`<div key=${does}><dt>${keys.map((key) => html`<kbd key=${key}>${SIGNS[key] ?? key}</kbd>`)}</dt><dd>${does}</dd></div>`,
       )}
     </dl>
     <p class="soft">A <em>run</em> trains in steps. In each step an agent tries tasks: each try is a <em>rollout</em>, made of <em>calls</em> to the model. <em>Rewards</em> say how good it was; rollouts of one task form a <em>group</em>, and are compared with each other.</p>

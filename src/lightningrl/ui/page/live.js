@@ -10,6 +10,7 @@ export function onChange(run, listener) {
   streams.set(run, stream);
   stream.listeners.add(listener);
   if (!document.hidden) open(run, stream);
+  if (stream.latest !== null) listener(stream.latest); // what others of this tab know already
   return () => {
     stream.listeners.delete(listener);
     if (stream.listeners.size > 0) return;

@@ -14,7 +14,7 @@ export function Plot({ title, unit, share, zero, range, x, lines, marks, last, s
   const box = useRef(null);
   const plot = useRef(null);
   const handlers = useRef({});
-  handlers.current = { onStep, onOpen, marks, last };
+  handlers.current = { onStep, onOpen, marks, last, step };
   const shape = JSON.stringify([theme, share, zero, range, height, axisTitle, lines.map(({ label, style, points, low }) => [label, style, points, Boolean(low)])]);
   const data = useMemo(() => dataOf(x, lines), [x, lines]);
   useEffect(() => {
@@ -99,8 +99,8 @@ function optionsOf({ share, zero, range, lines, height, unit, axisTitle, width, 
     ],
     series: [{}, ...lines.map((line, at) => seriesOf(line, shades[at])), ...lines.filter(({ low }) => low).flatMap(() => [HIDDEN, HIDDEN])],
     bands: bandsOf(lines, shades),
-    cursor: { x: true, y: false, bind: UNBOUND, points: { size: 7 } },
-    hooks: { ready: [(u) => listen(u, handlers)], drawClear: [(u) => drawMarks(u, handlers.current.marks ?? [])] },
+    cursor: { x: true, y: false, bind: UNBOUND, drag: { x: false, click: NOTHING }, points: { size: 7 } },
+    hooks: { ready: [(u) => begin(u, handlers)], drawClear: [(u) => drawMarks(u, handlers.current.marks ?? [])] },
   };
 }
 
@@ -131,7 +131,8 @@ function limits(low, high, zero, range) {
   return [range ? Math.min(range[0], bottom) : bottom, range ? Math.max(range[1], high) : high + room];
 }
 
-function listen(u, handlers) {
+function begin(u, handlers) {
+  point(u, handlers.current.step);
   const stepAt = (event) => u.data[0][u.posToIdx(event.clientX - u.over.getBoundingClientRect().left)];
   let touch = false;
   u.over.addEventListener("pointermove", (event) => handlers.current.onStep?.(stepAt(event)));

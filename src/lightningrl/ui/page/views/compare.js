@@ -74,7 +74,7 @@ function Curves({ runs, journals }) {
     <div class="charts">
       ${charts.map(
         (chart) => html`<section key=${chart.title} class=${`card chart ${chart.wide ? "wide" : ""}`} aria-label=${chart.title}>
-          <h3>${chart.title} ${chart.unit && html`<span class="unit">${chart.unit}</span>`}</h3>
+          <h2>${chart.title} ${chart.unit && html`<span class="unit">${chart.unit}</span>`}</h2>
           <p class="tip">${chart.tip}</p>
           <${Legend} lines=${chart.lines} x=${chart.x} step=${step} share=${chart.share} />
           <${Plot} ...${chart} height=${chart.wide ? 240 : 140} last=${last} step=${step} onStep=${setStep} />

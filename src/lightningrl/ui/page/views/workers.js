@@ -25,7 +25,7 @@ function Counts({ run, counts }) {
   const entries = Object.entries(counts);
   if (entries.length === 0) return null;
   return html`<dl class="tiles">
-    ${entries.map(([status, number]) => html`<div class="tile" key=${status}><dt>${status}</dt><dd><a class="big" href=${link(run, "rollouts", { status })} aria-label=${`${number} rollouts ${status}`}>${number.toLocaleString("en")}</a></dd></div>`)}
+    ${entries.map(([status, number]) => html`<div class="tile" key=${status}><dt>${status}</dt><dd><a class="big" href=${link(run, "rollouts", { status })} aria-label=${`${number.toLocaleString("en")} rollouts ${status}`}>${number.toLocaleString("en")}</a></dd></div>`)}
   </dl>`;
 }
 
