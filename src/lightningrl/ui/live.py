@@ -15,8 +15,8 @@ from lightningrl.errors import LightningError
 from lightningrl.look.runs import state_of
 from lightningrl.ui.shelf import Book
 
-EVERY_S = 1.0
-"""Seconds between two looks at a run, and between two events."""
+EVERY_S = 2.0
+"""Seconds between two looks at a run, and between two events. Each costs the machine of the run some ms of CPU."""
 ALIVE_S = 15.0
 """Seconds of silence after which an empty line is sent: so a connection that was cut is noticed."""
 
