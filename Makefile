@@ -1,10 +1,10 @@
 # Every verb does its own set-up. You need make and Python 3.11 to 3.14.
 .DEFAULT_GOAL := help
 .PHONY: help demo notebook test test-fast test-agents test-recipes recipes test-vllm test-ray test-loggers gpu fuzz \
-	leases chaos lint typecheck bench oracles road wheels reference docs clean
+	leases chaos test-page lint typecheck bench oracles road wheels reference docs clean
 
 BIN := .venv/bin
-CODE := src tests tests_gpu tests_loggers tests_ray tests_recipes tests_vllm recipes benchmarks docs_site
+CODE := src tests tests_gpu tests_loggers tests_page tests_ray tests_recipes tests_vllm recipes benchmarks docs_site
 # recipes.py needs more venvs (make recipes), gpu.py a GPU (make gpu), trl.py TRL's venv; precision.py takes an hour,
 # and chaos.py half of one
 BENCH ?= $(filter-out $(addprefix benchmarks/,chaos.py gpu.py precision.py recipes.py trl.py),$(wildcard benchmarks/*.py))
@@ -70,6 +70,9 @@ leases: .venv/ready ## compare the stores with a dictionary for 10,000 steps eac
 
 chaos: .venv/ready ## break workers, network and server: the weights stay the same (ARGS="--faults 200" for more)
 	@$(BIN)/python benchmarks/chaos.py $(if $(ARGS),$(ARGS),--short)
+
+test-page: .venv/ready ## test the page of runs in a real Chromium (skipped if there is none)
+	@$(BIN)/python -m pytest tests_page --timeout 600 $(ARGS)
 
 test-vllm: ## test against a real vLLM on the CPU (VLLM=0.31.0: that version; VLLM_PYTHON=…: an installed one)
 test-vllm: .venv/ready $(if $(filter $(VLLM_VENV)/%,$(VLLM_PYTHON)),$(VLLM_VENV)/ready)
