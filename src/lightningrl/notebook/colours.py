@@ -21,11 +21,15 @@ VISIBLE = {"\n": "⏎\n", "\t": "⇥\t", "": "∅"}
 
 
 def coloured(texts: Sequence[str], values: Sequence[float], *, colour: Colour) -> Markup:
-    """One element for each token; its title has its text and the value. Below them, what the colours mean."""
+    """One element for each token; its title has its text and the value."""
     tokens = joined(_token(text, value, colour) for text, value in zip(texts, values, strict=True))
     style = f"{MONO};white-space:pre-wrap;overflow-wrap:anywhere;line-height:1.7"
-    legend = Markup('<div style="{};font-size:11px">{}: {}</div>').format(DIM, colour, MEANING[colour])
-    return Markup('<div style="{}">{}</div>{}').format(style, tokens, legend)
+    return Markup('<div style="{}">{}</div>').format(style, tokens)
+
+
+def legend(colour: Colour) -> Markup:
+    """What the colours mean."""
+    return Markup('<div style="{};font-size:11px">{}: {}</div>').format(DIM, colour, MEANING[colour])
 
 
 def _token(text: str, value: float, colour: Colour) -> Markup:

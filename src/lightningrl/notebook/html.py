@@ -82,11 +82,16 @@ def folded(summary: str, body: Markup) -> Markup:
     return Markup('<details><summary style="{}">{}</summary>{}</details>').format(style, summary, body)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Markup:
-    """A table of texts and numbers. Numbers are on the right; None is empty."""
-    head = joined(_cell("th", name, f"{DIM};font-weight:normal;text-align:left") for name in columns)
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Markup:
+    """A table of texts and numbers. Columns of numbers are on the right; None is empty."""
+    sides = ["text-align:" + ("right" if _numeric(column) else "left") for column in zip(*rows, strict=True)]
+    dim = f"{DIM};font-weight:normal"
+    head = joined(_cell("th", name, f"{dim};{side}") for name, side in zip(columns, sides, strict=True))
     body = joined(
-        Markup("<tr>{}</tr>").format(joined(_cell("td", figure(value), _side(value)) for value in row)) for row in rows
+        Markup("<tr>{}</tr>").format(
+            joined(_cell("td", figure(value), side) for value, side in zip(row, sides, strict=True))
+        )
+        for row in rows
     )
     style = "border-collapse:collapse;margin:4px 0;font-size:13px"
     template = '<div style="overflow-x:auto"><table style="{}"><tr>{}</tr>{}</table></div>'
@@ -102,8 +107,8 @@ def figure(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _side(value: object) -> str:
-    return "text-align:right" if isinstance(value, int | float) else "text-align:left"
+def _numeric(column: Iterable[object]) -> bool:
+    return all(value is None or isinstance(value, int | float) for value in column)
 
 
 def _cell(kind: str, text: str, style: str) -> Markup:

@@ -11,6 +11,7 @@ from lightningrl.look.call import CallView
 from lightningrl.look.rollout import RolloutView
 from lightningrl.look.teaching import Teaching
 from lightningrl.messages import Message
+from lightningrl.notebook.colours import legend
 from lightningrl.notebook.html import boxed, folded, frame, heading, joined, line, said, turn
 from lightningrl.notebook.tokens import Tokens, tokens_of
 from lightningrl.types import Attempt, Reward, Span, Task
@@ -38,7 +39,7 @@ class ShownCall:
     """The sampled tokens."""
 
     def _repr_html_(self) -> str:
-        return str(frame(self.markup()))
+        return str(frame(self.markup(), legend(self.tokens.known("advantage"))))
 
     def markup(self) -> Markup:
         call = self.view.call
@@ -49,7 +50,7 @@ class ShownCall:
             facts.append(f"not trained: {self.left_out}")
         title = f"call {self.number}" + (f" · {call.agent}" if call.agent else "")
         parts = [turn(message.role, _spoken(message)) for message in self.messages]
-        parts.append(turn("model", self.tokens.markup("advantage")))
+        parts.append(turn("model", self.tokens.markup(self.tokens.known("advantage"))))
         parts += [
             turn(f"tool {tool.name}", said(tool.error or "failed")) for tool in self.tools if tool.status == "error"
         ]
@@ -83,6 +84,7 @@ class ShownRollout:
         yield heading(self.id, self.status, *self._facts())
         yield from (turn(f"task · {name}", said(_plain(value))) for name, value in self.task.input.items())
         yield from (call.markup() for call in self.calls)
+        yield from dict.fromkeys(legend(call.tokens.known("advantage")) for call in self.calls)
         if not self.calls:
             yield line("The agent did not call the model.", dim=True)
         yield turn("output", said(_plain(self.output)))

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
 from lightningrl.look.call import CallView
 from lightningrl.look.teaching import Teaching
-from lightningrl.notebook.colours import Colour, coloured
+from lightningrl.notebook.colours import Colour, coloured, legend
 from lightningrl.notebook.html import Html, frame
 from lightningrl.notebook.rows import Rows
 
@@ -67,14 +67,17 @@ class Tokens(Rows[Token]):
 
     def coloured(self, by: Colour = "advantage") -> Html:
         """The tokens, each with a background for its value. If a value is missing, the logprobs are taken instead."""
-        return Html(frame(self.markup(by)))
+        by = self.known(by)
+        return Html(frame(self.markup(by), legend(by)))
+
+    def known(self, by: Colour) -> Colour:
+        """`by`, or the logprob if a token has no such value."""
+        return "logprob" if any(getattr(token, by) is None for token in self) else by
 
     def markup(self, by: Colour) -> Markup:
+        """The tokens alone, coloured by a value that all of them have."""
         texts = [f"[{token.id}]" if token.text is None else token.text for token in self]
-        values = [getattr(token, by) for token in self]
-        if None in values:
-            by, values = "logprob", self.logprobs
-        return coloured(texts, cast(list[float], values), colour=by)
+        return coloured(texts, [getattr(token, by) for token in self], colour=by)
 
     def _repr_html_(self) -> str:
         return self.coloured()._repr_html_()
