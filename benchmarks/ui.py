@@ -125,6 +125,7 @@ class Viewer:
         self._threads = Path(f"/proc/{server}/task")
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         self._run = run
+        self.port = port
 
     def ask(self, path: str = "") -> bytes:
         self._connection.request("GET", f"/api/runs/{self._run}{path}")
