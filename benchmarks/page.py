@@ -40,7 +40,8 @@ WAIT_S = 30.0
 
 CLOCK = """
 window.painted = (test) => new Promise((done) => {
-  const look = () => requestAnimationFrame(() => test() ? requestAnimationFrame(() => done(performance.now())) : look());
+  const then = () => requestAnimationFrame(() => done(performance.now()));
+  const look = () => requestAnimationFrame(() => (test() ? then() : look()));
   look();
 });
 window.act = async (action, test) => {
@@ -50,9 +51,11 @@ window.act = async (action, test) => {
 };
 window.total = () => document.querySelector("main .turn .soft")?.textContent ?? "";
 window.rows = () => !document.querySelector("main .stale") && document.querySelectorAll("main tbody tr").length;
-window.click = (words) => [...document.querySelectorAll("main button")].find((one) => one.textContent.startsWith(words)).click();
+window.buttons = () => [...document.querySelectorAll("main button")];
+window.click = (words) => buttons().find((one) => one.textContent.startsWith(words)).click();
 window.bars = () => document.querySelectorAll("main .bar");
 window.press = (bar) => bar.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", bubbles: true }));
+window.calls = () => document.querySelectorAll("main .call").length;
 window.all = (words) => [...document.querySelectorAll("main tbody tr")].every((row) => row.textContent.includes(words));
 """
 """Helpers in the page. `painted`: the time of the frame after the first one in which a test holds."""
@@ -94,7 +97,11 @@ def table(page: Page) -> dict[str, float]:
         ("filter_status", "click('failed')", "all('failed') && total() !== before"),
         ("filter_status_off", "click('all')", "!all('failed') && bars().length > 0"),
         ("filter_reward", "press(bars()[10])", "total() !== before && location.hash.includes('reward')"),
-        ("filter_reward_off", "document.querySelector('.chosen button').click()", "total() !== before && !location.hash.includes('reward')"),
+        (
+            "filter_reward_off",
+            "document.querySelector('.chosen button').click()",
+            "total() !== before && !location.hash.includes('reward')",
+        ),
         ("sort_reward", "click('reward')", "document.querySelector('th[aria-sort]').textContent.startsWith('reward')"),
         ("sort_off", "click('rollout')", "document.querySelector('th[aria-sort]').textContent.startsWith('rollout')"),
     ):
@@ -111,7 +118,7 @@ def long_rollout(page: Page, *, run: str, steps: int) -> dict[str, float]:
     found: dict[str, float] = {}
     address = f"#/run/{run}/rollout/train-{steps:05d}-000-0"
     for name, member, call in (("first_long", 0, 49), ("long", 1, 50)):
-        there = f"document.querySelectorAll('main .call').length >= 50 && document.querySelector('h1').textContent.includes('-0{member}')"
+        there = f"calls() >= 50 && document.querySelector('h1').textContent.includes('-0{member}')"
         found[f"{name}_rollout"] = page.evaluate(f"act(() => (location.hash = '{address}{member}'), () => {there})")
         tokens = "document.querySelectorAll('[data-token]').length >= 4000"
         found[f"{name}_call"] = page.evaluate(
@@ -221,7 +228,9 @@ def watched(browser: Browser, folder: Path, *, rounds: int, window_s: float) -> 
                     before = spent(run.pid)
                     page.wait_for_timeout(window_s * 1000)
                     after = spent(run.pid)
-                    found.setdefault(view.strip("/") or "curves", []).append((after[0] - before[0], after[1] - before[1]))
+                    found.setdefault(view.strip("/") or "curves", []).append(
+                        (after[0] - before[0], after[1] - before[1])
+                    )
             steps = len(metrics.read_text().splitlines())
         finally:
             run.terminate()
@@ -232,7 +241,8 @@ def watched(browser: Browser, folder: Path, *, rounds: int, window_s: float) -> 
         shares = [100 * ours / theirs for ours, theirs in windows]
         results |= {f"{view}_page_cpu_s": round(page_s, 2), f"{view}_run_cpu_s": round(run_s, 1)}
         results[f"{view}_percent"] = round(median(shares), 2)
-        print(f"{view:10} {median(shares):.2f} % ({', '.join(f'{share:.2f}' for share in shares)}): {page_s:.2f} s of {run_s:.1f} s")
+        each = ", ".join(f"{share:.2f}" for share in shares)
+        print(f"{view:10} {median(shares):.2f} % ({each}): {page_s:.2f} s of {run_s:.1f} s")
     print(results)
     return results
 

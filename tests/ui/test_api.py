@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,20 @@ async def test_files_are_sent_once_to_a_browser(run: Path, page: Page) -> None:
             again = await client.get(f"/{name}", headers={"if-none-match": answer.headers["etag"]})
             assert (again.status_code, again.content) == (304, b""), name
         assert (await client.get("/")).content == (PAGE / "index.html").read_bytes()
+
+
+async def test_files_are_sent_compressed_and_named_before_they_are_imported(run: Path, page: Page) -> None:
+    async with page(run) as client:
+        index = await client.get("/", headers={"accept-encoding": "gzip"})
+        modules = re.findall(r"<([^>]+)>; rel=modulepreload", index.headers["link"])
+        assert sorted(modules) == sorted(file.relative_to(PAGE).as_posix() for file in PAGE.rglob("*.*js"))
+        sent = {name: await client.get(f"/{name}", headers={"accept-encoding": "gzip"}) for name in modules}
+        plain = await client.get("/app.js", headers={"accept-encoding": "identity"})
+    assert all(answer.headers["content-encoding"] == "gzip" for answer in sent.values())
+    assert all(answer.content == (PAGE / name).read_bytes() for name, answer in sent.items())
+    assert "content-encoding" not in plain.headers and plain.content == (PAGE / "app.js").read_bytes()
+    sizes = [(int(answer.headers["content-length"]), len(answer.content)) for answer in sent.values()]
+    assert 2 * sum(packed for packed, _ in sizes) < sum(whole for _, whole in sizes)
 
 
 async def test_a_group_is_answered_as_a_tree_of_calls(run: Path, page: Page) -> None:

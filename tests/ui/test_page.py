@@ -38,7 +38,7 @@ def test_every_import_names_a_file_of_the_page():
 
 def test_index_refers_to_files_of_the_page():
     index = (PAGE / "index.html").read_text(encoding="utf-8")
-    named = re.findall(r'(?:src|href)="([^"]+)"', index)
+    named = re.findall(r'(?:src|href)="([^"#]+)"', index)
     assert {"app.js", "style.css", "style-rollouts.css"} <= set(named)
     assert [name for name in named if not (PAGE / name).is_file()] == []
 

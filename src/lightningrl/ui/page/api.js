@@ -43,7 +43,7 @@ function answerOf(path) {
 /**
  * {data, error, loading, path}: the answer at `path`, or nothing while `path` is null. `data` stays the old one, and
  * `path` says whose it is, until the new one has arrived. With `live`, it is fetched again when the run changes: `true` at every change,
- * "metrics" or "rollouts" only for those; `everyS` asks again after so many seconds, and `unfinished` says of an answer
+ * "metrics", "rollouts" or "state" only for those; `everyS` asks again after so many seconds, and `unfinished` says of an answer
  * whether to ask again soon.
  */
 export function useApi(path, { live = false, everyS = 0, unfinished = null } = {}) {

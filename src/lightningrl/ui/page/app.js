@@ -125,7 +125,7 @@ function Header({ route, onHelp }) {
 }
 
 function RunState({ run }) {
-  const { data } = useApi(`/api/runs/${encodeURIComponent(run)}`, { live: true });
+  const { data } = useApi(`/api/runs/${encodeURIComponent(run)}`, { live: "state" });
   const connection = useConnection(run);
   if (exported) return html`<span class="chip" title="One file with a part of the run, as it was when it was exported">exported</span>`;
   const lost = connection === "lost";
