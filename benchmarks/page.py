@@ -153,6 +153,7 @@ def page_bytes(browser: Browser, address: str) -> dict[str, int]:
 
 def paints(browser: Browser, folder: Path, *, rounds: int, steps: int) -> dict[str, Any]:
     found: dict[str, list[float]] = {}
+    sizes: dict[str, int] = {}
     for _ in range(rounds):
         with serving(folder) as viewer:
             address = f"http://127.0.0.1:{viewer.port}/"
