@@ -4,9 +4,11 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 
+import numpy as np
 from tokenizers import Tokenizer, decoders
 
 from lightningrl.chat.detokenizer import UNFINISHED, Detokenizer
+from lightningrl.look.columns import Mask
 from lightningrl.types import Ints
 
 TOKENIZERS = 4
@@ -31,10 +33,11 @@ class Texts:
         ids: list[int] = token_ids.tolist()
         if not self._alone:
             return tuple(self._in_order(ids))
-        known = list(dict.fromkeys(ids))
-        alone = dict(zip(known, self._decoded([[token_id] for token_id in known]), strict=True))
-        texts = [alone[token_id] for token_id in ids]
-        for start, end in _runs([UNFINISHED in text for text in texts]):
+        known, places = np.unique(token_ids, return_inverse=True)
+        alone = self._decoded([[token_id] for token_id in known.tolist()])
+        texts: list[str] = np.array(alone, dtype=object)[places].tolist()
+        unfinished = np.array([UNFINISHED in text for text in alone], np.bool_)[places]
+        for start, end in _runs(unfinished):
             texts[start:end] = self._in_order(ids[start:end])
         return tuple(texts)
 
@@ -60,12 +63,7 @@ def _texts(file: Path, changed_at: int) -> Texts:
     return Texts(Tokenizer.from_file(str(file)))
 
 
-def _runs(holds: Sequence[bool]) -> Iterator[tuple[int, int]]:
+def _runs(holds: Mask) -> Iterator[tuple[int, int]]:
     """(start, end) of each longest run of True: `[0 1 1 0 1]` has (1, 3) and (4, 5)."""
-    start = None
-    for place, here in enumerate([*holds, False]):
-        if here and start is None:
-            start = place
-        if not here and start is not None:
-            yield start, place
-            start = None
+    edges = np.flatnonzero(np.diff(holds, prepend=False, append=False)).tolist()
+    yield from zip(edges[::2], edges[1::2], strict=True)
