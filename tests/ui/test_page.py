@@ -43,6 +43,14 @@ def test_index_refers_to_files_of_the_page():
     assert [name for name in named if not (PAGE / name).is_file()] == []
 
 
+def test_something_is_painted_before_any_script_has_run():
+    index = (PAGE / "index.html").read_text(encoding="utf-8")
+    head = re.search(r'<div id="page">(.+)</div>', index)
+    assert head is not None and "LightningRL" in re.sub("<[^>]*>", "", head[1])
+    drawn = re.sub(r"\s+/?>", ">", (PAGE / "app.js").read_text(encoding="utf-8"))
+    assert re.sub(r"^<header[^>]*>|</header>$", "", head[1]) in drawn, "it would jump"
+
+
 def test_every_module_is_reached_from_the_app():
     reached, todo = set[str](), ["app.js"]
     while todo:
