@@ -41,6 +41,7 @@ CALLERS: Mapping[str, tuple[str, int]] = {
     "a file or a sandbox": ("host: 127.0.0.1:{port}\r\norigin: null", 403),
     "another server of this machine": ("host: 127.0.0.1:{port}\r\nsec-fetch-site: same-site", 403),
     "the same, by fetch": ("host: 127.0.0.1:{port}\r\norigin: http://127.0.0.1:1", 403),
+    "no URL": ("host: 127.0.0.1:{port}\r\norigin: http://[", 403),
     "a frame of another site": ("host: 127.0.0.1:{port}\r\n" + FRAME, 403),
     "a rebound name": ("host: evil.example:{port}", 421),
     "a rebound name, by its own page": ("host: evil.example:{port}\r\norigin: http://evil.example:{port}", 421),
@@ -55,6 +56,7 @@ KEYS: Mapping[str, tuple[str, int]] = {
     "the cookie of another page": (f"cookie: lightningrl-1={KEY}", 401),
     "a broken cookie": ("cookie: ;;=,;lightningrl-{port}", 401),
     "a wrong bearer": ("authorization: Bearer \xe4", 401),
+    "beside an odd cookie": (f'cookie: prefs={{{{"dark":true}}}}; lightningrl-{{port}}={KEY}; x y="', 200),
     "another scheme": (f"authorization: Basic {KEY}", 401),
     "an empty key": ("authorization: Bearer ", 401),
 }
@@ -145,6 +147,7 @@ async def test_nothing_but_reading(run: Path, page: Page, method: str) -> None:
         "/.git",
         "/app.js%00.html",
         "/app.js/",
+        f"/{'x' * 300}.js",
         "/..%5capp.py",
         "/\xff",
         "/%ff%fe",

@@ -13,8 +13,8 @@ from starlette.responses import Response
 from lightningrl.ui.shelf import Missing
 
 PAGE = Path(__file__).parent / "page"
-NAME = re.compile(r"(?:[a-z0-9][\w-]*/)*[a-z0-9][\w.-]*", re.ASCII | re.IGNORECASE)
-"""A path that cannot leave the folder: no part of it begins with a dot."""
+NAME = re.compile(r"(?=.{1,200}$)(?:[a-z0-9][\w-]*/)*[a-z0-9][\w.-]*", re.ASCII | re.IGNORECASE)
+"""A path that cannot leave the folder: no part of it begins with a dot. A disk refuses names that are too long."""
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",

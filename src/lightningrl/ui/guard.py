@@ -6,11 +6,11 @@ nothing. Its own domain may even resolve to this server's address (DNS rebinding
 
 import secrets
 from collections.abc import Mapping
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -72,9 +72,7 @@ class Guard:
             raise Refusal(405, f"`{scope['method']:.20}` is not allowed", "the page only reads: use GET")
         site = headers.get("sec-fetch-site", "none")
         followed = headers.get("sec-fetch-dest") == "document" and scope["path"] == "/"  # a link to the page
-        origin = headers.get("origin")
-        foreign = origin is not None and urlsplit(origin).netloc != host
-        if foreign or (site not in ("same-origin", "none") and not followed):
+        if _foreign(headers.get("origin"), host=host) or (site not in ("same-origin", "none") and not followed):
             raise Refusal(403, "another web page has sent this request", "open the page itself")
 
     def _admit(self, scope: Scope, headers: Headers, key: str) -> Mapping[str, str]:
@@ -84,7 +82,9 @@ class Guard:
         asked = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[0] if scope["path"] == "/" else ""
         if _same(asked, key):
             return {"set-cookie": f"{cookie}={key}; Path=/; HttpOnly; SameSite=Strict"}
-        if not _same(_cookie(headers, cookie), key) and not (scheme.lower() == "bearer" and _same(bearer, key)):
+        if not _same(cookie_parser(headers.get("cookie", "")).get(cookie, ""), key) and not (
+            scheme.lower() == "bearer" and _same(bearer, key)
+        ):
             raise Refusal(401, "this page needs its key", "open the address with `?key=` that was printed")
         return {}
 
@@ -93,9 +93,10 @@ def _same(given: str, key: str) -> bool:
     return secrets.compare_digest(given.encode("utf-8", "replace"), key.encode())
 
 
-def _cookie(headers: Headers, name: str) -> str:
+def _foreign(origin: str | None, *, host: str) -> bool:
+    if origin is None:
+        return False
     try:
-        found = SimpleCookie(headers.get("cookie", "")).get(name)
-    except CookieError:
-        return ""
-    return found.value if found else ""
+        return urlsplit(origin).netloc != host
+    except ValueError:  # no URL, e.g. `http://[`
+        return True
