@@ -1,9 +1,11 @@
 """Confidence intervals and significance tests of means, checked against simulations and known values."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
-from lightningrl.data.intervals import bootstrap_mean, clustered_mean, paired_difference
+from lightningrl.data.intervals import RESAMPLES, bootstrap_mean, clustered_mean, paired_difference
 
 
 def test_the_interval_holds_the_true_mean_about_as_often_as_it_says() -> None:
@@ -17,6 +19,23 @@ def test_the_interval_holds_the_true_mean_about_as_often_as_it_says() -> None:
 
 def test_equal_values_leave_no_doubt() -> None:
     assert bootstrap_mean(np.full(9, 0.5)) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize("n", [1, 7, 130, 999])
+def test_drawing_in_parts_changes_no_number(n: int) -> None:
+    values = np.random.default_rng(5).normal(size=n)
+    drawn = np.random.default_rng(3).integers(0, n, size=(RESAMPLES, n))
+    tail = (1 - 0.95) / 2
+    assert bootstrap_mean(values, seed=3) == tuple(np.quantile(values[drawn].mean(axis=1), [tail, 1 - tail]))
+
+
+def test_a_large_evaluation_needs_little_memory_and_an_empty_one_has_no_interval() -> None:
+    tracemalloc.start()
+    bootstrap_mean(np.random.default_rng(5).random(2000))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 * 2**20  # bytes; one array of all draws has 160 MB
+    assert np.isnan(bootstrap_mean(np.array([]))).all()
 
 
 def test_a_difference_is_taken_task_by_task() -> None:
