@@ -58,3 +58,18 @@ def test_damage_is_reported_and_absence_is_none(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(UserError, match="damaged"):
             load_taught(path)
+
+
+@pytest.mark.parametrize("flip", [0x01, 0xFF])
+def test_a_changed_byte_in_the_list_of_entries_is_damage_or_does_no_harm(tmp_path: Path, flip: int) -> None:
+    path = tmp_path / "x.npz"
+    save_taught(path, TAUGHT)
+    whole = path.read_bytes()
+    for place in range(whole.index(b"PK\1\2"), len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ flip]) + whole[place + 1 :])
+        try:
+            found = load_taught(path)
+        except UserError as error:
+            assert "damaged" in error.message, place
+        else:
+            assert found is not None and same(found, TAUGHT), place

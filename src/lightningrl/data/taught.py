@@ -20,6 +20,19 @@ import numpy as np
 from lightningrl.errors import UserError
 from lightningrl.types import Floats
 
+DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    ValueError,
+    KeyError,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    OSError,
+    TypeError,
+)
+"""What numpy and zipfile raise for a file that is not whole, e.g. if the flags of an entry have changed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taught:
@@ -67,7 +80,7 @@ def save_taught(path: Path, taught: Taught) -> None:
 
 
 def load_taught(path: Path) -> Taught | None:
-    """The content of the file; None if there is none. Raises `UserError` if it is damaged."""
+    """The content of the file; None if there is none. Raises `UserError` if it is damaged or cannot be read."""
     try:
         with path.open("rb") as file, np.load(file) as arrays:
             return Taught(
@@ -77,9 +90,9 @@ def load_taught(path: Path) -> Taught | None:
             )
     except FileNotFoundError:
         return None
-    except (zipfile.BadZipFile, zlib.error, ValueError, KeyError, EOFError) as error:
+    except DAMAGE as error:
         hint = "delete it: the run does not need it, and shows everything else without it"
-        raise UserError(f"`{path}` is damaged", hint=hint) from error
+        raise UserError(f"`{path}` is damaged or cannot be read", hint=hint) from error
 
 
 def _joined(tokens: Mapping[str, Floats]) -> Floats:
