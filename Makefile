@@ -32,6 +32,7 @@ PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 AGENTS := .venv-agents/ready .venv-agents-older/ready
 NODE_AGENTS := tests/matrix/node/node_modules/.ready
 NODE_RECIPE := recipes/node_vercel/node_modules/.ready
+NODE_PAGE := tests_page/node_modules/.ready
 NPM_INSTALL := npm install --no-audit --no-fund --no-package-lock --ignore-scripts --loglevel=error
 RECIPE_VENVS := .venv-rag_openai_agents/ready .venv-math_autogen/ready
 SUITABLE := import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
@@ -71,7 +72,7 @@ leases: .venv/ready ## compare the stores with a dictionary for 10,000 steps eac
 chaos: .venv/ready ## break workers, network and server: the weights stay the same (ARGS="--faults 200" for more)
 	@$(BIN)/python benchmarks/chaos.py $(if $(ARGS),$(ARGS),--short)
 
-test-page: .venv/ready ## test the page of runs in a real Chromium (skipped if there is none)
+test-page: .venv/ready $(NODE_PAGE) ## test the page of runs in a real Chromium (skipped if there is none)
 	@$(BIN)/python -m pytest tests_page --timeout 600 $(ARGS)
 
 test-vllm: ## test against a real vLLM on the CPU (VLLM=0.31.0: that version; VLLM_PYTHON=…: an installed one)
@@ -121,7 +122,7 @@ docs: .venv/ready .venv-docs/ready ## check the docs and their code, build the s
 	@$(BIN)/python docs_site/links.py site
 
 clean: ## remove everything that was installed or built, except runs
-	@rm -rf .venv .venv-ray .venv-loggers $(dir $(AGENTS) $(RECIPE_VENVS) $(NODE_AGENTS) $(NODE_RECIPE)) .venv-docs $(wildcard .venv-vllm*)
+	@rm -rf .venv .venv-ray .venv-loggers $(dir $(AGENTS) $(RECIPE_VENVS) $(NODE_AGENTS) $(NODE_RECIPE) $(NODE_PAGE)) .venv-docs $(wildcard .venv-vllm*)
 	@rm -rf dist site .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find $(CODE) -name __pycache__ -prune -exec rm -rf {} +
 
@@ -193,6 +194,13 @@ $(NODE_AGENTS): tests/matrix/node/package.json
 $(NODE_RECIPE): recipes/node_vercel/package.json
 	@if ! command -v node >/dev/null || ! command -v npm >/dev/null; then \
 	  echo "error: no node and npm found, so the recipe node_vercel will not run; hint: install Node.js 20 or newer" >&2; \
+	else \
+	  echo "setting up $(@D) (once)" && cd $(<D) && $(NPM_INSTALL) && touch node_modules/.ready; \
+	fi
+
+$(NODE_PAGE): tests_page/package.json
+	@if ! command -v node >/dev/null || ! command -v npm >/dev/null; then \
+	  echo "no node and npm found, so the page is not checked with axe-core; hint: install Node.js 20 or newer" >&2; \
 	else \
 	  echo "setting up $(@D) (once)" && cd $(<D) && $(NPM_INSTALL) && touch node_modules/.ready; \
 	fi

@@ -2,6 +2,8 @@
 import { html, useRef } from "../vendor/preact.js";
 import { useKeys } from "../keys.js";
 
+const SCROLLS = { tabindex: 0, role: "region" }; // without links in it, keys could not scroll it
+
 /**
  * `columns`: [{key, title, tip, number: bool, sort: name for `onSort`, cell(row)}]; the first cell holds the link,
  * or the one with `link: true`.
@@ -10,7 +12,7 @@ import { useKeys } from "../keys.js";
  */
 export function Table({ columns, rows, href, id, sort, onSort, label, keys = true, mark }) {
   const body = useRef(null);
-  return html`<div class="scroll">
+  return html`<div class="scroll" ...${href ? {} : SCROLLS} aria-label=${href ? undefined : label}>
     ${keys && href && html`<${RowKeys} body=${body} />`}
     <table aria-label=${label}>
       <thead>
