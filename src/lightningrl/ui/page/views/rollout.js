@@ -17,6 +17,7 @@ import { Spans } from "../parts/spans.js";
 import { Status } from "../parts/status.js";
 import { Timeline } from "../parts/timeline.js";
 
+const UNFINISHED = new Set(["queued", "running"]);
 const LONG = 12; // calls; of longer conversations, only what is in sight is laid out
 
 export default function RolloutView({ route }) {
@@ -67,7 +68,7 @@ function Shown({ run, data, attempt, stale }) {
       <${Timeline} calls=${data.calls} spans=${data.spans ?? []} from=${shown?.started_at} to=${shown?.ended_at} onCall=${showCall} />
       <${CallTree} calls=${data.calls} href=${href} />
     </section>`}
-    <${Conversation} calls=${data.calls} href=${href} />
+    <${Conversation} calls=${data.calls} href=${href} waits=${UNFINISHED.has(data.status)} />
     <${Attempts} run=${run} rollout=${data.rollout} attempts=${data.attempts} shown=${shown} logs=${data.logs} />
     <${Spans} spans=${data.spans ?? []} from=${shown?.started_at} href=${href} />
   </div>`;
@@ -81,7 +82,7 @@ function sameCredit(calls) {
 
 function Verdict({ run, data, shown }) {
   const { reward, group } = data;
-  const tone = against(reward, group.mean);
+  const tone = data.siblings.length > 1 ? against(reward, group.mean) : "none";
   return html`<header>
     <div class="row apart">
       <h1>${visible(data.rollout)} <${Status} status=${data.status} /></h1>
@@ -106,7 +107,7 @@ function reasons(data, shown) {
   if (given.length) found.push(html`<strong>Rewards:</strong> ${visible(given.join("; "))}`);
   const compared = comparison(data);
   if (compared) found.push(compared);
-  found.push(taught(data));
+  if (!UNFINISHED.has(data.status)) found.push(taught(data));
   const credit = sameCredit(data.calls);
   if (credit) found.push(html`<strong>Credit of each call:</strong> ${visible(credit)}`);
   else if (data.credit && !data.teaching.why_not) found.push(html`<strong>Credit:</strong> ${data.credit.words}`);
@@ -139,7 +140,8 @@ function Outcome({ shown }) {
   return html`<${Fields} value=${shown.output} />`;
 }
 
-function Conversation({ calls, href }) {
+function Conversation({ calls, href, waits }) {
+  if (calls.length === 0 && waits) return html`<section class="card soft">No call has been answered yet.</section>`;
   if (calls.length === 0) return html`<section class="card"><strong>The agent did not call the model.</strong> <span class="soft">Does it use the address in its environment (OPENAI_BASE_URL)?</span></section>`;
   const same = sameCredit(calls) !== null;
   const results = new Set(calls.flatMap((call) => call.messages.map((message) => message.content)));
