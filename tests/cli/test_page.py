@@ -47,7 +47,7 @@ def console() -> Console:
 def address(to: Console) -> str:
     assert isinstance(to.file, io.StringIO)
     found = ADDRESS.search(to.file.getvalue())
-    assert found is not None
+    assert found is not None and f"{found[0]}#/run/" in to.file.getvalue()
     return found[1]
 
 

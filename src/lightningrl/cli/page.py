@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from urllib.parse import quote
 
 from rich.console import Console
 
@@ -29,7 +30,7 @@ PAUSE_S, LONGEST_S = 1.0, 60.0
 
 @asynccontextmanager
 async def offered(folder: Path, console: Console) -> AsyncIterator[None]:
-    """Print the address of the page, and serve it to whoever opens it, while the block runs."""
+    """Print the address of the run's page, and serve it to whoever opens it, while the block runs."""
     try:
         sock = take()
     except UserError as error:
@@ -37,7 +38,7 @@ async def offered(folder: Path, console: Console) -> AsyncIterator[None]:
         yield
         return
     with sock:
-        say(console, ("page: ", "bold"), address(sock))
+        say(console, ("page: ", "bold"), f"{address(sock)}#/run/{quote(folder.resolve().name, safe='')}")
         serving = asyncio.create_task(_serve(sock, folder))
         try:
             yield
