@@ -33,6 +33,15 @@ SHORT = 200
 """Characters of an id, at most: it is a part of addresses."""
 OF_GROUP = 10
 CALL = re.compile(r"/api/runs/([^/]+)/rollouts/([^/]+)/calls/(\d+)")
+VIEWS = {
+    "": "^<img",
+    "/rollouts": "^Rollouts",
+    "/rollouts?text=onerror": "^Rollouts",
+    "/rollouts?error=script": "^Rollouts",
+    "/workers": "^Workers",
+    "/settings": "^Settings",
+}
+"""View of the run → how its heading begins."""
 ELEMENTS = (
     "iframe, object, embed, base, form, meta[http-equiv=refresh], video, audio, math, animate, style:not(head style), "
     "[onerror], [onload], [ontoggle], [onfocus], [onbegin], [src*=evil], [data*=evil], "
@@ -174,9 +183,10 @@ def inert(page: Page, home: str) -> None:
     assert page.evaluate("getComputedStyle(document.getElementById('main')).display") == "block", where
 
 
-def opened(window: Watched, address: str) -> Page:
-    """The view with everything unfolded."""
+def opened(window: Watched, address: str, *, heading: str = ".") -> Page:
+    """The view with this heading, a regular expression, and with everything unfolded."""
     page = window.open(address)
+    expect(page.get_by_role("heading", level=1)).to_contain_text(re.compile(heading))
     page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
     return page
 
@@ -200,16 +210,16 @@ def encoded(part: str) -> str:
 def test_every_view_shows_what_agents_said_as_text(chromium: Browser, hostile: Path, width: int) -> None:
     run = f"#/run/{encoded(NAME)}"
     with served(hostile) as site, guarded(chromium, site, width=width) as window:
-        for view in ("", "/rollouts", "/rollouts?text=onerror", "/rollouts?error=script", "/workers", "/settings"):
-            page = opened(window, site + run + view)
+        for view, heading in VIEWS.items():
+            page = opened(window, site + run + view, heading=heading)
             expect(page.locator("body")).to_contain_text(NAME)
             inert(page, site)
-        inert(opened(window, site), site)
-        inert(opened(window, f"{site}#/compare?runs={encoded(encoded(NAME))}"), site)
+        inert(opened(window, site, heading="Runs"), site)
+        inert(opened(window, f"{site}#/compare?runs={encoded(encoded(NAME))}", heading="Compare"), site)
         for first in range(0, len(PAYLOADS), OF_GROUP):
-            opened(window, f"{site}{run}/group/{encoded(short(PAYLOADS[first]))}")
+            opened(window, f"{site}{run}/group/{encoded(short(PAYLOADS[first]))}", heading="of one task")
             inert(window.page, site)
-            page = opened(window, f"{site}{run}/rollout/{encoded(rollout_of(first))}")
+            page = opened(window, f"{site}{run}/rollout/{encoded(rollout_of(first))}", heading=f"^train-00000-{first}-")
             inert(page, site)
             told = page.text_content("main") or ""
             missing = [each for each in PAYLOADS[first : first + OF_GROUP] if legible(each) not in told]
@@ -221,11 +231,12 @@ def test_every_call_and_every_failure_shows_what_was_said_as_text(chromium: Brow
     with served(hostile) as site, guarded(chromium, site) as window:
         for number, payload in enumerate(PAYLOADS):
             first = number // OF_GROUP * OF_GROUP
-            addresses = [f"{run}/rollout/{encoded(rollout_of(first))}/call/{number - first + 1}"]
+            at = number - first + 1
+            views = {f"{run}/rollout/{encoded(rollout_of(first))}/call/{at}": rf"^Call {at}\b"}
             if number % 3 == 1:  # it has failed
-                addresses.append(f"{run}/rollout/{encoded(rollout_of(number))}")
-            for address in addresses:
-                page = opened(window, site + address)
+                views[f"{run}/rollout/{encoded(rollout_of(number))}"] = f"^train-00000-{number}-"
+            for address, heading in views.items():
+                page = opened(window, site + address, heading=heading)
                 assert legible(payload) in (page.text_content("main") or ""), address
                 inert(page, site)
 
