@@ -1,11 +1,12 @@
 """What does the page cost: its viewer in a browser, and a run that is being watched?
 
 `paints`: Chromium opens the page of a run with 100,000 rollouts and 1,000,000 calls (`ui.py` writes it). Milliseconds
-from the click, or from the navigation, until the frame after the one that has the content. `first_…`: with a new
-server and an empty browser cache. The machine's other work counts, too, so `load_average` is kept.
+from the click, or from the navigation, until the frame after the one that has the content. `cold_…`: a new server, and
+a browser without the page's files. `first_…`: asked for the first time, or the first rollout of its step. The rest is
+warm. The machine's other work counts, too, so `load_average` is kept.
 
 `watched`: a run of errands while one tab shows the curves, then the table of rollouts, then the page is closed. CPU
-time of the page's process / CPU time of the run's other processes, both in the same window of time. Its start, with
+time of the page's process / CPU time of the run's other processes, both in the same windows of time. Its start, with
 the imports and the first view, is apart.
 
     python benchmarks/page.py paints [--rounds 5] [--steps 200] [--run-dir DIR] [--json benchmarks/results/paints.json]
@@ -86,7 +87,7 @@ def first_paint(page: Page, address: str) -> dict[str, float]:
     [contentful] = page.evaluate(
         "performance.getEntriesByName('first-contentful-paint').map((entry) => entry.startTime)"
     )
-    return {"first_contentful_paint": contentful, "first_row": shown}
+    return {"contentful_paint": contentful, "row": shown}
 
 
 def table(page: Page) -> dict[str, float]:
