@@ -115,6 +115,16 @@ async def test_parallel_calls_and_spans_lie_in_lanes(run: Opened) -> None:
     assert (tool["name"], tool["lane"], tool["parent"]) == ("search", 1, agent["id"])
 
 
+async def test_what_the_shown_attempt_printed_is_shown_with_it(run: Opened) -> None:
+    assert (await look_at(run, NAMES[1])).as_json()["logs"] is None
+    log = "loaded\n[{0}.1] first try\n[{0}.2] second try\n"
+    (run.file.parent / "agents.log").write_text(log.format(NAMES[1]))
+    accepted, failed = await look_at(run, NAMES[1]), await look_at(run, NAMES[1], attempt=1)
+    assert accepted.as_json()["logs"] == {"text": "second try\n", "truncated": False}
+    assert failed.as_json()["logs"] == {"text": "first try\n", "truncated": False}
+    assert (await look_at(run, NAMES[0])).logs is None
+
+
 async def test_one_call_is_shown_with_its_request_and_its_tokens(run: Opened) -> None:
     found = json.loads(json.dumps((await look_at_call(run, NAMES[1], 3)).as_json()))
     assert found["request"]["messages"][-1]["content"] == "hi" and found["response"]["choices"]

@@ -216,5 +216,5 @@ async def test_endless_output_of_a_function_does_not_fill_the_disk(tmp_path: Pat
             while log.stat().st_size > LOG_LIMIT or not before.exists():
                 await asyncio.sleep(0.05)
         assert (await run(runner, "again", do="print", print=10)).status == "succeeded"
-    assert log.read_text() == "x" * 10 + "\n", "the log was emptied"
+    assert log.read_text() == "[attempt-again] " + "x" * 10 + "\n", "the log was emptied"
     assert before.stat().st_size == LOG_LIMIT

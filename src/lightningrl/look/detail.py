@@ -75,7 +75,7 @@ class CallDetail:
 
 async def look_at_call(run: Opened, rollout_id: str, number: int, *, attempt: int | None = None) -> CallDetail:
     """Call `number` of a rollout, from 1. `attempt`: as in `look_at`. Raises `UserError` if there is no such call."""
-    rollout = await look_at(run, rollout_id, attempt=attempt, texts=False)
+    rollout = await look_at(run, rollout_id, attempt=attempt, texts=False, logs=False)
     view = next((call for call in rollout.calls if call.number == number), None)
     if view is None:
         raise UserError(

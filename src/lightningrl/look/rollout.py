@@ -3,6 +3,7 @@
 records → `look_at` → `RolloutView` → terminal, page, or `as_json` (docs/look.md)
 """
 
+import asyncio
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,6 +11,7 @@ from typing import Any
 
 from lightningrl.errors import UserError
 from lightningrl.look.call import CallView, SpanView, reward_json, views
+from lightningrl.look.logs import Logs, logs_of
 from lightningrl.look.opened import Opened
 from lightningrl.look.step import air_of
 from lightningrl.look.teaching import Rule, Teaching, teaching_of
@@ -47,6 +49,8 @@ class RolloutView:
     siblings: tuple[Sibling, ...]
     """The rollouts of the group, this one among them, in queue order."""
     teaching: Teaching
+    logs: Logs | None
+    """What that attempt printed; None: nothing, or it is not in the run's folder (any more)."""
 
     @property
     def group(self) -> Mapping[str, float | None]:
@@ -88,16 +92,22 @@ class RolloutView:
             "spans": [span.as_json() for span in self.spans],
             "teaching": {"learnt": teaching.learnt, "why_not": teaching.why_not},
             "credit": _credit_json(teaching.rules),
+            "logs": None if self.logs is None else asdict(self.logs),
         }
 
 
 async def look_at(
-    run: Opened, rollout_id: str | None = None, *, attempt: int | None = None, texts: bool = True
+    run: Opened,
+    rollout_id: str | None = None,
+    *,
+    attempt: int | None = None,
+    texts: bool = True,
+    logs: bool = True,
 ) -> RolloutView:
     """The view of one rollout; without an id, of the one that `pick` chooses.
 
-    `attempt`: the number of the attempt to show. `texts`: also the text of each sampled token. Raises `UserError` for
-    an unknown id or attempt.
+    `attempt`: the number of the attempt to show. `texts`: also the text of each sampled token. `logs`: also what
+    the attempt printed. Raises `UserError` for an unknown id or attempt.
     """
     rollout = await _named(run.records, rollout_id) if rollout_id else await pick(run.records)
     attempts = await run.records.attempts([rollout.id])
@@ -127,6 +137,7 @@ async def look_at(
         rewards=tuple(reward for reward in rewards if reward.call_id is None),
         siblings=tuple(Sibling(id=member.id, reward=final[member.id], status=member.status) for member in members),
         teaching=teaching,
+        logs=await asyncio.to_thread(logs_of, run.file.parent, shown.id) if shown and logs else None,
     )
 
 

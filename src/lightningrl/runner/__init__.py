@@ -5,6 +5,7 @@ pool          picks a worker for each attempt and replaces the broken ones; `pro
 worker        the process that calls the agent and the reward function; `wire` is what both sides send
 boundary      calls user code; `command` runs an agent that is a program
 attach        tells apart the calls of attempts that share a worker
+printed       marks what an attempt prints, so that it can be found in agents.log
 watchdog, exhaustion, leftovers     what protects attempts from each other
 remote        claims attempts from a server on another machine; `relay` answers agents there; `remote_worker` joins both
 environment   the variables that an agent gets

@@ -19,6 +19,7 @@ from lightningrl.errors import AgentError
 from lightningrl.keeper import end_group
 from lightningrl.runner.isolation import Isolation, Place, sandboxed
 from lightningrl.runner.leftovers import ATTEMPT, end_leftovers
+from lightningrl.runner.printed import Descriptor, Excerpt
 from lightningrl.runner.wire import MAX_OUTPUT
 
 OUTPUT = "LIGHTNINGRL_OUTPUT"
@@ -36,9 +37,10 @@ REASON = re.compile(r"^[\w.]*(?:[Ee]rror|Exception|panic)\b[^:\n]*: .+", re.MULT
 
 
 class _Program(asyncio.SubprocessProtocol):
-    """Collects a program's stdout up to a limit, and the end of its stderr."""
+    """Collects a program's stdout up to a limit, and the end of its stderr. Both go to the log as an excerpt."""
 
-    def __init__(self) -> None:
+    def __init__(self, printed: Callable[[Descriptor, bytes], None]) -> None:
+        self.excerpt = Excerpt(printed)
         self.stdout, self.stderr = bytearray(), b""
         self.exited, self.silent = asyncio.Event(), asyncio.Event()
         self._open = {1, 2}
@@ -48,6 +50,7 @@ class _Program(asyncio.SubprocessProtocol):
         self._transport = cast(asyncio.SubprocessTransport, transport)
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
+        self.excerpt.add(2 if fd == 2 else 1, data)
         if fd == 2:
             self.stderr = (self.stderr + data)[-4 * MAX_STDERR :]  # a character has at most 4 bytes
         elif len(self.stdout) <= MAX_OUTPUT:
@@ -71,15 +74,19 @@ async def run_command(
     *,
     attempt_id: str,
     started: Callable[[int], None],
+    printed: Callable[[Descriptor, bytes], None],
     isolation: Isolation | None = None,
 ) -> Any:
-    """Returns the program's answer. Calls `started` with its process group. `isolation`: run it in a sandbox."""
+    """Returns the program's answer. Calls `started` with its process group, and `printed` with what it prints.
+
+    `isolation`: run it in a sandbox.
+    """
     with tempfile.TemporaryDirectory(prefix="lightningrl-", ignore_cleanup_errors=True) as folder:
         output = Path(folder) / "output"
         task_env = {"LIGHTNINGRL_TASK": task.decode()} if len(task) < MAX_ENV else {}
         own = {ATTEMPT: attempt_id, OUTPUT: str(output), **task_env}
         async with _place(command, {**os.environ, **env, **own}, isolation, output=output) as place:
-            code, program = await _run(place, task, attempt_id=attempt_id, started=started)
+            code, program = await _run(place, task, attempt_id=attempt_id, started=started, printed=printed)
         if isolation is not None and code > SIGNALLED:
             code = SIGNALLED - code
         if code != 0 and len(program.stdout) <= MAX_OUTPUT:
@@ -99,11 +106,22 @@ async def _place(
         yield place
 
 
-async def _run(place: Place, task: bytes, *, attempt_id: str, started: Callable[[int], None]) -> tuple[int, _Program]:
+async def _run(
+    place: Place,
+    task: bytes,
+    *,
+    attempt_id: str,
+    started: Callable[[int], None],
+    printed: Callable[[Descriptor, bytes], None],
+) -> tuple[int, _Program]:
     """Returns the exit code, negative for a signal, and the output."""
     spawning = asyncio.create_task(
         asyncio.get_running_loop().subprocess_exec(
-            _Program, *place.command, env=place.env, pass_fds=place.descriptors, start_new_session=True
+            lambda: _Program(printed),
+            *place.command,
+            env=place.env,
+            pass_fds=place.descriptors,
+            start_new_session=True,
         )
     )
     try:
@@ -120,6 +138,7 @@ async def _run(place: Place, task: bytes, *, attempt_id: str, started: Callable[
         await program.exited.wait()
         await _wait(program.silent)  # output from before the kill
         transport.close()
+        program.excerpt.close()
     code = transport.get_returncode()
     assert code is not None, "it has exited"
     return code, program

@@ -1,8 +1,9 @@
 """The process that runs agents: `python -m lightningrl.runner.worker <fd> <notes>`, several attempts at the same time.
 
 It reads jobs from the socket `fd`, calls the agent and the reward function for each, and writes back the results. Its
-watchdog writes to the file `notes` which attempt blocks the event loop. Its stdout and stderr belong to user code. When
-the parent dies, the socket closes and the worker exits; its keeper then kills what the worker has started.
+watchdog writes to the file `notes` which attempt blocks the event loop. Its stdout and stderr belong to user code; what
+an attempt prints is marked with its id. When the parent dies, the socket closes and the worker exits; its keeper then
+kills what the worker has started.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -30,6 +32,7 @@ from lightningrl.runner.environment import telemetry
 from lightningrl.runner.exhaustion import files_are_short, is_exhaustion
 from lightningrl.runner.flush import flush_spans
 from lightningrl.runner.isolation import Isolation, visible
+from lightningrl.runner.printed import Printed
 
 SETTLE_S = 1.0
 """Grace period for a coroutine or a command after it was cancelled."""
@@ -55,10 +58,10 @@ class Progress:
 class Worker:
     """Runs jobs and reports on them through `send`."""
 
-    def __init__(self, setup: wire.Setup, *, send: Callable[[wire.FromWorker], None]) -> None:
+    def __init__(self, setup: wire.Setup, *, send: Callable[[wire.FromWorker], None], printed: Printed) -> None:
         self._command, self._isolation = setup.command, setup.isolation
         self._reward_range = setup.reward_range
-        self._send = send
+        self._send, self._printed = send, printed
         self._tasks: dict[str, asyncio.Task[wire.Done]] = {}
         self._progress: dict[str, Progress] = {}
         self._supervisors: set[asyncio.Task[None]] = set()
@@ -73,6 +76,7 @@ class Worker:
 
     def start(self, job: wire.Job) -> None:
         progress = self._progress[job.id] = Progress(job=job)
+        self._printed.begin(job.id)
         context = copy_context()
         context.run(watchdog.running.set, job.id)
         task = asyncio.create_task(self._attempt(progress), context=context)
@@ -107,6 +111,7 @@ class Worker:
             task.cancel()
             await asyncio.wait({task}, timeout=SETTLE_S)
         del self._tasks[job.id], self._progress[job.id]
+        self._printed.end(job.id)
         if late or task.cancelled():
             goes_on = not task.done() or any(thread.is_alive() for thread in progress.threads)
             done = _late(progress) if late else wire.Done(id=job.id, status="lost", error="it was given up")
@@ -156,6 +161,7 @@ class Worker:
                     env,
                     attempt_id=job.id,
                     started=lambda group: self._send(wire.Started(id=job.id, group=group)),
+                    printed=partial(self._printed.write, attempt_id=job.id),
                     isolation=self._isolation,
                 )
             os.environ.update({name: value for name, value in job.env.items() if job.token not in value})
@@ -214,8 +220,10 @@ async def _serve(connection: socket.socket, notes: int) -> NoReturn:
         writer.write(wire.line(message))
 
     attach.install()
+    printed = Printed()
+    printed.install()
     try:
-        worker = Worker(setup, send=send)
+        worker = Worker(setup, send=send, printed=printed)
     except (AgentError, GraderError) as error:
         owner = "agent" if isinstance(error, AgentError) else "grader"
         send(wire.Refused(owner=owner, message=error.message, hint=error.hint))

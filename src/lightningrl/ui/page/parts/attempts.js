@@ -12,6 +12,7 @@ export function Attempts({ run, rollout, attempts, shown, logs }) {
     <h2>${attempts.length === 1 ? "The attempt" : `${attempts.length} attempts`}</h2>
     ${attempts.map((attempt) => html`<${Attempt} key=${attempt.id} run=${run} rollout=${rollout} attempt=${attempt} shown=${attempt.id === shown?.id} />`)}
     ${logs && html`<details class="raw" open=${Boolean(shown?.error)}><summary>What it printed${logs.truncated ? " (the end of it)" : ""}</summary><${Folded} text=${logs.text} mono lines=${40} characters=${8000} /></details>`}
+    ${!logs && shown?.worker && shown.worker !== "local" && html`<p class="soft">What it printed is in the agents.log of worker ${visible(shown.worker)}, on its machine.</p>`}
   </section>`;
 }
 
