@@ -4,7 +4,10 @@ import { test } from "node:test";
 import { branchesOf, sharedLength } from "./page/parts/branching.js";
 import { branched } from "./page/parts/calltree.js";
 import { SCALES, toneOf, whyNothing } from "./page/parts/colours.js";
+import { decoded } from "./page/address.js";
+import { neededBy } from "./page/held.js";
 import { percent, signed } from "./page/parts/digits.js";
+import { reward } from "./page/parts/figures.js";
 import { marked, visible, written } from "./page/parts/plain.js";
 import { rangeOf } from "./page/parts/rewardbars.js";
 import { originsOf, piecesOf, tokenAt } from "./page/parts/sequence.js";
@@ -108,4 +111,20 @@ test("ranges of rewards may be open", () => {
 test("figures have the digits that matter", () => {
   assert.deepEqual([0.99999, 0.5, 0.0362, 0.000001].map(percent), ["> 99.9 %", "50 %", "3.6 %", "< 0.001 %"]);
   assert.deepEqual([1.25, -0.5, 0].map((value) => signed(value)), ["+1.25", "−0.5", "0"]);
+});
+
+test("rewards of a column have three decimals", () => {
+  assert.deepEqual([0.26, 0.187, 0.2656, -0.5, 0, 1, 12.5, 1.5e-5, null].map(reward), ["0.260", "0.187", "0.266", "−0.500", "0", "1", "12.5", "1.5e−5", "–"]);
+});
+
+test("a view of an exported page needs the answer that it asks for first", () => {
+  assert.equal(neededBy("#/"), "/api/runs");
+  assert.equal(neededBy("#/run/a%20b/settings"), "/api/runs/a%20b");
+  assert.equal(neededBy("#/run/r/rollout/x%2Fy/call/2?attempt=1&color=ratio"), "/api/runs/r/rollouts/x%2Fy/calls/2?attempt=1");
+  assert.equal(neededBy("#/run/r/rollouts?sort=-reward"), "/api/runs/r/rollouts?sort=-reward&limit=100");
+  assert.equal(neededBy("#/compare?runs=a,b"), null);
+});
+
+test("a stray percent sign in an address stays as it is", () => {
+  assert.deepEqual(["a%20b", "a%b"].map(decoded), ["a b", "a%b"]);
 });

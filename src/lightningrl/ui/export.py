@@ -43,13 +43,17 @@ async def exported(folder: Path) -> bytes:
     shelf = Shelf([folder])
     try:
         [book] = shelf.books().values()
-        return assembled(await answers(shelf, book))
+        table = await book.table()
+        while not table.complete:
+            await table.refresh()
+        whole = chosen_rollouts(table.columns)
+        return assembled(await answers(shelf, book, whole), whole=whole)
     finally:
         await shelf.close()
 
 
-async def answers(shelf: Shelf, book: Book) -> dict[str, Any]:
-    """Address → what the API answers there: all that the exported page holds."""
+async def answers(shelf: Shelf, book: Book, whole: Sequence[str]) -> dict[str, Any]:
+    """Address → what the API answers there: all that the exported page holds. `whole`: rollouts with their calls."""
     found: dict[str, Any] = {}
 
     async def ask(route: str, *, attempt: int | None = None, **names: Any) -> Any:
@@ -64,11 +68,8 @@ async def answers(shelf: Shelf, book: Book) -> dict[str, Any]:
         await ask(route)
     if (book.folder / "config.toml").is_file():
         await ask("/api/runs/{run}/health")
-    table = await book.table()
-    while not table.complete:
-        await table.refresh()
-    shown: dict[str, None] = {}
-    for chosen in chosen_rollouts(table.columns):
+    table, shown = await book.table(), dict[str, None]()
+    for chosen in whole:
         view = await ask("/api/runs/{run}/rollouts/{rollout}", rollout=chosen)
         for attempt in (None, *(attempt["number"] for attempt in view["attempts"])):
             tried = await ask("/api/runs/{run}/rollouts/{rollout}", attempt=attempt, rollout=chosen)
@@ -113,8 +114,8 @@ def tables(table: Table, shown: Sequence[str], *, address: str) -> dict[str, Any
     return found | {f"{address}?limit={LIMIT}": found[f"{address}?sort=-queue&limit={LIMIT}"]}
 
 
-def assembled(answers: Mapping[str, Any]) -> bytes:
-    """The file with the page and these answers."""
+def assembled(answers: Mapping[str, Any], *, whole: Sequence[str] = ()) -> bytes:
+    """The file with the page and these answers. `whole`: the rollouts that it names, as it has all of their calls."""
     page = (PAGE / "index.html").read_text(encoding="utf-8")
     icon = data_url("image/svg+xml", (PAGE / ICON).read_text(encoding="utf-8"))
     styles = "\n".join((PAGE / name).read_text(encoding="utf-8") for name in STYLE.findall(page))
@@ -124,7 +125,7 @@ def assembled(answers: Mapping[str, Any]) -> bytes:
         f"default-src 'none'; script-src {' '.join(map(_hash, scripts))} data:; style-src {_hash(styles)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
-    data = msgspec.json.encode({"answers": answers}).decode().replace("<", "\\u003c")
+    data = msgspec.json.encode({"answers": answers, "whole": whole}).decode().replace("<", "\\u003c")
     head = f'<meta http-equiv="content-security-policy" content="{policy}">\n<style>{styles}</style>\n'
     body = (
         f'<script type="application/json" id="embedded">{data}</script>\n'

@@ -47,7 +47,8 @@ function encoded(part) {
   return encodeURIComponent(String(part).toWellFormed());
 }
 
-function decoded(part) {
+/** What `encodeURIComponent` made of a part; a part with a stray `%` stays as it is. */
+export function decoded(part) {
   try {
     return decodeURIComponent(part);
   } catch {

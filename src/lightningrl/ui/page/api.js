@@ -1,17 +1,17 @@
 // How does the page ask? `get` fetches JSON; `useApi` keeps an answer up to date while a view shows it.
-// An exported page has its answers in <script type="application/json" id="embedded">: {"answers": {"/api/runs": …}}.
 import { useEffect, useRef, useState } from "./vendor/preact.js";
+import * as addresses from "./address.js";
+import { answerAt, exported, holds } from "./held.js";
 import { onChange } from "./live.js";
 
-export { link, navigate, questions, setQuery, useRoute } from "./address.js";
+export { exported, holds, whole } from "./held.js";
+export { decoded, link, questions, setQuery, useRoute } from "./address.js";
 export { onChange, useConnection } from "./live.js";
 
-const embedded = JSON.parse(document.getElementById("embedded")?.textContent ?? "null");
-/** Whether this page is one exported file, without a server. */
-export const exported = embedded !== null;
 const KEPT = 40; // answers that are shown at once when somebody comes back to a view
 const SOON_S = 0.2; // until an answer that was not finished is asked for again
 const answers = new Map();
+const askers = new Map(); // path → the one that asks for all who show its answer
 
 /** What the server refused or could not do, with a hint. `status` is 0 if nothing answered. */
 export class ApiError extends Error {
@@ -20,6 +20,11 @@ export class ApiError extends Error {
     this.hint = hint;
     this.status = status;
   }
+}
+
+/** Go to an address, as in address.js; an exported page stays where it is if it has nothing to show there. */
+export function navigate(address, how) {
+  if (holds(address)) addresses.navigate(address, how);
 }
 
 /** The JSON at `/api/…`. Raises `ApiError`. */
@@ -36,7 +41,8 @@ export async function get(path, { signal } = {}) {
 }
 
 function answerOf(path) {
-  if (path in embedded.answers) return embedded.answers[path];
+  const answer = answerAt(path);
+  if (answer !== undefined) return answer;
   throw new ApiError("this exported page does not hold that", "`lightningrl ui RUN_DIR` shows the whole run", 404);
 }
 
@@ -51,10 +57,9 @@ export function useApi(path, { live = false, everyS = 0, unfinished = null } = {
   const again = useRef(() => {});
   useEffect(() => {
     if (path === null) return undefined;
-    const asking = asker(path, setState);
+    const asking = askers.get(path) ?? asker(path);
     again.current = asking.ask;
-    asking.ask();
-    return asking.stop;
+    return asking.join(setState);
   }, [path]);
   const pauseS = unfinished?.(state.data) ? SOON_S : everyS;
   useEffect(() => (live && path !== null ? watch(path, live, () => again.current()) : undefined), [path, live]);
@@ -66,31 +71,48 @@ export function useApi(path, { live = false, everyS = 0, unfinished = null } = {
   return path === null ? { data: undefined, error: null, loading: false, path } : state;
 }
 
-/** Asks at most once at a time; a wish that comes meanwhile is fulfilled once afterwards. */
-function asker(path, setState) {
+/**
+ * The one that asks for all who show the answer at `path`. It asks at most once at a time; a wish that comes meanwhile is
+ * fulfilled once afterwards, and wishes of one moment together.
+ */
+function asker(path) {
   const control = new AbortController();
+  const listeners = new Set();
+  const tell = (change) => listeners.forEach((listener) => listener(change));
+  const begun = (old) => (answers.has(path) ? { data: answers.get(path), path, error: null, loading: true } : { ...old, loading: true });
   let busy = false;
   let wanted = false;
-  async function ask() {
-    if (busy) {
-      wanted = true;
-      return;
-    }
+  async function work() {
     busy = true;
-    setState((old) => (answers.has(path) ? { data: answers.get(path), path, error: null, loading: true } : { ...old, loading: true }));
-    const next = await get(path, { signal: control.signal }).then(
-      (data) => ({ data: kept(path, data), path, error: null, loading: false }),
-      (error) => ({ error, loading: false }),
-    );
-    busy = false;
-    if (control.signal.aborted) return;
-    setState((old) => ({ ...old, ...next }));
-    if (wanted) {
+    while (wanted && !control.signal.aborted) {
       wanted = false;
-      ask();
+      tell(begun);
+      const next = await get(path, { signal: control.signal }).then(
+        (data) => ({ data: kept(path, data), path, error: null, loading: false }),
+        (error) => ({ error, loading: false }),
+      );
+      if (!control.signal.aborted) tell((old) => ({ ...old, ...next }));
     }
+    busy = false;
   }
-  return { ask, stop: () => control.abort() };
+  function ask() {
+    if (!wanted && !busy) queueMicrotask(work);
+    wanted = true;
+  }
+  function join(listener) {
+    listeners.add(listener);
+    if (busy) listener(begun);
+    else ask();
+    return () => {
+      listeners.delete(listener);
+      if (listeners.size > 0) return;
+      control.abort();
+      askers.delete(path);
+    };
+  }
+  const made = { ask, join };
+  askers.set(path, made);
+  return made;
 }
 
 function kept(path, data) {

@@ -10,6 +10,12 @@ export function figure(value, digits = 3) {
   return minus(String(Number(value.toPrecision(digits))));
 }
 
+/** A reward, with three decimals where it has any below 1, so that those in a column can be compared: 0.260, 1, 12.5. */
+export function reward(value) {
+  const plain = value === null || value === undefined || Number.isInteger(value) || !(Math.abs(value) >= 1e-3 && Math.abs(value) < 1);
+  return plain ? figure(value) : minus(value.toFixed(3));
+}
+
 /** A share of 1 as a percentage. */
 export function share(value) {
   return value === null || value === undefined ? "–" : `${figure(value * 100)} %`;

@@ -1,10 +1,12 @@
 // The words of `lightningrl health`: warnings and notes, and the figures that they are about.
 import { html } from "../vendor/preact.js";
 import { Advice } from "./advice.js";
+import { ErrorBox } from "./error.js";
 import { figure, share } from "./figures.js";
 
 /** `anchor(metric)`: the id of its curve, or null. */
-export function HealthPanel({ health, advice, anchor }) {
+export function HealthPanel({ health, error, advice, anchor }) {
+  if (health === undefined && error) return html`<${ErrorBox} error=${error} title="The health of the run is not known" />`;
   if (health === undefined) return html`<section class="card health"><h2>Health</h2><p class="soft">…</p></section>`;
   const warnings = advice.filter(({ warning }) => warning).length;
   return html`<section class="card health" aria-label="Health of the learning signal">

@@ -5,8 +5,8 @@ import { colour, useTheme } from "../theme.js";
 import { figure, share as percent, tick } from "./figures.js";
 
 /**
- * `x`: steps; the axis goes from 0 to `last`. `lines`: [{label, values, low, high, style, points}]; `values` has null where there is none; `style`
- * picks the colour. `marks`: [{x, kind}]. `step`: the chosen x or null; `onStep(x)` while somebody points at one,
+ * `x`: steps; the axis goes from 0 to `last`. `lines`: [{label, values, low, high, style, dash, points}]; `values` has null where there is none;
+ * `style` picks the colour, `dash` how the line is broken. `marks`: [{x, kind}]. `step`: the chosen x or null; `onStep(x)` while somebody points at one,
  * `onOpen(x)` when it is clicked. Keep `x`, `lines` and `marks` the same objects while nothing changes.
  */
 export function Plot({ title, unit, share, zero, range, x, lines, marks, last, step, onStep, onOpen, height = 140, axisTitle }) {
@@ -15,7 +15,7 @@ export function Plot({ title, unit, share, zero, range, x, lines, marks, last, s
   const plot = useRef(null);
   const handlers = useRef({});
   handlers.current = { onStep, onOpen, marks, last, step };
-  const shape = JSON.stringify([theme, share, zero, range, height, axisTitle, lines.map(({ label, style, points, low }) => [label, style, points, Boolean(low)])]);
+  const shape = JSON.stringify([theme, share, zero, range, height, axisTitle, lines.map(({ label, style, dash, points, low }) => [label, style, dash, points, Boolean(low)])]);
   const data = useMemo(() => dataOf(x, lines), [x, lines]);
   useEffect(() => {
     const element = box.current; // gone from the ref when the view is left, while the observer still tells of it
@@ -36,24 +36,24 @@ export function Plot({ title, unit, share, zero, range, x, lines, marks, last, s
   return html`<div class="plot" ref=${box} role="img" aria-label=${spoken(title, unit, share, x, lines)} style=${{ height: `${height}px` }}></div>`;
 }
 
-/** The lines of a plot with their values at `step`, or the latest ones. */
-export function Legend({ lines, x, step, share, digits }) {
+/** The lines of a plot with their values at `step`, or the latest ones; `write` makes a figure of a value. */
+export function Legend({ lines, x, step, share, digits, write = (value) => written(value, share, digits) }) {
   return html`<ul class="plot-legend">
     ${lines.map((line, at) => {
       const { value, where } = valueAt(line, x, step);
-      const interval = where !== null && line.low ? between(line, where, share) : "";
-      const title = where === null ? "no value" : `${line.label || "value"} at step ${x[where]}: ${written(value, share, digits)}${interval}`;
+      const interval = where !== null && line.low ? between(line, where, write) : "";
+      const title = where === null ? "no value" : `${line.label || "value"} at step ${x[where]}: ${write(value)}${interval}`;
       return html`<li key=${line.label} title=${title}>
-        <span class=${`line-mark ${line.points ? "dots" : ""}`} style=${{ background: `var(--series-${line.style ?? at + 1})` }}></span>
+        <span class=${`line-mark ${line.points ? "dots" : ""}`} style=${markOf(line, `var(--series-${line.style ?? at + 1})`)}></span>
         ${line.label && html`<span class="soft">${line.label}</span>`}
-        <span class="value">${written(value, share, digits)}<span class="soft">${interval}</span></span>
+        <span class="value">${write(value)}<span class="soft">${interval}</span></span>
       </li>`;
     })}
   </ul>`;
 }
 
-function between({ low, high }, where, share) {
-  return low[where] === null ? "" : ` (${written(low[where], share)} to ${written(high[where], share)})`;
+function between({ low, high }, where, write) {
+  return low[where] === null ? "" : ` (${write(low[where])} to ${write(high[where])})`;
 }
 
 function written(value, share, digits) {
@@ -104,14 +104,23 @@ function optionsOf({ share, zero, range, lines, height, unit, axisTitle, width, 
   };
 }
 
-const HIDDEN = { points: { show: false }, width: 0, stroke: "transparent" };
+const HIDDEN = { points: { show: false }, width: 0, stroke: "transparent", spanGaps: true };
 const NOTHING = () => null;
 /** The page has one cursor for all plots, so uPlot's own handling of the mouse is off. */
 const UNBOUND = { mousedown: NOTHING, mouseup: NOTHING, click: NOTHING, dblclick: NOTHING, mousemove: NOTHING, mouseleave: NOTHING, mouseenter: NOTHING };
 
-function seriesOf({ values, points, style }, stroke) {
-  const alone = values.filter((value) => value !== null).length < 3;
-  return { stroke, width: 1.6, spanGaps: true, dash: style > 8 ? [5, 4] : undefined, points: { show: Boolean(points) || alone, size: 6, fill: stroke, stroke } };
+const DASHES = [undefined, [6, 3], [2, 3], [9, 3, 2, 3]];
+
+/** One or two values are drawn as points too; what is drawn changes while the run goes on. */
+function seriesOf({ points, dash = 0 }, stroke) {
+  const show = (u, at) => Boolean(points) || u.data[at].filter((value) => value !== null).length < 3;
+  return { stroke, width: 1.6, spanGaps: true, dash: DASHES[dash % DASHES.length], points: { show, size: 6, fill: stroke, stroke } };
+}
+
+/** The mark of a line in the legend: its colour, broken as the line is. */
+function markOf({ points, dash = 0 }, shade) {
+  const [drawn, gap] = points ? [] : (DASHES[dash % DASHES.length] ?? []);
+  return { background: gap ? `repeating-linear-gradient(90deg, ${shade} 0 ${drawn}px, transparent ${drawn}px ${drawn + gap}px)` : shade };
 }
 
 function bandsOf(lines, shades) {

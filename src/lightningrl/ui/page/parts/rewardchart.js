@@ -1,6 +1,7 @@
 // The curve that matters most: reward on tasks that are trained on, and on held-out tasks that are not.
 import { html, useMemo } from "../vendor/preact.js";
 import { Advice } from "./advice.js";
+import { reward } from "./figures.js";
 import { Legend, Plot } from "./plot.js";
 
 export function RewardChart({ run, journal, cursor, advice }) {
@@ -10,7 +11,7 @@ export function RewardChart({ run, journal, cursor, advice }) {
   return html`<section class=${`card chart ${advice.some(({ warning }) => warning) ? "warned" : ""}`} id="chart-reward" aria-label="Reward">
     <h2>Reward <span class="unit">mean of a rollout</span></h2>
     <p class="tip">${tip}</p>
-    <${Legend} lines=${lines} x=${x} step=${cursor.step} />
+    <${Legend} lines=${lines} x=${x} step=${cursor.step} write=${reward} />
     <${Plot} title="Reward" unit="mean of a rollout" axisTitle="reward" range=${range} height=${280} ...${cursor} x=${x} lines=${lines} />
     ${advice.map((each) => html`<${Advice} key=${each.text} ...${each} />`)}
   </section>`;

@@ -2,14 +2,14 @@
 import { html } from "../vendor/preact.js";
 import { link } from "../api.js";
 import { Copy } from "./copy.js";
-import { duration, figure } from "./figures.js";
+import { duration, reward } from "./figures.js";
 import { Ago, Time } from "./time.js";
 
 export function Summary({ run, journal }) {
   return html`<section aria-label="Summary">
     <h1>${run.run}</h1>
     <dl class="tiles">
-      <${Learnt} run=${run} />
+      <${Learnt} run=${run} journal=${journal} />
       <${Steps} run=${run} journal=${journal} />
       <${Rollouts} run=${run} />
       <${Tile} name="Began"><${Time} at=${run.began_at} /><${Tile.Sub}>${run.state === "running" ? html`changed <${Ago} at=${run.changed_at} />` : html`ended after ${duration(run.changed_at - run.began_at)}`}<//><//>
@@ -32,14 +32,16 @@ const VERDICTS = {
 };
 
 /** Held-out reward from → to, and what that means. */
-function Learnt({ run }) {
+function Learnt({ run, journal }) {
   const { before, latest, low, high, learnt } = run.heldout;
   if (latest === null) return html`<${Tile} name="Held-out reward"><span class="soft">not measured yet</span><//>`;
+  const trained = journal.rows.some(({ kind, mode, step }) => kind === "exam" && mode === "sampled" && step > 0);
+  if (!trained && run.state !== "complete") return html`<${Tile} name="Held-out reward" title="Mean reward on tasks that are never trained on"><span class="big">${reward(latest)}</span><${Tile.Sub}>before training<//><//>`;
   const [tone, words, meaning] = VERDICTS[learnt] ?? ["", run.state === "complete" ? "" : "so far", ""];
   const change = before === null ? null : latest - before;
   const sure = run.result?.heldout_change;
   return html`<${Tile} name="Held-out reward" title="Mean reward on tasks that are never trained on: before → latest">
-    <span class="big">${before !== null && html`<span class="soft">${figure(before)} → </span>`}<span title=${low === null ? "" : `95 % interval: ${figure(low)} to ${figure(high)}`}>${figure(latest)}</span></span>
+    <span class="big">${before !== null && html`<span class="soft">${reward(before)} → </span>`}<span title=${low === null ? "" : `95 % interval: ${reward(low)} to ${reward(high)}`}>${reward(latest)}</span></span>
     <${Tile.Sub}>
       ${learnt && html`<strong class=${tone} title=${meaning}>${words}</strong>`} ${change !== null && html`<span>${signed(change)}${!learnt && ` ${words}`}</span>`}
       ${sure && html` <span title="95 % interval of the change">(${signed(sure.low)} to ${signed(sure.high)})</span>`}
@@ -48,7 +50,7 @@ function Learnt({ run }) {
 }
 
 function signed(value) {
-  return `${value > 0 ? "+" : ""}${figure(value)}`;
+  return `${value > 0 ? "+" : ""}${reward(value)}`;
 }
 
 function Steps({ run, journal }) {
@@ -57,7 +59,7 @@ function Steps({ run, journal }) {
   return html`<${Tile} name="Steps">
     <span class="big">${run.step}<span class="soft"> of ${run.steps}</span></span>
     <progress value=${run.step} max=${run.steps} aria-label="Steps done"></progress>
-    ${rewards.length > 0 && html`<${Tile.Sub}>training reward ${figure(rewards[0])} → ${figure(rewards.at(-1))}<//>`}
+    ${rewards.length > 0 && html`<${Tile.Sub}>training reward ${reward(rewards[0])} → ${reward(rewards.at(-1))}<//>`}
   <//>`;
 }
 

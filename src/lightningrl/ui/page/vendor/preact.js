@@ -2,6 +2,6 @@
 import { h } from "./preact.mjs";
 import htm from "./htm.mjs";
 
-export { Component, Fragment, createContext, h, render } from "./preact.mjs";
+export { Component, Fragment, createContext, h, options, render } from "./preact.mjs";
 export { useCallback, useContext, useEffect, useId, useLayoutEffect, useMemo, useReducer, useRef, useState } from "./hooks.mjs";
 export const html = htm.bind(h);

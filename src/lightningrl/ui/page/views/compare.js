@@ -1,27 +1,28 @@
 // How do runs differ, in what they reached and in their settings?
 import { html, useEffect, useMemo, useState } from "../vendor/preact.js";
-import { get, link } from "../api.js";
+import { decoded, get, link } from "../api.js";
 import { chartsOf } from "../charts.js";
 import { useKeys } from "../keys.js";
 import { useManyMetrics } from "../metrics.js";
 import { StateChip } from "../parts/chip.js";
 import { Empty, Loading } from "../parts/empty.js";
 import { ErrorBox } from "../parts/error.js";
-import { figure } from "../parts/figures.js";
+import { reward } from "../parts/figures.js";
 import { Legend, Plot } from "../parts/plot.js";
 import { rewardLines } from "../parts/rewardchart.js";
 import { flat, Value } from "../parts/setting.js";
 
+const EVERY_S = 5;
 const CHARTS = ["Entropy", "Length of an answer", "Calls of a rollout", "Groups that teach nothing", "KL, trainer from engine", "Tokens clipped", "Gradient norm", "Learning rate"];
 
 export default function Compare({ route }) {
-  const names = useMemo(() => (route.query.runs ?? "").split(",").filter(Boolean).map(decodeURIComponent).slice(0, 8), [route.query.runs]);
+  const names = useMemo(() => (route.query.runs ?? "").split(",").filter(Boolean).map(decoded).slice(0, 8), [route.query.runs]);
   const { runs, error } = useRuns(names);
   const journals = useManyMetrics(names);
   if (names.length === 0) return html`<${Empty} title="Nothing to compare"><a href="#/">Choose two to eight runs</a> in the list.<//>`;
-  if (error) return html`<${ErrorBox} error=${error} />`;
-  if (runs === null) return html`<${Loading} />`;
+  if (runs === null) return error ? html`<${ErrorBox} error=${error} />` : html`<${Loading} />`;
   return html`<div class="stack">
+    ${error && html`<${ErrorBox} error=${error} />`}
     <h1>Compare ${names.length} runs</h1>
     <${Reached} runs=${runs} />
     <${Curves} runs=${runs} journals=${journals} />
@@ -29,13 +30,23 @@ export default function Compare({ route }) {
   </div>`;
 }
 
+/** {runs, error}: what is known of the runs, asked again every few seconds; while one does not answer, the runs as they were. */
 function useRuns(names) {
   const [state, setState] = useState({ runs: null, error: null });
   useEffect(() => {
     let ended = false;
-    const asked = names.map((name) => get(`/api/runs/${encodeURIComponent(name)}`));
-    Promise.all(asked).then((runs) => ended || setState({ runs, error: null }), (error) => ended || setState({ runs: null, error }));
-    return () => (ended = true);
+    const ask = async () => {
+      const asked = names.map((name) => get(`/api/runs/${encodeURIComponent(name)}`));
+      const next = await Promise.all(asked).then((runs) => ({ runs, error: null }), (error) => ({ error }));
+      if (!ended) setState((old) => ({ ...old, ...next }));
+    };
+    setState({ runs: null, error: null });
+    ask();
+    const timer = setInterval(() => document.hidden || ask(), EVERY_S * 1000);
+    return () => {
+      ended = true;
+      clearInterval(timer);
+    };
   }, [names]);
   return state;
 }
@@ -51,8 +62,8 @@ function Reached({ runs }) {
       ${runs.map((run, at) => html`<tr key=${run.run}>
         <td><${Name} run=${run} at=${at} /></td><td>${run.recipe ?? "–"}</td><td><${StateChip} state=${run.state} /></td>
         <td class="number">${run.step}<span class="soft"> of ${run.steps ?? "–"}</span></td>
-        <td class="number">${figure(run.heldout.before)}</td><td class="number"><strong>${figure(run.heldout.latest)}</strong></td>
-        <td class="number">${run.heldout.low === null ? html`<span class="soft">–</span>` : `${figure(run.heldout.low)} to ${figure(run.heldout.high)}`}</td>
+        <td class="number">${reward(run.heldout.before)}</td><td class="number"><strong>${reward(run.heldout.latest)}</strong></td>
+        <td class="number">${run.heldout.low === null ? html`<span class="soft">–</span>` : `${reward(run.heldout.low)} to ${reward(run.heldout.high)}`}</td>
       </tr>`)}
     </tbody>
   </table></div>`;
@@ -68,15 +79,19 @@ function Curves({ runs, journals }) {
     ["ArrowLeft", "step before", move(-1)],
     ["Escape", "show the latest step again", () => setStep(null)],
   ]);
-  if (charts.length === 0) return html`<p class="soft">None of these runs has a step yet.</p>`;
+  const known = runs.map(({ run }) => journals[run]).filter(Boolean);
+  const unread = known.find(({ error }) => error)?.error;
+  if (charts.length === 0 && known.length < runs.length) return html`<${Loading} />`;
+  if (charts.length === 0 && !unread) return html`<p class="soft">None of these runs has a step yet.</p>`;
   return html`
+    ${unread && html`<${ErrorBox} error=${unread} title="Not all curves can be read" />`}
     <p class="readout">${step === null ? html`<span class="soft">Point at a curve to read a step in all of them. Keys: <kbd>←</kbd> <kbd>→</kbd></span>` : html`<strong>Step ${step}</strong>`}</p>
     <div class="charts">
       ${charts.map(
         (chart) => html`<section key=${chart.title} class=${`card chart ${chart.wide ? "wide" : ""}`} aria-label=${chart.title}>
           <h2>${chart.title} ${chart.unit && html`<span class="unit">${chart.unit}</span>`}</h2>
           <p class="tip">${chart.tip}</p>
-          <${Legend} lines=${chart.lines} x=${chart.x} step=${step} share=${chart.share} />
+          <${Legend} lines=${chart.lines} x=${chart.x} step=${step} share=${chart.share} write=${chart.wide ? reward : undefined} />
           <${Plot} ...${chart} height=${chart.wide ? 240 : 140} last=${last} step=${step} onStep=${setStep} />
         </section>`,
       )}
@@ -101,7 +116,7 @@ function chartsOfRun(run, journal, at) {
     return found ? [{ title, tip: "Bands are 95 % intervals.", wide: true, range: run.settings?.agent?.reward_range, x: reward.x, lines: [{ ...found, label: run.run, style: at + 1 }] }] : [];
   });
   const others = chartsOf(rows, run.policies).flatMap(({ charts, zeros }) => [...charts, ...zeros]).filter(({ title }) => CHARTS.includes(title));
-  const named = (line) => ({ ...line, label: line.policy ? `${run.run}: ${line.policy}` : run.run, style: at + 1 });
+  const named = (line) => ({ ...line, label: line.policy ? `${run.run}: ${line.policy}` : run.run, style: at + 1, dash: Math.max(0, run.policies.indexOf(line.policy)) });
   return [...rewards, ...others.map((chart) => ({ ...chart, x, lines: chart.lines.map(named) }))];
 }
 

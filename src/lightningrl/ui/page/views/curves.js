@@ -1,6 +1,6 @@
 // Is it learning, and is the learning signal healthy?
 import { html, useCallback, useMemo, useState } from "../vendor/preact.js";
-import { link, navigate, useApi } from "../api.js";
+import { exported, link, navigate, useApi } from "../api.js";
 import { anchorOf, chartsOf } from "../charts.js";
 import { useKeys } from "../keys.js";
 import { useMetrics } from "../metrics.js";
@@ -10,6 +10,7 @@ import { ErrorBox } from "../parts/error.js";
 import { HealthPanel } from "../parts/health.js";
 import { RewardChart } from "../parts/rewardchart.js";
 import { Summary } from "../parts/summary.js";
+import { Whole } from "../parts/whole.js";
 
 export default function Curves({ route }) {
   const address = `/api/runs/${encodeURIComponent(route.run)}`;
@@ -20,6 +21,7 @@ export default function Curves({ route }) {
   }
   return html`<div class="stack">
     <${Summary} run=${run} journal=${journal} />
+    <${Whole} run=${run.run} />
     ${journal.rows.some(({ kind }) => kind === "step" || kind === "exam") ? html`<${Charts} run=${run} journal=${journal} address=${address} />` : html`<${Early} run=${run} />`}
   </div>`;
 }
@@ -33,14 +35,14 @@ function Early({ run }) {
 }
 
 function Charts({ run, journal, address }) {
-  const { data: health } = useApi(`${address}/health`, { live: "metrics" });
+  const { data: health, error } = useApi(`${address}/health`, { live: "metrics" });
   const rows = useMemo(() => journal.rows.filter(({ kind }) => kind === "step"), [journal]);
   const sections = useMemo(() => chartsOf(rows, run.policies), [rows, run.policies.join()]);
   const cursor = useCursor(run.run, journal, rows);
   const advice = adviceOf(health);
   const about = (id) => advice.filter(({ metric }) => metric && anchorOf(sections, metric, run.policies) === id);
   return html`
-    <${HealthPanel} health=${health} advice=${advice} anchor=${(metric) => anchorOf(sections, metric, run.policies)} />
+    <${HealthPanel} health=${health} error=${error} advice=${advice} anchor=${(metric) => anchorOf(sections, metric, run.policies)} />
     <${Readout} run=${run.run} cursor=${cursor} events=${journal.events} />
     <${RewardChart} run=${run} journal=${journal} cursor=${cursor} advice=${about("chart-reward")} />
     ${sections.map(
@@ -78,7 +80,7 @@ function useCursor(run, journal, rows) {
   const x = useMemo(() => rows.map((row) => row.step + 1), [rows]);
   const marks = useMemo(() => journal.events.filter(({ kind }) => kind !== "began").map(({ step, kind }) => ({ x: step + 1, kind })), [journal.events]);
   const last = x.at(-1) ?? 0;
-  const onOpen = useCallback((at) => at > 0 && navigate(link(run, "rollouts", { step: at })), [run]);
+  const onOpen = useCallback((at) => at > 0 && navigate(link(run, "rollouts", trained(at))), [run]);
   const move = (by) => () => setStep((old) => Math.min(Math.max((old ?? last + (by < 0 ? 1 : 0)) + by, 1), last));
   useKeys([
     ["ArrowRight", "next step", move(1)],
@@ -89,16 +91,21 @@ function useCursor(run, journal, rows) {
   return { x, last, step, marks, onStep: setStep, onOpen };
 }
 
+/** The question for the rollouts that a step learnt from: an exam after as many steps has the same number. */
+function trained(step) {
+  return { step, split: "train" };
+}
+
 /** What happened in the chosen step; always there, so that nothing jumps. */
 function Readout({ run, cursor, events }) {
   const { step, last } = cursor;
   if (step === null) {
-    return html`<p class="readout soft">Point at a curve to read a step in all of them; click to see its rollouts. Keys: <kbd>←</kbd> <kbd>→</kbd> <kbd>Enter</kbd></p>`;
+    return html`<p class="readout soft">Point at a curve to read a step in all of them${exported ? "." : "; click to see its rollouts."} Keys: <kbd>←</kbd> <kbd>→</kbd> ${!exported && html`<kbd>Enter</kbd>`}</p>`;
   }
   const told = events.filter((event) => event.kind !== "began" && event.step + 1 === step).map(({ text }) => text.split("; hint:")[0]);
   return html`<p class="readout" role="status">
     <strong>${step === 0 ? "Before the first step" : `Step ${step} of ${last}`}</strong>
-    ${step > 0 && html`<a href=${link(run, "rollouts", { step })}>its rollouts</a>`}
+    ${step > 0 && !exported && html`<a href=${link(run, "rollouts", trained(step))}>its rollouts</a>`}
     ${told.map((text) => html`<span class="warned-text" key=${text} title=${text}>${text.replaceAll("`", "")}</span>`)}
   </p>`;
 }

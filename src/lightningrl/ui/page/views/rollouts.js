@@ -4,12 +4,13 @@ import { exported, get, link, questions, setQuery, useApi } from "../api.js";
 import { useKeys } from "../keys.js";
 import { Empty, Loading } from "../parts/empty.js";
 import { ErrorBox } from "../parts/error.js";
-import { count, duration, figure } from "../parts/figures.js";
+import { count, duration, reward } from "../parts/figures.js";
 import { FILTERS, filter, Filters } from "../parts/filters.js";
 import { visible } from "../parts/plain.js";
 import { Status } from "../parts/status.js";
 import { Table } from "../parts/table.js";
 import { Ago } from "../parts/time.js";
+import { Whole } from "../parts/whole.js";
 
 const PAGE = 100;
 
@@ -31,7 +32,7 @@ export default function RolloutsView({ route }) {
   useAhead(!exported && whose === path && offset + PAGE < total ? at(offset + PAGE) : null);
   return html`<div class="stack">
     <h1>Rollouts</h1>
-    ${exported ? html`<p class="soft">This file holds some of the run's rollouts; <code>lightningrl ui</code> shows all of them.</p>` : html`<${Filters} query=${query} data=${shown} />`}
+    ${exported ? html`<${Whole} run=${run} />` : html`<${Filters} query=${query} data=${shown} />`}
     ${error && html`<${ErrorBox} error=${error} title="The rollouts cannot be listed" />`}
     ${!shown && !error && html`<${Loading} />`}
     ${shown && html`<div class=${whose === path ? "" : "stale"}>
@@ -86,7 +87,7 @@ function Errors({ errors, query }) {
       ${errors.map(
         (each) => html`<li key=${each.error}>
           <span class="number">${each.count.toLocaleString("en")} ×</span>
-          <button type="button" class="plain bad" aria-pressed=${query.error === each.error} onClick=${() => filter({ error: query.error === each.error ? null : each.error })}>${visible(each.error)}</button>
+          ${exported ? html`<span class="bad">${visible(each.error)}</span>` : html`<button type="button" class="plain bad" aria-pressed=${query.error === each.error} onClick=${() => filter({ error: query.error === each.error ? null : each.error })}>${visible(each.error)}</button>`}
         </li>`,
       )}
     </ul>
@@ -140,15 +141,20 @@ function columnsOf(low, high, query) {
   const number = (key, title, cell, tip) => ({ key, title, cell, tip, number: true, sort: key });
   return [
     text("id", "rollout", (row) => html`<span class="nowrap">${visible(row.id)}</span>`, { sort: "queue", tip: "In the order they were enqueued" }),
-    number("step", "step", (row) => row.step ?? html`<span class="soft">–</span>`, "The optimizer step that learns from it, from 1"),
+    number("step", "step", Step, "The optimizer step that learns from it, from 1; of an exam: the steps before it"),
     text("task", "task", (row) => html`<${Task} row=${row} text=${query.text} />`, { sort: "task" }),
     text("status", "status", (row) => html`<${Status} status=${row.status} />${row.attempts > 1 && html` <span class="soft" title="attempts">× ${row.attempts}</span>`}`),
-    number("reward", "reward", (row) => html`<${Reward} reward=${row.reward} low=${low} high=${high} />`, "The final reward"),
+    number("reward", "reward", (row) => html`<${Reward} value=${row.reward} low=${low} high=${high} />`, "The final reward"),
     number("calls", "calls", (row) => count(row.calls), "Calls to the model"),
     number("tokens", "tokens", (row) => count(row.tokens), "Tokens that were sampled"),
     number("seconds", "time", (row) => duration(row.seconds), "From the beginning to the end of the attempt"),
     number("began", "began", (row) => html`<${Ago} at=${row.began_at} />`, "When its attempt began"),
   ];
+}
+
+function Step({ step, kind }) {
+  if (step === null) return html`<span class="soft">–</span>`;
+  return kind === "exam" ? html`<span class="soft">after</span> ${step}` : step;
 }
 
 function Task({ row, text }) {
@@ -164,8 +170,8 @@ function hits(said, text) {
   return html`${visible(said.slice(0, at))}<mark>${visible(said.slice(at, at + text.length))}</mark>${visible(said.slice(at + text.length))}`;
 }
 
-function Reward({ reward, low, high }) {
-  if (reward === null) return html`<span class="soft">–</span>`;
-  const share = high > low ? (100 * (reward - low)) / (high - low) : 100;
-  return html`<span class="reward"><span class="reward-bar" aria-hidden="true"><span style=${{ width: `${share}%` }}></span></span>${figure(reward)}</span>`;
+function Reward({ value, low, high }) {
+  if (value === null) return html`<span class="soft">–</span>`;
+  const share = high > low ? (100 * (value - low)) / (high - low) : 100;
+  return html`<span class="reward"><span class="reward-bar" aria-hidden="true"><span style=${{ width: `${share}%` }}></span></span>${reward(value)}</span>`;
 }

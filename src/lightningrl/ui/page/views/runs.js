@@ -5,7 +5,7 @@ import { useKeys } from "../keys.js";
 import { StateChip } from "../parts/chip.js";
 import { Empty, Loading } from "../parts/empty.js";
 import { ErrorBox } from "../parts/error.js";
-import { duration, figure } from "../parts/figures.js";
+import { duration, reward } from "../parts/figures.js";
 import { Table } from "../parts/table.js";
 import { Ago } from "../parts/time.js";
 
@@ -86,7 +86,7 @@ function Steps({ step, steps }) {
 
 function Heldout({ heldout: { before, latest } }) {
   if (latest === null) return html`<span class="soft">–</span>`;
-  return html`${before !== null && html`<span class="soft">${figure(before)} → </span>`}<strong>${figure(latest)}</strong>`;
+  return html`${before !== null && html`<span class="soft">${reward(before)} → </span>`}<strong>${reward(latest)}</strong>`;
 }
 
 const VERDICTS = {
@@ -98,7 +98,7 @@ const VERDICTS = {
 function Learnt({ heldout: { learnt, before, latest }, state }) {
   if (learnt === null) {
     const measured = before !== null && latest !== null && latest !== before;
-    return html`<span class="soft">${measured && state !== "complete" ? `${latest > before ? "+" : ""}${figure(latest - before)} so far` : "–"}</span>`;
+    return html`<span class="soft">${measured && state !== "complete" ? `${latest > before ? "+" : ""}${reward(latest - before)} so far` : "–"}</span>`;
   }
   const [tone, words, title] = VERDICTS[learnt];
   return html`<span class=${tone} title=${title}>${words}</span>`;
