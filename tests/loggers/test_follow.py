@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lightningrl.errors import UserError
+from lightningrl.errors import StoreFailed, UserError
 from lightningrl.loggers import Ended, Notes, Outcome, Row, Run, make_loggers, shown_by
 from lightningrl.loggers.base import Refused
 from lightningrl.loggers.follow import FAILURES
@@ -159,6 +159,14 @@ def test_a_logger_that_keeps_failing_is_dropped_with_one_line(
 ) -> None:
     [line] = follow(tmp_path, Remembers(fail=fails, error=error))
     assert line.startswith(f"`it` was dropped after {times}: {error.__name__}: the service is down; hint: ")
+
+
+def test_failures_of_the_runs_own_database_have_a_limit_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightningrl.loggers.follow.AWAY", 2)
+    [line] = follow(tmp_path, Remembers(fail=99, error=StoreFailed))
+    assert line.startswith("`it` was dropped after 2 failures: StoreFailed: ")
 
 
 async def test_a_dropped_logger_continues_at_the_next_start(tmp_path: Path) -> None:

@@ -296,6 +296,28 @@ async def test_a_reader_changes_nothing_and_waits_for_nobody(postgres: Postgres)
     await store.close()
 
 
+async def test_a_reader_says_soon_that_the_database_is_away_and_closes_at_once(postgres: Postgres) -> None:
+    url = postgres.url()
+    store = await open_store(url)
+    attempt = await begin(store)
+    await store.close()
+    reader, other = await open_records(url), await open_records(url)
+    postgres.stop()
+    began = time.monotonic()
+    answers = await asyncio.gather(*(reader.calls([attempt.id]) for _ in range(4)), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [StoreFailed] * 4
+    assert time.monotonic() - began < 4, "not one wait after another"
+    waiting = [asyncio.create_task(other.calls([attempt.id])) for _ in range(4)]
+    await asyncio.sleep(0.1)
+    began = time.monotonic()
+    await other.close()
+    assert time.monotonic() - began < 1.8
+    assert [type(a) for a in await asyncio.gather(*waiting, return_exceptions=True)] == [StoreFailed] * 4
+    postgres.start()
+    assert await reader.calls([attempt.id]) == []
+    await reader.close()
+
+
 async def test_the_database_notices_that_the_machine_of_a_server_is_gone(postgres: Postgres) -> None:
     store = await PostgresStore.open(postgres.url().removeprefix("postgresql://"))
     statement = "SELECT count(*) FROM pg_settings WHERE name LIKE 'tcp_keepalives%' AND source = 'session'"

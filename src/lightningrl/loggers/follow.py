@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
+from lightningrl.errors import StoreFailed
 from lightningrl.loggers.base import Logger, Outcome, Refused, Run
 from lightningrl.loggers.reading import Rollouts, Rows
 
@@ -23,6 +24,8 @@ LOOK_S = 1.0
 """Seconds between two looks at the files."""
 FAILURES = 5
 """Failures in a row after which a logger is dropped."""
+AWAY = 30
+"""The same if the run's own database fails: a restart takes a while, and readers give up soon."""
 
 Say: TypeAlias = Callable[[str], None]
 """Shows a line to the user; `; hint: ` separates a hint."""
@@ -75,7 +78,7 @@ class Follower:
                     break
                 except Exception as error:  # noqa: BLE001 - a service may raise anything, and the run goes on
                     failures += 1
-                    if failures == FAILURES:
+                    if failures >= (AWAY if isinstance(error, StoreFailed) else FAILURES):
                         self._say(dropped(self.name, error, failures=failures))
                         break
                 if outcome is None:

@@ -95,7 +95,7 @@ class PostgresStore(SQLStore):
 
     @classmethod
     def _read(cls, place: Address) -> "PostgresStore":
-        reader = PostgresConnection(lambda: plain(place, READ_ONLY))
+        reader = PostgresConnection(lambda: plain(place, READ_ONLY), reads=True)
         version = version_of(reader, place.schema)
         if version < len(MIGRATIONS):
             reader.close()
@@ -114,6 +114,8 @@ class PostgresStore(SQLStore):
         super().undone()
 
     async def close(self) -> None:
+        if self._connection.reads:
+            self._connection.give_up()
         await super().close()
         await asyncio.to_thread(self._listener.close)
 

@@ -6,6 +6,7 @@ a transaction nothing is repeated here: the caller gets the error, and the datab
 
 import hashlib
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -23,6 +24,9 @@ from lightningrl.errors import UserError
 
 RECONNECT_S = 30.0
 """Seconds for which a lost connection is tried again. A restart of a database takes a few."""
+
+READER_RECONNECT_S = 2.0
+"""The same for one that only reads, from the loss on: people who wait for an answer want to know."""
 
 OWNED_S = 3.0
 """Seconds that a new server waits for the lock of a predecessor: the database notices later that it was killed."""
@@ -98,10 +102,15 @@ def plain(address: Address, settings: Mapping[str, str] = SETTINGS) -> psycopg.C
 
 
 class PostgresConnection:
-    """A `Connection`. `connect` makes a new connection of psycopg."""
+    """A `Connection`. `connect` makes a new connection of psycopg. `reads`: it never writes, so its statements may
+    fail early.
+    """
 
-    def __init__(self, connect: Callable[[], psycopg.Connection[Any]]) -> None:
-        self._connect = connect
+    def __init__(self, connect: Callable[[], psycopg.Connection[Any]], *, reads: bool = False) -> None:
+        self._connect, self.reads = connect, reads
+        self._deadline: float | None = None
+        """When a lost connection is given up; None: it was found again, or never lost."""
+        self._ending = threading.Event()
         self._connection = connect()
         self.pid = self._connection.info.backend_pid
         """The process of the database that serves this connection, or served it until it was lost."""
@@ -155,22 +164,29 @@ class PostgresConnection:
             self._pipeline.sync()
         return cursor
 
+    def give_up(self) -> None:
+        """From now on, a lost connection is not tried again. Any thread may call it."""
+        self._ending.set()
+
     def close(self) -> None:
         self._connection.close()
 
     def _reconnect(self) -> None:
         with suppress(psycopg.Error):
             self.end_pipeline()
-        deadline, pause_s = time.monotonic() + RECONNECT_S, 0.05
+        deadline = self._deadline if self.reads else None
+        if deadline is None:
+            deadline = time.monotonic() + (READER_RECONNECT_S if self.reads else RECONNECT_S)
+        self._deadline, pause_s = deadline, 0.05
         while True:
             try:
                 self._connection = self._connect()
                 self.pid = self._connection.info.backend_pid
+                self._deadline = None
                 return
             except psycopg.OperationalError:
-                if time.monotonic() > deadline:
+                if time.monotonic() > deadline or self._ending.wait(pause_s):
                     raise
-                time.sleep(pause_s)
                 pause_s = min(1.0, 2 * pause_s)
 
 

@@ -82,9 +82,8 @@ class Guard:
         asked = parse_qs(scope["query_string"].decode("latin-1")).get("key", [""])[0] if scope["path"] == "/" else ""
         if _same(asked, key):
             return {"set-cookie": f"{cookie}={key}; Path=/; HttpOnly; SameSite=Strict"}
-        if not _same(cookie_parser(headers.get("cookie", "")).get(cookie, ""), key) and not (
-            scheme.lower() == "bearer" and _same(bearer, key)
-        ):
+        kept = cookie_parser(headers.get("cookie", "")).get(cookie, "")
+        if not _same(kept, key) and not (scheme.lower() == "bearer" and _same(bearer, key)):
             raise Refusal(401, "this page needs its key", "open the address with `?key=` that was printed")
         return {}
 
