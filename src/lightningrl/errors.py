@@ -30,6 +30,10 @@ class UserError(LightningError):
     exit_code = 2
 
 
+class Missing(UserError):
+    """There is nothing of this name, or at this address."""
+
+
 class AgentError(UserError):
     """The user's agent raised, timed out, or never called the model."""
 

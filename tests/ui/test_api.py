@@ -38,7 +38,7 @@ async def test_runs_are_listed_with_their_state_and_progress(run: Path, page: Pa
         assert line["heldout"] == heldout
         (run / "result.json").unlink()
         assert (await get(client, "/api/runs/one"))["state"] == "stopped"
-        with named(run, gateway="http://127.0.0.1:1"):
+        with named(run):
             assert (await get(client, "/api/runs/one"))["state"] == "running"
         assert (await get(client, "/api/runs/one"))["state"] == "stopped"
 
@@ -122,9 +122,11 @@ async def test_workers_are_told_with_what_they_did(run: Path, page: Page) -> Non
     [
         ("/api/runs/two", 404, "there is no run `two`"),
         ("/api/runs/..%2Fone", 404, "there is no run `../one`"),
-        ("/api/runs/one/rollouts/x", 400, "no rollout `x`"),
+        ("/api/runs/one/rollouts/x", 404, "no rollout `x`"),
         ("/api/runs/one/rollouts?sort=size", 400, "cannot sort by `size`"),
         ("/api/runs/one/rollouts/train-00000-000-00/calls/0", 400, "`call` is `0`"),
+        ("/api/runs/one/rollouts/train-00000-000-00/calls/7", 404, "no call `7`"),
+        ("/api/runs/one/rollouts/train-00000-000-00?attempt=7", 404, "no attempt `7`"),
         ("/api/runs/one/rollouts/train-00000-000-00?attempt=x", 400, "`attempt` is `x`"),
         ("/api/nothing", 404, "nothing at this address"),
     ],
@@ -220,5 +222,5 @@ async def test_a_group_is_answered_as_a_tree_of_calls(run: Path, page: Page) -> 
         line = (await get(client, "/api/runs/one/rollouts"))["rows"][0]
         told = await get(client, f"/api/runs/one/groups/{quote(line['group'], safe='')}")
         assert told["group"] == line["group"] and line["id"] in [member["id"] for member in told["members"]]
-        refused = await get(client, "/api/runs/one/groups/none", status=400)
+        refused = await get(client, "/api/runs/one/groups/none", status=404)
     assert "no group `none`" in refused["error"]["message"]

@@ -23,7 +23,7 @@ from lightningrl.config import Config
 from lightningrl.errors import Stopped
 from lightningrl.loggers import make_loggers, shown_by
 from lightningrl.look.checkup import checkup, steps_of
-from lightningrl.look.process import named
+from lightningrl.look.process import RESULT, named
 from lightningrl.progress import Exam, Watcher
 
 
@@ -59,7 +59,10 @@ def train(config: Config, folder: RunFolder, *, console: Console, ui: bool = Fal
         check_memory_of(config)
     folder.make(config)
     try:
-        with shown_by(loggers, config, folder.path, say=lambda line: advise(console, "logger", "cyan", line)):
+        with (
+            named(folder.path),
+            shown_by(loggers, config, folder.path, say=lambda line: advise(console, "logger", "cyan", line)),
+        ):
             return run(_train(config, folder, console=console, ui=ui))
     except Interrupted as stop:
         said = f"stopped by {stop.signal.name}; finished steps and the rollouts of this step are kept"
@@ -83,21 +86,18 @@ async def _trained(config: Config, folder: RunFolder, *, console: Console) -> Re
         from lightningrl.serve import lightning  # slow to import, so the progress is shown first
 
         async with lightning(config, folder.path, starting=progress.starting, waiting=progress.waiting) as server:
-            with named(folder.path, gateway=f"http://127.0.0.1:{server.port}"):
-                version = await server.version()
-                journal = Journal(folder, version=version)
-                loop = server.loop(
-                    Watchers(journal, progress, curve, HealthWatcher(console, config, before=folder.rows()))
-                )
-                invite(server, console)
-                following = asyncio.create_task(follow(server, progress))
-                try:
-                    summary = await loop.run()
-                finally:
-                    following.cancel()
-                server.workers.dismiss()
-                await server.export(folder.model)
-                example = await then_and_now(summary, server.store, decode=server.template.decode, seed=config.seed)
+            version = await server.version()
+            journal = Journal(folder, version=version)
+            loop = server.loop(Watchers(journal, progress, curve, HealthWatcher(console, config, before=folder.rows())))
+            invite(server, console)
+            following = asyncio.create_task(follow(server, progress))
+            try:
+                summary = await loop.run()
+            finally:
+                following.cancel()
+            server.workers.dismiss()
+            await server.export(folder.model)
+            example = await then_and_now(summary, server.store, decode=server.template.decode, seed=config.seed)
     rows = folder.rows()
     draw_curve(rows, folder.curve, title=config.name, steps=steps)
     loop.cpu.lap("rest")
@@ -114,5 +114,7 @@ async def _trained(config: Config, folder: RunFolder, *, console: Console) -> Re
         say(console, cpu_spent(result))
     write_cards(folder.model, config, result)
     next_steps(console, config, run_dir=folder.path)
-    (folder.path / "result.json").write_text(json.dumps(asdict(result)) + "\n", encoding="utf-8")
+    draft = folder.path / f"{RESULT}.draft"
+    draft.write_text(json.dumps(asdict(result)) + "\n", encoding="utf-8")
+    draft.replace(folder.path / RESULT)  # whoever reads it meanwhile gets all of it
     return result

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lightningrl.errors import UserError
+from lightningrl.errors import Missing
 from lightningrl.look.call import CallView
 from lightningrl.look.copies import Copies, copies_of
 from lightningrl.look.opened import Opened
@@ -74,11 +74,11 @@ class CallDetail:
 
 
 async def look_at_call(run: Opened, rollout_id: str, number: int, *, attempt: int | None = None) -> CallDetail:
-    """Call `number` of a rollout, from 1. `attempt`: as in `look_at`. Raises `UserError` if there is no such call."""
+    """Call `number` of a rollout, from 1. `attempt`: as in `look_at`. Raises `Missing` if there is no such call."""
     rollout = await look_at(run, rollout_id, attempt=attempt, texts=False, logs=False)
     view = next((call for call in rollout.calls if call.number == number), None)
     if view is None:
-        raise UserError(
+        raise Missing(
             f"rollout `{rollout.rollout.id}` has no call `{number}`", hint=f"it made {len(rollout.calls)} calls"
         )
     calls = [one.call for one in rollout.calls]

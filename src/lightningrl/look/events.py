@@ -37,7 +37,7 @@ class Events:
         for row in rows:
             step, at = row["step"], row.get("at")
             if row["kind"] == "began":
-                again = any(event.kind == "began" for event in self.found)
+                again = step > 0 or any(event.kind == "began" for event in self.found)
                 text = "the run was resumed" if again else "the run began"
                 self.found.append(Event(step=step, kind="resumed" if again else "began", text=text, at=at))
             for metrics in steps_of([row]):

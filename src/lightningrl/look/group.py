@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
 from lightningrl.data.forest import Lesson
-from lightningrl.errors import UserError
+from lightningrl.errors import Missing
 from lightningrl.look.conversation import Said, conversation, plain
 from lightningrl.look.opened import Opened
 from lightningrl.look.rollout import chosen, final_rewards
@@ -121,10 +121,13 @@ class GroupView:
 
 
 async def look_at_group(run: Opened, group_id: str) -> GroupView:
-    """Raises `UserError` if the run has no such group."""
+    """Raises `Missing` if the run has no such group."""
     rollouts = await run.records.rollouts(group_ids=[group_id])
     if not rollouts:
-        raise UserError(f"the run has no group `{group_id}`", hint="`lightningrl show RUN_DIR ROLLOUT` names its group")
+        raise Missing(
+            f"the run has no group `{group_id}`",
+            hint="each rollout names its group: `lightningrl show RUN_DIR ROLLOUT`",
+        )
     rewards = await final_rewards(run.records, rollouts)
     attempts: dict[str, list[Attempt]] = {}
     for attempt in await run.records.attempts([rollout.id for rollout in rollouts]):

@@ -1,7 +1,8 @@
 """The rows of a run's `metrics.jsonl`: all of them, or those that are new since a cursor.
 
 A run appends rows. A run that is resumed writes the file anew, and leaves out the rows of steps that it repeats. A
-cursor names the rows before it by a checksum, so a reader notices that its rows are no longer those of the file.
+cursor names the rows before it by a checksum, so a reader notices that its rows are no longer those of the file. A
+line that is no row, e.g. after a full disk, is left out.
 """
 
 import json
@@ -69,8 +70,18 @@ class MetricsFile:
                 self._add(line)
 
     def _add(self, line: bytes) -> None:
-        self._rows.append(json.loads(line))
+        if (row := _row(line)) is not None:
+            self._rows.append(row)
         self._checksum = zlib.crc32(line, self._checksum)
         self._cursors[f"{len(self._rows)}-{self._checksum:08x}"] = len(self._rows)
         self._offset += len(self._last)
         self._last = line
+
+
+def _row(line: bytes) -> Row | None:
+    """The row in this line; None: it has none."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and "kind" in row and isinstance(row.get("step"), int) else None

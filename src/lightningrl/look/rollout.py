@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lightningrl.errors import UserError
+from lightningrl.errors import Missing, UserError
 from lightningrl.look.call import CallView, SpanView, reward_json, views
 from lightningrl.look.logs import Logs, logs_of
 from lightningrl.look.opened import Opened
@@ -107,7 +107,7 @@ async def look_at(
     """The view of one rollout; without an id, of the one that `pick` chooses.
 
     `attempt`: the number of the attempt to show. `texts`: also the text of each sampled token. `logs`: also what
-    the attempt printed. Raises `UserError` for an unknown id or attempt.
+    the attempt printed. Raises `Missing` for an unknown id or attempt.
     """
     rollout = await _named(run.records, rollout_id) if rollout_id else await pick(run.records)
     attempts = await run.records.attempts([rollout.id])
@@ -186,7 +186,10 @@ async def _named(records: Records, rollout_id: str) -> Rollout:
     known = [rollout.id for rollout in begins or await records.rollouts(limit=RECENT)]
     near = difflib.get_close_matches(rollout_id, known, n=1)
     meant = f"did you mean `{near[0]}`? " if near else ""
-    raise UserError(f"the run has no rollout `{rollout_id}`", hint=f"{meant}`lightningrl rollouts RUN_DIR` lists them")
+    raise Missing(
+        f"the run has no rollout `{rollout_id}`",
+        hint=f"{meant}the table of rollouts has them all: `lightningrl rollouts RUN_DIR`",
+    )
 
 
 def chosen(rollout: Rollout, attempts: Sequence[Attempt], number: int | None) -> Attempt | None:
@@ -197,7 +200,7 @@ def chosen(rollout: Rollout, attempts: Sequence[Attempt], number: int | None) ->
     found = next((attempt for attempt in attempts if attempt.number == number), None)
     if found is None:
         known = ", ".join(str(attempt.number) for attempt in attempts) or "none"
-        raise UserError(f"rollout `{rollout.id}` has no attempt `{number}`", hint=f"its attempts: {known}")
+        raise Missing(f"rollout `{rollout.id}` has no attempt `{number}`", hint=f"its attempts: {known}")
     return found
 
 

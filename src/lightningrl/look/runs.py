@@ -9,12 +9,12 @@ from typing import Any, Literal, TypeAlias
 
 from lightningrl.config import Config
 from lightningrl.look.journal import Row
-from lightningrl.look.process import process_of
+from lightningrl.look.process import RESULT, process_of
 from lightningrl.store.place import FILE, NAMED
 from lightningrl.types import RolloutStatus
 
 State: TypeAlias = Literal["running", "complete", "stopped"]
-CHANGING = ("metrics.jsonl", FILE, f"{FILE}-wal", "result.json", "config.toml")
+CHANGING = ("metrics.jsonl", FILE, f"{FILE}-wal", RESULT, "config.toml")
 """Files that change while a run goes on."""
 
 
@@ -55,6 +55,8 @@ class Run:
     """None: it has no records yet."""
     counts: Mapping[RolloutStatus, int]
     """Status → number of rollouts."""
+    error: str | None
+    """Why its records cannot be read; None: they can, or there are none yet."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -73,13 +75,21 @@ def signature(folder: Path) -> tuple[Any, ...]:
 
 
 def run_of(
-    folder: Path, config: Config | None, rows: Sequence[Row], *, name: str, counts: Mapping[RolloutStatus, int] | None
+    folder: Path,
+    config: Config | None,
+    rows: Sequence[Row],
+    *,
+    name: str,
+    counts: Mapping[RolloutStatus, int] | None,
+    error: str | None = None,
 ) -> Run:
-    """The run in a folder. `rows`: of its metrics. `counts`: of its rollouts; None: it has no records."""
+    """The run in a folder. `rows`: of its metrics. `counts`: of its rollouts; None: it has no records that can be read,
+    and `error` says why.
+    """
     result = result_of(folder)
     stats = [path.stat() for part in CHANGING if (path := folder / part).exists()]
     times = [stat.st_mtime for stat in stats if stat.st_size]  # SQLite makes an empty log for those who read
-    began = [row["at"] for row in rows if row["kind"] == "began"]
+    began = [row["at"] for row in rows if row["kind"] == "began" and row["step"] == 0 and "at" in row]
     return Run(
         run=name,
         recipe=None if config is None else config.name,
@@ -93,19 +103,23 @@ def run_of(
         heldout=_heldout(rows, result),
         rollouts=None if counts is None else sum(counts.values()),
         counts=counts or {},
+        error=error,
     )
 
 
 def state_of(folder: Path) -> State:
     if process_of(folder) is not None:
         return "running"
-    return "complete" if (folder / "result.json").is_file() else "stopped"
+    return "complete" if (folder / RESULT).is_file() else "stopped"
 
 
 def result_of(folder: Path) -> dict[str, Any] | None:
-    """The result of a run that is complete, as `train --json` prints it; else None."""
-    file = folder / "result.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    """The result of a run that is complete, as `train --json` prints it; else None, also if its file is damaged."""
+    try:
+        found = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def resume_command(folder: Path) -> str:
@@ -114,13 +128,13 @@ def resume_command(folder: Path) -> str:
 
 
 def _heldout(rows: Sequence[Row], result: Mapping[str, Any] | None) -> Heldout:
-    exams = [row for row in rows if row["kind"] == "exam" and row["mode"] == "sampled"]
+    exams = [row for row in rows if row["kind"] == "exam" and row.get("mode") == "sampled"]
     latest = exams[-1] if exams else {}
     return Heldout(
-        before=next((row["reward/mean"] for row in exams if row["step"] == 0), None),
+        before=next((row.get("reward/mean") for row in exams if row["step"] == 0), None),
         latest=latest.get("reward/mean"),
-        after=result["heldout_after"] if result else None,
+        after=result.get("heldout_after") if result else None,
         low=latest.get("reward/low"),
         high=latest.get("reward/high"),
-        learnt=result["learnt"] if result else None,
+        learnt=result.get("learnt") if result else None,
     )

@@ -12,13 +12,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from lightningrl.errors import LightningError, UserError
+from lightningrl.errors import LightningError, Missing, UserError
 from lightningrl.ui.ask import Ask
 from lightningrl.ui.files import serve_file
 from lightningrl.ui.guard import Guard
 from lightningrl.ui.live import Live
 from lightningrl.ui.routes import API, Answer
-from lightningrl.ui.shelf import Missing, Shelf
+from lightningrl.ui.shelf import Shelf
 
 EVENTS = "/api/runs/{run}/events"
 
@@ -27,7 +27,8 @@ def create_app(shelf: Shelf, live: Live, *, key: str | None = None, host: str = 
     """The app. `key`: what callers must know; None: nothing. `host`: one more name of this server."""
 
     async def events(request: Request) -> Response:
-        return live.stream(_ask(shelf, request).book)
+        name = _ask(shelf, request).book.name
+        return live.stream(name, lambda: shelf.book(name))
 
     routes = [
         *(Route(path, _answering(shelf, answer)) for path, answer in API.items()),

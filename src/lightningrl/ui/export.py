@@ -66,7 +66,7 @@ async def answers(shelf: Shelf, book: Book, whole: Sequence[str]) -> dict[str, A
 
     for route in ("/api/runs", "/api/runs/{run}", "/api/runs/{run}/metrics", "/api/runs/{run}/workers"):
         await ask(route)
-    if (book.folder / "config.toml").is_file():
+    if book.config is not None:
         await ask("/api/runs/{run}/health")
     table, shown = await book.table(), dict[str, None]()
     for chosen in whole:

@@ -10,7 +10,7 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import Response
 
-from lightningrl.ui.shelf import Missing
+from lightningrl.errors import Missing
 
 PAGE = Path(__file__).parent / "page"
 NAME = re.compile(r"(?=.{1,200}$)(?:[a-z0-9][\w-]*/)*[a-z0-9][\w.-]*", re.ASCII | re.IGNORECASE)

@@ -4,7 +4,7 @@ Without anybody who watches, nothing looks.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -24,24 +24,25 @@ ALIVE_S = 15.0
 class Watch:
     """Looks at one run, and keeps what it last saw."""
 
-    def __init__(self, book: Book) -> None:
-        self._book = book
+    def __init__(self, find: Callable[[], Book]) -> None:
+        """`find`: the run as it is now; it may be deleted, and started again in the same folder."""
+        self._find = find
         self._changed = asyncio.Condition()
         self._number = 0
         self._seen: dict[str, Any] = {}
         self.viewers = 0
-        self._task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None
 
     def enter(self) -> None:
         self.viewers += 1
-        if self._task is None:
-            self._task = asyncio.create_task(self._look())
+        if self.task is None or self.task.done():
+            self.task = asyncio.create_task(self._look())
 
     def leave(self) -> None:
         self.viewers -= 1
-        if not self.viewers and self._task is not None:
-            self._task.cancel()
-            self._task = None
+        if not self.viewers and self.task is not None:
+            self.task.cancel()
+            self.task = None
 
     async def after(self, number: int) -> tuple[int, dict[str, Any]]:
         """(number, what was seen) as soon as something later than `number` was seen."""
@@ -51,7 +52,7 @@ class Watch:
 
     async def _look(self) -> None:
         while True:
-            with suppress(LightningError):  # the database is away: look again
+            with suppress(LightningError, OSError):  # the database or the folder is away: look again
                 await self._tell(await self._state())
             await asyncio.sleep(EVERY_S)
 
@@ -62,7 +63,7 @@ class Watch:
                 self._changed.notify_all()
 
     async def _state(self) -> dict[str, Any]:
-        book, cursor = self._book, None
+        book, cursor = self._find(), None
         if book.has_records:
             cursor = (await (await book.opened()).records.changes()).cursor
         return {"metrics": book.metrics.after().cursor, "rollouts": cursor, "state": state_of(book.folder)}
@@ -79,22 +80,24 @@ class Live:
     def viewers(self) -> int:
         return sum(watch.viewers for watch in self._watches.values())
 
-    def stream(self, book: Book) -> StreamingResponse:
+    def stream(self, name: str, find: Callable[[], Book]) -> StreamingResponse:
+        """Tell of changes of the run with this name. `find`: see `Watch`."""
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        return StreamingResponse(self._events(book), media_type="text/event-stream", headers=headers)
+        return StreamingResponse(self._events(name, find), media_type="text/event-stream", headers=headers)
 
     def close(self) -> None:
         """End all streams."""
         self._closed.set()
 
-    async def _events(self, book: Book) -> AsyncIterator[bytes]:
-        watch = self._watches.setdefault(book.name, Watch(book))
+    async def _events(self, name: str, find: Callable[[], Book]) -> AsyncIterator[bytes]:
+        """Ends if the task that looks has failed: browsers come again, and then another one looks."""
+        watch = self._watches.setdefault(name, Watch(find))
         watch.enter()
         number, closed = 0, asyncio.ensure_future(self._closed.wait())
         try:
-            while not closed.done():
+            while not closed.done() and watch.task is not None and not watch.task.done():
                 change = asyncio.ensure_future(watch.after(number))
-                await asyncio.wait((change, closed), timeout=ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((change, closed, watch.task), timeout=ALIVE_S, return_when=asyncio.FIRST_COMPLETED)
                 if change.done():
                     number, seen = change.result()
                     yield b"event: change\ndata: " + msgspec.json.encode(seen) + b"\n\n"

@@ -1,28 +1,41 @@
 """The routes of the API: an address → a function of `look`, whose answer is sent as JSON. docs/page.md lists them."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import lightningrl
 from lightningrl.look import look_at, look_at_call, look_at_group
 from lightningrl.look.checkup import checkup_of
 from lightningrl.look.journal import START
-from lightningrl.look.runs import result_of, resume_command
+from lightningrl.look.runs import Run, result_of, resume_command
 from lightningrl.look.selection import query_of
 from lightningrl.ui.ask import Ask
+from lightningrl.ui.shelf import Book
 
 Answer: TypeAlias = Callable[[Ask], Awaitable[Any]]
+AT_ONCE = 16
+"""Number of stores that are opened together to count rollouts."""
 
 
 async def runs(ask: Ask) -> Any:
-    found = [await book.run() for book in ask.shelf.books().values()]
-    latest = sorted(found, key=lambda run: -run.began_at)
+    turns = asyncio.Semaphore(AT_ONCE)
+
+    async def line(book: Book) -> Run | None:
+        async with turns:
+            with suppress(OSError):  # deleted meanwhile, or not for this user
+                return await book.run()
+
+    found = await asyncio.gather(*map(line, ask.shelf.books().values()))
+    latest = sorted(filter(None, found), key=lambda run: -run.began_at)
     return {"version": lightningrl.__version__, "runs": [run.as_json() for run in latest]}
 
 
 async def run(ask: Ask) -> Any:
     book = ask.book
-    splits = (await book.table()).columns.splits.texts if book.has_records else []
+    table = await book.table_if_any()
+    splits = [] if table is None else table.columns.splits.texts
     line = (await book.run()).as_json()
     end = {"result": result_of(book.folder), "resume_command": resume_command(book.folder)}
     return {**line, **book.settings, **end, "splits": splits}
@@ -32,7 +45,7 @@ async def metrics(ask: Ask) -> Any:
     book = ask.book
     news = book.metrics.after(ask.query.get("after", START))
     events = [event.as_json() for event in book.events()]
-    table = await book.table() if book.has_records else None
+    table = await book.table_if_any()
     found = {} if table is None else table.intervals()
     return {
         "cursor": news.cursor,
