@@ -79,9 +79,10 @@ function asker(path) {
   const control = new AbortController();
   const listeners = new Set();
   const tell = (change) => listeners.forEach((listener) => listener(change));
-  const begun = (old) => (answers.has(path) ? { data: answers.get(path), path, error: null, loading: true } : { ...old, loading: true });
+  const begun = (old) => (answers.has(path) ? { data: answers.get(path), path, error: null, loading: true } : { ...old, error: failed, loading: true });
   let busy = false;
   let wanted = false;
+  let failed = null; // the latest error at this path: that of another path says nothing about this one
   async function work() {
     busy = true;
     while (wanted && !control.signal.aborted) {
@@ -91,6 +92,7 @@ function asker(path) {
         (data) => ({ data: kept(path, data), path, error: null, loading: false }),
         (error) => ({ error, loading: false }),
       );
+      failed = next.error;
       if (!control.signal.aborted) tell((old) => ({ ...old, ...next }));
     }
     busy = false;

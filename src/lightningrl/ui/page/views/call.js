@@ -20,9 +20,10 @@ export default function CallView({ route }) {
   const { run, rollout, query } = route;
   const number = Number(route.call);
   const asked = query.attempt ? `?attempt=${encodeURIComponent(query.attempt)}` : "";
-  const path = `/api/runs/${encodeURIComponent(run)}/rollouts/${encodeURIComponent(rollout)}`;
-  const { data, error, path: whose } = useApi(`${path}/calls/${number}${asked}`);
-  const whole = useApi(`${path}${asked}`);
+  const above = `/api/runs/${encodeURIComponent(run)}/rollouts/${encodeURIComponent(rollout)}`;
+  const path = `${above}/calls/${number}${asked}`;
+  const { data, error, path: whose } = useApi(path);
+  const whole = useApi(`${above}${asked}`);
   const href = useCallback((other) => link(run, "rollout", rollout, "call", other, { ...query }), [run, rollout, query]);
   const total = whole.data?.calls?.length ?? null;
   const go = (by) => () => {
@@ -33,7 +34,7 @@ export default function CallView({ route }) {
   useKeys([["j", "next call", go(1)], ["k", "call before", go(-1)], ["]", "next call", go(1)], ["[", "call before", go(-1)], ["c", "next colour", () => data && nextColour(query, data)]]);
   if (error) return html`<${ErrorBox} error=${error} title="This call cannot be shown" />`;
   if (!data) return html`<${Loading} />`;
-  return html`<${Shown} call=${data} total=${total} query=${query} href=${href} run=${run} rollout=${rollout} stale=${!whose.includes(`/calls/${number}`)} />`;
+  return html`<${Shown} call=${data} total=${total} query=${query} href=${href} run=${run} rollout=${rollout} stale=${whose !== path} />`;
 }
 
 function nextColour(query, call) {

@@ -14,16 +14,18 @@ import { visible } from "../parts/plain.js";
 
 export default function GroupView({ route }) {
   const { run, group } = route;
-  const { data, error } = useApi(`/api/runs/${encodeURIComponent(run)}/groups/${encodeURIComponent(group)}`, { live: "rollouts" });
+  const path = `/api/runs/${encodeURIComponent(run)}/groups/${encodeURIComponent(group)}`;
+  const { data, error, path: whose } = useApi(path, { live: "rollouts" });
+  const stale = whose !== path; // the data of another group, until this one's has arrived
   useKeys([
     ["j", "next rollout", () => focusMember(1)],
     ["k", "rollout before", () => focusMember(-1)],
     ["Enter", "open the rollout", () => false],
-    ["a", "all rollouts of this step", () => data?.step && navigate(link(run, "rollouts", { step: data.step }))],
+    ["a", "all rollouts of this step", () => !stale && data?.step && navigate(link(run, "rollouts", { step: data.step }))],
   ]);
-  if (error && !data) return html`<${ErrorBox} error=${error} title="This group cannot be shown" />`;
+  if (error && (!data || stale)) return html`<${ErrorBox} error=${error} title="This group cannot be shown" />`;
   if (!data) return html`<${Loading} />`;
-  return html`<div class="stack">
+  return html`<div class=${`stack ${stale ? "stale" : ""}`}>
     <header>
       <h1>${counted(data.members.length, "rollout")} of one task</h1>
       <p class="soft">Group ${visible(data.group)}${data.step === null ? "" : html` · <a href=${link(run, "rollouts", { step: data.step })}>step ${data.step}</a>`} · task ${visible(data.task.id)}</p>

@@ -23,19 +23,25 @@ const LONG = 12; // calls; of longer conversations, only what is in sight is lai
 export default function RolloutView({ route }) {
   const { run, rollout, query } = route;
   const asked = query.attempt ? `?attempt=${encodeURIComponent(query.attempt)}` : "";
-  const { data, error } = useApi(`/api/runs/${encodeURIComponent(run)}/rollouts/${encodeURIComponent(rollout)}${asked}`, { live: "rollouts" });
-  const go = (id) => () => (id ? navigate(link(run, "rollout", id)) : false);
+  const path = `/api/runs/${encodeURIComponent(run)}/rollouts/${encodeURIComponent(rollout)}${asked}`;
+  const { data, error, path: whose } = useApi(path, { live: "rollouts" });
+  const stale = whose !== path; // the data of another rollout or attempt, until this one's has arrived
+  const siblings = data?.siblings.map(({ id }) => id) ?? [];
+  const go = (by) => () => {
+    const next = siblings.includes(rollout) ? siblings[siblings.indexOf(rollout) + by] : undefined;
+    return next === undefined ? false : navigate(link(run, "rollout", next));
+  };
   useKeys([
-    ["]", "next rollout of the group", go(data?.next)],
-    ["[", "rollout of the group before", go(data?.previous)],
-    ["g", "its group, side by side", () => data && navigate(link(run, "group", data.group.id))],
+    ["]", "next rollout of the group", go(1)],
+    ["[", "rollout of the group before", go(-1)],
+    ["g", "its group, side by side", () => siblings.includes(rollout) && navigate(link(run, "group", data.group.id))],
     ["j", "next call", () => focusCall(1)],
     ["k", "call before", () => focusCall(-1)],
     ["Enter", "open the call", () => false],
   ]);
-  if (error && !data) return html`<${ErrorBox} error=${error} title="This rollout cannot be shown" />`;
+  if (error && (!data || stale)) return html`<${ErrorBox} error=${error} title="This rollout cannot be shown" />`;
   if (!data) return html`<${Loading} />`;
-  return html`<${Shown} run=${run} data=${data} attempt=${query.attempt} stale=${data.rollout !== rollout} />`;
+  return html`<${Shown} run=${run} data=${data} attempt=${query.attempt} stale=${stale} />`;
 }
 
 /** Move the focus to the next or previous call of the conversation. */
