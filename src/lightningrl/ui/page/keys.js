@@ -29,7 +29,11 @@ export function keysNow() {
 
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
-  if (event.key !== "Escape" && event.target.closest?.("input, select, textarea, [contenteditable]")) return;
+  const field = event.target.closest?.("input:not([type=checkbox]), select, textarea, [contenteditable]");
+  if (field) {
+    if (field.localName === "input" && (event.key === "Enter" || event.key === "Escape")) leave(field, event);
+    return;
+  }
   for (const layer of [...layers].reverse()) {
     const found = layer.current.find(([key]) => key === event.key);
     if (found === undefined) continue;
@@ -37,3 +41,9 @@ addEventListener("keydown", (event) => {
     return;
   }
 });
+
+/** Enter and Escape lead from a field back to the keys of the view; its text stays. */
+function leave(field, event) {
+  event.preventDefault();
+  field.blur();
+}

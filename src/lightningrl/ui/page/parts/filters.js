@@ -39,13 +39,20 @@ export function Filters({ query, data }) {
 function Field({ name, label, value = "", placeholder, wide, numeric, search }) {
   const [text, setText] = useState(value);
   const timer = useRef(null);
-  useEffect(() => setText(value), [value]);
+  const sent = useRef(value); // what this field itself put into the address is not written back: it has no spaces at its ends
+  useEffect(() => {
+    if (value !== sent.current) setText(value);
+    sent.current = value;
+  }, [value]);
   useEffect(() => () => clearTimeout(timer.current), []);
   const typed = (event) => {
     const next = event.target.value;
     setText(next);
     clearTimeout(timer.current);
-    timer.current = setTimeout(() => filter({ [name]: next.trim() || null }), WAIT_MS);
+    timer.current = setTimeout(() => {
+      sent.current = next.trim();
+      filter({ [name]: sent.current || null });
+    }, WAIT_MS);
   };
   return html`<label class=${wide ? "wide" : ""}><span class="soft">${label}</span>
     <input id=${search ? "search" : undefined} type=${search ? "search" : "text"} inputmode=${numeric ? "numeric" : undefined} value=${text} placeholder=${placeholder} onInput=${typed} autocomplete="off" spellcheck=${false} />
