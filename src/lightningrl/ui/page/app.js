@@ -33,6 +33,7 @@ const TABS = [
   ["workers", "Workers", ["workers"]],
   ["settings", "Settings", ["settings"]],
 ];
+const tables = new Map(); // run → the filters and the page of its table of rollouts, to come back to
 const TAB_OF = { group: "rollouts", rollout: "rollouts", call: "rollouts" };
 
 /** What a broken view leaves: the error and a way out; the rest of the page goes on. */
@@ -60,6 +61,7 @@ class Boundary extends Component {
 function App() {
   const route = useRoute();
   const [help, setHelp] = useState(false);
+  if (route.view === "rollouts") tables.set(route.run, route.query);
   useKeys([
     ["?", "show or hide this help", () => setHelp(!help)],
     ["t", "dark or light", switchTheme],
@@ -98,8 +100,9 @@ function parents({ view, run, rollout }) {
   if (run === undefined) return view === "runs" ? [] : [runs];
   if (view === "curves") return [runs];
   const above = [runs, [run, link(run)]];
-  if (view === "group" || view === "rollout") above.push(["Rollouts", link(run, "rollouts")]);
-  if (view === "call") above.push(["Rollouts", link(run, "rollouts")], [rollout, link(run, "rollout", rollout)]);
+  const table = ["Rollouts", link(run, "rollouts", tables.get(run) ?? {})];
+  if (view === "group" || view === "rollout") above.push(table);
+  if (view === "call") above.push(table, [rollout, link(run, "rollout", rollout)]);
   return above;
 }
 
