@@ -151,6 +151,15 @@ def test_a_sentence_names_rewards_siblings_and_spread() -> None:
     assert credit.air[0].name == "tool_ok" and credit.scale == pytest.approx(0.55 * 2**0.5 + EPS)
 
 
+def test_the_sentence_of_gigpo_compares_final_rewards_and_what_followed_apart() -> None:
+    algorithm = AlgorithmConfig(credit="gigpo", credit_options={"discount": 0.5}, advantage="dr_grpo")
+    trajectories = [rollout("a", 1.0, call("a/0"), call("a/1", prompt=[9])), rollout("b", 0.0, call("b/0"))]
+    assert explained(trajectories, algorithm)["a/0"][0].words == (
+        "1 (final) + 0.5 (what followed from here) − 0.5 (mean final reward of the task's 2 rollouts) "
+        "− 0.25 (mean of what followed from this state) = advantage +0.75."
+    )
+
+
 def test_equal_rewards_and_lone_rollouts_have_nothing_to_compare() -> None:
     for credit, advantage in explained(batch(equal=True), AlgorithmConfig()).values():
         assert advantage == 0 == credit.value - (credit.baseline or 0) and "the same" in credit.words

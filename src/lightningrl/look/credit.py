@@ -42,14 +42,14 @@ SCALED: Mapping[str, str] = {
 }
 BASELINES: Mapping[str, str] = {
     "gae_calls": "what the critic expected",
-    "gigpo": "what the group got on average, overall and from this state",
+    "gigpo": "mean of what followed from this state",
     "tree_loo": "what the other rollouts got from this state",
 }
 VALUES: Mapping[str, str] = {
     "gae_calls": "return by `gae_calls`",
-    "gigpo": "final reward, and what followed from here",
+    "gigpo": "what followed from here",
 }
-"""Names of values that are not taken apart."""
+"""Names of what is not taken apart: of the whole value or, of `gigpo`, of all but the final reward."""
 ROUNDING = 1e-9
 """Smaller parts of a value are differences of rounding."""
 
@@ -99,13 +99,16 @@ def credits_of(
         if trajectory is None:
             continue
         terms = _terms(policy.algorithm, trajectory, recorded=recorded, air=air)
+        finals = [t.reward for t in policy.trajectories.values() if t.group_id == trajectory.group_id]
         for place, call in enumerate(trajectory.transitions):
             account = policy.accounts.get(call.call_id)
             if account is not None and call.call_id in lessons and call.call_id in policy.own:
                 advantage = float(lessons[call.call_id].advantages[0]) if len(call.completion_ids) else 0.0
                 named = _named(account, terms[place], truncated=call.truncated, algorithm=policy.algorithm)
                 own = tuple(Term(name=r.name, value=r.value) for r in air if r.call_id == call.call_id)
-                found[call.call_id] = _credit(policy, account, named, air=own, role=call.agent, advantage=advantage)
+                found[call.call_id] = _credit(
+                    policy, account, named, air=own, role=call.agent, finals=finals, advantage=advantage
+                )
     return found
 
 
@@ -125,9 +128,9 @@ def words_of(algorithm: AlgorithmConfig) -> str:
 def _terms(
     algorithm: AlgorithmConfig, trajectory: Trajectory, *, recorded: Sequence[Reward], air: Sequence[Reward]
 ) -> list[list[Term]]:
-    """[calls] the parts of each call's value, before the truncation penalty. None of them: the credit is opaque."""
+    """[calls] the known parts of each call's value, before the truncation penalty."""
     name, R = algorithm.reward, trajectory.reward
-    if algorithm.credit == "uniform":
+    if algorithm.credit in ("uniform", "gigpo"):
         return [[Term(name=name, value=R)] for _ in trajectory.transitions]
     if algorithm.credit not in ("discounted", "air", "tree_loo"):
         return [[] for _ in trajectory.transitions]
@@ -161,20 +164,28 @@ def _own_terms(
 
 
 def _named(account: Account, terms: Sequence[Term], *, truncated: bool, algorithm: AlgorithmConfig) -> list[Term]:
-    """The parts of the value. An opaque credit is one part."""
+    """The parts of the value. What is not known of it is one part."""
     penalty = algorithm.truncation_penalty if truncated else 0.0
     less = [Term(name="truncation penalty", value=-penalty)] if penalty else []
-    if not terms:
-        name = VALUES.get(algorithm.credit, f"value by `{algorithm.credit}`")
-        return [Term(name=name, value=account.value + penalty), *less]
-    return [*terms, *less]
+    if terms and algorithm.credit not in VALUES:
+        return [*terms, *less]
+    name = VALUES.get(algorithm.credit, f"value by `{algorithm.credit}`")
+    rest = account.value + penalty - sum(term.value for term in terms)
+    return [*terms, Term(name=name, value=rest), *less]
 
 
 def _credit(
-    policy: PolicyStep, account: Account, terms: Sequence[Term], *, air: tuple[Term, ...], role: str, advantage: float
+    policy: PolicyStep,
+    account: Account,
+    terms: Sequence[Term],
+    *,
+    air: tuple[Term, ...],
+    role: str,
+    finals: Sequence[float],
+    advantage: float,
 ) -> CallCredit:
     known = account.baseline is not None
-    parts = _baselines(policy.algorithm, account, role=role) if known else []
+    parts = _baselines(policy.algorithm, account, role=role, finals=finals) if known else []
     if account.silent:
         parts = [Term(name="nothing to compare with", value=account.value)]
     return CallCredit(
@@ -188,14 +199,19 @@ def _credit(
     )
 
 
-def _baselines(algorithm: AlgorithmConfig, account: Account, *, role: str) -> list[Term]:
-    """The parts of the baseline, of which one is known."""
+def _baselines(algorithm: AlgorithmConfig, account: Account, *, role: str, finals: Sequence[float]) -> list[Term]:
+    """The parts of the baseline, of which one is known. `finals`: final rewards of the task's rollouts."""
     baseline = account.baseline or 0.0
     batch = f"all `{role}` calls" if algorithm.group_by == "role" else "all calls"
     shift = Term(name=f"mean over the tokens of {batch} in the step", value=account.shift)
     if account.own:
         own = BASELINES.get(algorithm.credit, f"baseline of credit `{algorithm.credit}`")
-        return [Term(name=own, value=baseline), *([shift] if account.shift else [])]
+        overall = []
+        if algorithm.credit == "gigpo":
+            name = f"mean {algorithm.reward} reward of the task's {len(finals)} rollouts"
+            overall = [Term(name=name, value=sum(finals) / len(finals))]
+        rest = Term(name=own, value=baseline - sum(term.value for term in overall))
+        return [*overall, rest, *([shift] if account.shift else [])]
     if algorithm.advantage == "reinforce++":
         return [shift]
     group = _group(account, algorithm, role=role)
