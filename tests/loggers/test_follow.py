@@ -209,6 +209,20 @@ async def test_a_slow_logger_stops_after_the_record_at_hand_and_continues_later(
     await run.store.close()
 
 
+def test_a_slow_logger_stops_after_the_row_at_hand_and_is_not_told_of_the_end(tmp_path: Path) -> None:
+    rows = [json.dumps(step(number)) + "\n" for number in range(40)]
+    (tmp_path / "metrics.jsonl").write_text("".join(rows))
+    slow, fast = Remembers(slow_s=0.05), Remembers()
+    assert "did not finish" in follow(tmp_path, slow, close_s=0.2)[-1]
+    for thread in threading.enumerate():
+        if thread.name == "logger-it":
+            thread.join(10)
+    assert len(slow.heard) < 40 and "complete" not in slow.heard
+    follow(tmp_path, fast)
+    given = [told for told in [*slow.heard, *fast.heard] if " at " in told]
+    assert given == [f"reward/mean at {number + 1}" for number in range(40)], "each once, in order"
+
+
 @pytest.mark.parametrize(
     ("error", "ending"), [(UserError("no agent"), "failed"), (KeyboardInterrupt(), "stopped"), (None, "complete")]
 )

@@ -98,13 +98,15 @@ class Follower:
         for row in self._rows.new():
             self._logger.log(row)
             self._rows.done(row)
+            if self._given_up:
+                return True
         if self._rollouts is None:
             return False
         more = runner.run(self._rollouts.look())
         while not self._given_up and (batch := runner.run(self._rollouts.batch())):
             self._logger.rollouts(batch)
             self._rollouts.done(batch)
-        return more
+        return more or self._given_up
 
 
 def dropped(name: str, error: Exception, *, failures: int) -> str:
