@@ -95,12 +95,13 @@ def _taught(view: RolloutView) -> Text:
     lowest, highest = min(advantages), max(advantages)
     span = f"{highest:+.3g}" if highest == lowest else f"{lowest:+.3g} to {highest:+.3g}"
     when = f"step {teaching.step}" if teaching.learnt else f"step {teaching.step}, which is not finished"
-    meaning = "more or less likely, depending on the sign of each call"
+    meaning = "up (+) or down (−), depending on the sign of each call"
     if highest < 0:
-        meaning = "less likely"
+        meaning = "down"
     elif lowest > 0:
-        meaning = "more likely"
-    return Text(f"{when}: advantage {span}, so its tokens become {meaning}")
+        meaning = "up"
+    others = "; other rollouts push the same tokens too"
+    return Text(f"{when}: advantage {span}, so its tokens are pushed {meaning}{others}")
 
 
 def _call(view: CallView, *, tokens: Tokens, full: bool) -> Group:
@@ -232,8 +233,8 @@ def _reward(reward: Reward) -> Text:
 def _legend(tokens: Tokens) -> Text:
     if tokens == "advantage":
         labels = {
-            "becomes more likely": BETTER,
-            "becomes less likely": WORSE,
+            "pushed up: more likely": BETTER,
+            "pushed down: less likely": WORSE,
             "advantage 0": EVEN,
             "plain: not trained": "",
         }

@@ -26,8 +26,8 @@ export function AdvantageChip({ advantage }) {
 
 /** ["up" | "down" | "", what that means]. */
 export function toneOf(advantage) {
-  if (advantage > 0) return ["up", "its tokens become more likely"];
-  return advantage < 0 ? ["down", "its tokens become less likely"] : ["", "its tokens are not pushed"];
+  if (advantage > 0) return ["up", "its tokens are pushed up"];
+  return advantage < 0 ? ["down", "its tokens are pushed down"] : ["", "its tokens are not pushed"];
 }
 
 function arrow(advantage) {

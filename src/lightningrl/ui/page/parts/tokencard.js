@@ -49,7 +49,7 @@ function known(value) {
 
 function pushed(advantage) {
   if (advantage === 0) return "not pushed";
-  return advantage > 0 ? "pushed up: more likely" : "pushed down: less likely";
+  return advantage > 0 ? "pushed up by this rollout" : "pushed down by this rollout";
 }
 
 /** The likeliest tokens at this place, as bars. */

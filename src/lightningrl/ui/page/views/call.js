@@ -72,7 +72,7 @@ function Head({ call, total, href, back }) {
       </nav>
     </div>
     <p class="row">
-      ${trained && html`<${Chip} tone=${tone(advantage)} title="How much better than its group: its tokens become more likely (+) or less likely (−)">advantage ${signed(advantage)}<//>`}
+      ${trained && html`<${Chip} tone=${tone(advantage)} title="How much better than its group: its tokens are pushed up (+) or down (−)">advantage ${signed(advantage)}<//>`}
       ${leftOut && html`<${Chip} tone="warn">not trained: ${visible(leftOut)}<//>`}
       ${call.sampling?.grammar && html`<${Chip}>under a grammar<//>`}
       <span class="soft">${visible(call.origin)} · answered by ${visible(policy)}, version ${version} · ${counted(call.prompt_tokens, "token")} read, ${call.sampled_tokens} sampled in ${duration(call.seconds)}${endOf(call.finish_reason)}</span>

@@ -55,8 +55,8 @@ function lesson({ members, mean, std }) {
   if (std !== null && std < 1e-9) return `All have the reward ${figure(mean)}. Equal rewards teach nothing: none did better than the others.`;
   const spread = std === null ? "" : ` (standard deviation ${figure(std)})`;
   const words = `Their mean reward is ${figure(mean)}${spread}.`;
-  if (!isRelative(members, mean)) return `${words} The advantages are those that training used; ▲ becomes more likely, ▼ less likely.`;
-  return `${words} What did better than the mean becomes more likely (▲), what did worse becomes less likely (▼). The figures beside the arrows are the advantages that training used.`;
+  if (!isRelative(members, mean)) return `${words} ▲ is pushed up by training, ▼ down; beside it is the mean advantage over the tokens of the rollout.`;
+  return `${words} What did better than the mean is pushed up (▲), what did worse down (▼). The figure beside an arrow is the mean advantage over the tokens of the rollout.`;
 }
 
 /** Whether each advantage has the sign of the distance to the mean; not all algorithms compare within the group. */

@@ -135,8 +135,8 @@ function taught({ teaching, calls, step }) {
   if (!advantages.some(Boolean)) return html`<strong>It taught nothing:</strong> its advantage is 0.`;
   const [low, high] = [Math.min(...advantages), Math.max(...advantages)];
   const span = low === high ? signed(low) : `${signed(low)} to ${signed(high)}`;
-  const words = low < 0 && high > 0 ? "the sign of each call says whether its tokens become more or less likely" : `so ${toneOf(high > 0 ? high : low)[1]}`;
-  return html`<strong>${teaching.learnt ? `Step ${step} learnt from it` : `Step ${step} will learn from it`}:</strong> advantage ${span}, ${words}.`;
+  const words = low < 0 && high > 0 ? "the sign of each call says whether its tokens are pushed up or down" : `so ${toneOf(high > 0 ? high : low)[1]}`;
+  return html`<strong>${teaching.learnt ? `Step ${step} learnt from it` : `Step ${step} will learn from it`}:</strong> advantage ${span}, ${words}. Other rollouts push the same tokens too: the colour <em>ratio</em> of a call shows the sum.`;
 }
 
 function Outcome({ shown }) {
