@@ -28,12 +28,12 @@ class WeightsAndBiases:
             hint = "run `wandb login`, or set WANDB_API_KEY or WANDB_MODE=offline"
             raise UserError("the logger `wandb` has no API key", hint=hint)
         self._samples = Samples()
-        self._table: list[list[Any]] = []
         self._texts = content_allowed()
 
     def begin(self, run: Run) -> str:
         name = run.notes.read("id") or secrets.token_hex(4)
         run.notes.write({"id": name})
+        self._notes = run.notes
         # wandb would read the terminal's output, and write into its live display.
         quiet = wandb.Settings(console="off", silent=True)
         self._run = wandb.init(
@@ -54,12 +54,16 @@ class WeightsAndBiases:
         self._run.log({**row.metrics, "step": row.step})
 
     def rollouts(self, batch: Sequence[Ended]) -> None:
-        self._table += [self._line(step, ended) for step, ended in self._samples.of(batch)]
+        table = self._notes.read("table", [])
+        self._notes.write({"table": [*table, *(self._line(step, ended) for step, ended in self._samples.of(batch))]})
 
     def end(self, outcome: Outcome) -> str:
-        if self._table:
+        table = self._notes.read("table", [])
+        if len(table) > self._notes.read("shown", 0):
             columns = [*COLUMNS, *(TEXTS if self._texts else ())]
-            self._run.log({"rollouts": wandb.Table(columns=columns, data=self._table)})
+            data = [line[: len(columns)] for line in table]
+            self._run.log({"rollouts": wandb.Table(columns=columns, data=data)})
+            self._notes.write({"shown": len(table)})
         self._run.summary.update({"ending": outcome.ending, **outcome.result})
         self._run.finish(exit_code=0 if outcome.ending == "complete" else 1)
         return ""
@@ -70,4 +74,4 @@ class WeightsAndBiases:
         told = [ended.rollout.status, ended.reward, len(ended.attempts), len(ended.calls), tokens]
         line = [ended.rollout.id, step, task.split, task.id, *told, error_type(last.error) if last else ""]
         texts = [msgspec.json.encode(value).decode() for value in (task.input, last.output if last else None)]
-        return [*line, *texts] if self._texts else line
+        return [*line, *texts]
