@@ -97,6 +97,25 @@ def test_mlflow_shows_curves_parameters_status_and_files_of_one_run(tmp_path: Pa
     assert [file.path for file in client.list_artifacts(shown.info.run_id)] == ["result.json"]
 
 
+def test_mlflow_gets_the_parameters_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]
+
+    run, log_batch = run_in(tmp_path), MlflowClient.log_batch
+
+    def fail(*arguments: object, **named: object) -> None:
+        raise OSError("the service is down")
+
+    logger = made("mlflow")
+    monkeypatch.setattr(MlflowClient, "log_batch", fail)
+    with pytest.raises(OSError, match="down"):
+        logger.begin(run)
+    monkeypatch.setattr(MlflowClient, "log_batch", log_batch)
+    assert "experiment `checked`" in logger.begin(run)
+    experiment = MlflowClient().get_experiment_by_name("checked")
+    [shown] = MlflowClient().search_runs([experiment.experiment_id])
+    assert shown.data.params["agent.env.KEY"] == "•••", "in the same run"
+
+
 def test_trackio_shows_curves_and_traces_of_one_run(tmp_path: Path) -> None:
     import trackio  # pyright: ignore[reportMissingImports]
     from trackio.sqlite_storage import SQLiteStorage  # pyright: ignore[reportMissingImports]
@@ -146,6 +165,23 @@ def test_wandb_has_curves_settings_and_a_table_in_its_offline_run(
         ("exam-00000-sampled-0000", 0, 0.75),
     ]
     assert ("output" in shown[0]) is texts
+
+
+def test_wandb_shows_the_rollouts_of_a_run_that_was_killed_and_all_in_one_table(tmp_path: Path) -> None:
+    import wandb  # pyright: ignore[reportMissingImports]
+
+    killed = made("wandb")
+    killed.begin(run_in(tmp_path))
+    killed.rollouts(BATCH)
+    wandb.finish()
+    for later in ([], [], [ended("train-00001-000-00")]):
+        time.sleep(1.1)  # the second of the start names wandb's folders
+        logger = made("wandb")
+        logger.begin(run_in(tmp_path))
+        logger.rollouts(later)
+        logger.end(STOPPED)
+    tables = [json.loads(file.read_text()) for file in (tmp_path / "wandb").rglob("*.table.json")]
+    assert sorted(len(table["data"]) for table in tables) == [3, 4], "nothing is shown again without a new rollout"
 
 
 BLOCK = 32 * 1024

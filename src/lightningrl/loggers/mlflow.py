@@ -25,17 +25,21 @@ class MLflow:
 
     def begin(self, run: Run) -> str:
         self._client, self._folder = MlflowClient(), run.folder
-        known = run.notes.read("run_id")
-        if known is not None:
-            self._id = known
-            self._client.update_run(self._id, status="RUNNING")
-            return ""
         experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", run.project)
-        self._id = self._client.create_run(self._experiment(experiment), tags={MLFLOW_RUN_NAME: run.name}).info.run_id
-        run.notes.write({"run_id": self._id})
+        known = run.notes.read("run_id")
+        if known is None:
+            made = self._client.create_run(self._experiment(experiment), tags={MLFLOW_RUN_NAME: run.name})
+            known = made.info.run_id
+            run.notes.write({"run_id": known})
+        else:
+            self._client.update_run(known, status="RUNNING")
+        self._id = known
+        if run.notes.read("params"):
+            return ""
         params = [Param(name, str(value)[:LENGTH]) for name, value in _flat(run.settings).items()]
         for start in range(0, len(params), PARAMS):
             self._client.log_batch(self._id, params=params[start : start + PARAMS])
+        run.notes.write({"params": True})
         return f"run {self._id} of the experiment `{experiment}` at {self._client.tracking_uri}"
 
     def log(self, row: Row) -> None:
