@@ -5,16 +5,31 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file
 
+from lightningrl.look.runs import state_of
 from tests.conftest import SmallRecipe
 
 
 def weights(folder: Path) -> bytes:
     return (folder / "model" / "model.safetensors").read_bytes()
+
+
+def test_a_run_is_running_from_its_start_to_its_result(small_recipe: SmallRecipe) -> None:
+    run, states = small_recipe.folder / "run", list[str]()
+    with ThreadPoolExecutor() as pool:
+        training = pool.submit(small_recipe.train, "--run-dir", "run", "loop.steps=1")
+        while not training.done():
+            if (run / "store.sqlite").exists():
+                states.append(state_of(run))
+            time.sleep(0.005)
+        training.result()
+    assert set(states) <= {"running", "complete"} and states[0] == "running" and state_of(run) == "complete"
+    assert not (run / "process.json").exists()
 
 
 def test_a_run_writes_all_its_files_and_eval_reproduces_its_results(small_recipe: SmallRecipe) -> None:
