@@ -52,12 +52,12 @@ class Gate:
             route.continue_()
 
 
-def unequal_groups(site: str) -> list[str]:
-    """Groups of training whose rollouts did not all get the same reward."""
-    rewards: dict[str, set[float]] = {}
+def unequal_group(site: str) -> str:
+    """A group of training whose rollouts all have a reward, and not all the same one."""
+    rewards: dict[str, set[float | None]] = {}
     for row in ask(site, "runs/sql/rollouts?split=train&limit=100")["rows"]:
         rewards.setdefault(row["group"], set()).add(row["reward"])
-    return [group for group, found in rewards.items() if len(found) > 1]
+    return next(group for group, found in rewards.items() if len(found) > 1 and None not in found)
 
 
 def go(page: Page, view: str) -> None:
@@ -255,7 +255,7 @@ def test_the_look_changes_and_stays(window: Watched, site: str) -> None:
 
 
 def test_the_tokens_of_a_call_have_the_colour_of_what_is_asked(window: Watched, site: str) -> None:
-    members = ask(site, f"runs/sql/groups/{unequal_groups(site)[0]}")["members"]
+    members = ask(site, f"runs/sql/groups/{unequal_group(site)}")["members"]
     backgrounds = "tokens => tokens.map(token => getComputedStyle(token).backgroundColor)"
     best, worst = (choose(members, key=lambda member: member["reward"])["id"] for choose in (max, min))
     mixed = "tokens => tokens.map(token => token.style.getPropertyValue('--share'))"
