@@ -15,6 +15,7 @@ others again, with the same sampling seeds.
 """
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,8 @@ from lightningrl.rollouts import Rollouts, never_called
 from lightningrl.store import Store
 from lightningrl.tracing import spans_of, united
 from lightningrl.types import Call, Reward, Rollout, accepted_attempts
+
+log = logging.getLogger(__name__)
 
 
 class Loop:
@@ -154,7 +157,10 @@ class Loop:
             metrics |= self._named(learner, own)
             if taught.values or taught.logprobs_after:
                 path = taught_file(self.folder, step=step, policy=learner.name)
-                await asyncio.to_thread(save_taught, path, taught)
+                try:
+                    await asyncio.to_thread(save_taught, path, taught)
+                except OSError as error:  # training does not need it
+                    log.warning("step %d: what it taught was not saved: %s", step + 1, error)
             if own.get("optim/skipped"):
                 trained = [lesson for lesson in lessons[learner.name] if lesson.weights.any()]
                 path = self.folder / "skipped" / f"step-{step:05d}-{learner.name}.npz"

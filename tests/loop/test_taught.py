@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -109,6 +110,16 @@ async def test_measuring_changes_no_bit_of_the_weights(small_recipe: SmallRecipe
         assert one == other
     assert taught_of(small_recipe.folder / "0", 0, "policy") is None
     assert taught_of(small_recipe.folder / "1", 1, "policy") is not None
+
+
+async def test_a_step_goes_on_if_what_it_taught_cannot_be_saved(
+    small_recipe: SmallRecipe, caplog: pytest.LogCaptureFixture
+) -> None:
+    (small_recipe.folder / "run").mkdir()
+    (small_recipe.folder / "run" / "taught").write_text("in the way")
+    await step(small_recipe, "trainer.measured=1")
+    assert (small_recipe.folder / "run" / "checkpoints" / "step-00001").is_dir()
+    assert "step 1: what it taught was not saved" in caplog.text
 
 
 async def test_values_of_the_critic_are_recorded_as_they_were_used(small_recipe: SmallRecipe) -> None:
