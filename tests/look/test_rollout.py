@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lightningrl.data.taught import taught_file
 from lightningrl.errors import UserError
 from lightningrl.look import look_at, look_at_call, opened
 from lightningrl.look.opened import Opened
@@ -139,3 +140,15 @@ async def test_one_call_is_shown_with_its_request_and_its_tokens(run: Opened) ->
         assert found["tokens"]["sampled"][name] is None and found["tokens"]["why_not"][name], name
     with pytest.raises(UserError, match="no call `4`"):
         await look_at_call(run, NAMES[1], 4)
+
+
+async def test_a_damaged_file_of_what_a_step_taught_hides_nothing_else(run: Opened, small_recipe: SmallRecipe) -> None:
+    (run.file.parent / "config.toml").symlink_to(small_recipe.path)
+    file = taught_file(run.file.parent, step=0, policy="policy")
+    file.parent.mkdir()
+    file.write_bytes(b"damaged")
+    async with opened(run.file.parent) as known:
+        tokens = (await look_at_call(known, NAMES[1], 3)).as_json()["tokens"]
+    assert tokens["sampled"]["advantages"] is not None and "advantages" not in tokens["why_not"]
+    for name in ("entropies", "ratios"):
+        assert tokens["sampled"][name] is None and "is damaged" in tokens["why_not"][name], name

@@ -114,11 +114,13 @@ def _why_not(view: CallView, teaching: Teaching, *, texts: bool, alternatives: b
     measured = {"entropies": teaching.entropies, "ratios": teaching.logprobs_after}
     for name, by_call in measured.items():
         if view.call.id not in by_call:
-            found[name] = found.get("advantages") or _not_measured(teaching)
+            found[name] = found.get("advantages") or _not_measured(teaching, view.call.policy)
     return found
 
 
-def _not_measured(teaching: Teaching) -> str:
+def _not_measured(teaching: Teaching, policy: str) -> str:
+    if policy in teaching.unreadable:
+        return teaching.unreadable[policy]
     if not teaching.learnt:
         return "they are measured when the step is complete"
     return "only the groups of a share of each step are measured (`trainer.measured`)"

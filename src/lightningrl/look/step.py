@@ -16,7 +16,7 @@ from lightningrl.algorithms.selection import learnable, silent_groups
 from lightningrl.config import AlgorithmConfig, Config, LearnerConfig
 from lightningrl.data.forest import Lesson
 from lightningrl.data.taught import Taught, taught_file
-from lightningrl.errors import LightningError
+from lightningrl.errors import LightningError, UserError
 from lightningrl.look.taught import taught_of
 from lightningrl.store import Records, Where
 from lightningrl.tracing import spans_of, united
@@ -42,7 +42,9 @@ class PolicyStep:
     accounts: Mapping[str, Account]
     """Call id → how its advantage came about. Calls of other policies are among them."""
     taught: Taught | None
-    """What was recorded beside the step; None: nothing."""
+    """What was recorded beside the step; None: nothing, or it cannot be read."""
+    unreadable: str | None = None
+    """Why what was recorded cannot be read; None: it can, or there is nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,11 +155,11 @@ def _computed(
             root=config.root,
             oldest_version=step - config.loop.max_off_policy_steps,
         )
-        taught = taught_of(folder, step, name)
+        taught, unreadable = _recorded(folder, step, name)
         valued = _with_values(trajectories, learner, taught)
         if valued is None:
             when = "older versions did not record them" if learnt else "they are recorded when the step is complete"
-            unknown = f"its credit needs the critic's values; {when}"
+            unknown = f"its credit needs the critic's values; {unreadable or when}"
             continue
         made, _ = lessons_of(valued, learner.algorithm, root=config.root)
         own = frozenset(call.id for call in calls if call.policy == name)
@@ -170,8 +172,17 @@ def _computed(
             trajectories={trajectory.rollout_id: trajectory for trajectory in valued},
             accounts=accounts_of(valued, learner.algorithm, root=config.root),
             taught=taught,
+            unreadable=unreadable,
         )
     return StepTaught(lessons=lessons, air=by_attempt(air), policies=policies, unknown=unknown)
+
+
+def _recorded(folder: Path, step: int, policy: str) -> tuple[Taught | None, str | None]:
+    """(what was recorded beside the step, why it cannot be read)"""
+    try:
+        return taught_of(folder, step, policy), None
+    except UserError as error:
+        return None, error.message
 
 
 def _with_values(

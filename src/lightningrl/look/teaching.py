@@ -49,6 +49,8 @@ class Teaching:
     """
     logprobs_after: Mapping[str, Floats] = field(default_factory=dict[str, Floats])
     """Call id → [C] log-probability of each sampled token after the step, where it was measured."""
+    unreadable: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Policy → why what was measured for its calls cannot be read. Without those for which it can."""
 
 
 async def teaching_of(run: Opened, rollout: Rollout) -> Teaching:
@@ -80,6 +82,7 @@ async def teaching_of(run: Opened, rollout: Rollout) -> Teaching:
         logprobs_after={
             call: one.logprobs_after[call] for one in taught for call in lessons if call in one.logprobs_after
         },
+        unreadable={name: policy.unreadable for name, policy in step.policies.items() if policy.unreadable},
     )
 
 
