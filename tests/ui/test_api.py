@@ -124,6 +124,7 @@ async def test_workers_are_told_with_what_they_did(run: Path, page: Page) -> Non
         ("/api/runs/..%2Fone", 404, "there is no run `../one`"),
         ("/api/runs/one/rollouts/x", 404, "no rollout `x`"),
         ("/api/runs/one/rollouts?sort=size", 400, "cannot sort by `size`"),
+        (f"/api/runs/one/rollouts?task={'x' * 1001}", 400, "task has `1001` characters"),
         ("/api/runs/one/rollouts/train-00000-000-00/calls/0", 400, "`call` is `0`"),
         ("/api/runs/one/rollouts/train-00000-000-00/calls/7", 404, "no call `7`"),
         ("/api/runs/one/rollouts/train-00000-000-00?attempt=7", 404, "no attempt `7`"),

@@ -19,6 +19,8 @@ SORTS = ("queue", "step", "task", "reward", "calls", "tokens", "seconds", "began
 BINS = 20
 ERRORS = 50
 """Errors that are listed, the most frequent first."""
+LONGEST = 1000
+"""Characters of a text to search for. Databases have limits."""
 ROWS = 1000
 """Maximum number of rows of one page."""
 
@@ -97,9 +99,9 @@ def query_of(parameters: Mapping[str, str]) -> Query:
         status=status,
         reward=None if reward is None else reward_range(reward),
         group=parameters.get("group"),
-        task=parameters.get("task", ""),
-        error=parameters.get("error", ""),
-        text=parameters.get("text", ""),
+        task=_text(parameters, "task"),
+        error=_text(parameters, "error"),
+        text=_text(parameters, "text"),
         sort=(sort.removeprefix("-"), sort.startswith("-")),
         offset=_whole(parameters, "offset", 0),
         limit=min(ROWS, _whole(parameters, "limit", 100)),
@@ -114,6 +116,13 @@ def reward_range(text: str) -> tuple[float, float]:
     except ValueError:
         hint = "give one reward, e.g. `0`, or a range, e.g. `0..0.5`"
         raise UserError(f"reward `{text}` is not a number", hint=hint) from None
+
+
+def _text(parameters: Mapping[str, str], name: str) -> str:
+    text = parameters.get(name, "")
+    if len(text) > LONGEST:
+        raise UserError(f"{name} has `{len(text)}` characters", hint=f"search for up to {LONGEST:,}")
+    return text
 
 
 def _whole(parameters: Mapping[str, str], name: str, default: int) -> int:
