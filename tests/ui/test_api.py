@@ -33,6 +33,7 @@ async def test_runs_are_listed_with_their_state_and_progress(run: Path, page: Pa
         line = told[0]
         assert (line["run"], line["recipe"], line["state"], line["path"]) == ("one", "small", "complete", str(run))
         assert (line["step"], line["steps"], line["rollouts"], line["began_at"]) == (2, 2, 2, 100.0)
+        assert line["seconds"] == pytest.approx(line["changed_at"] - 100.0 - 90.0), "it was stopped from 110 to 200"
         assert line["policies"] == ["policy"]
         heldout = {"before": 0.3, "latest": 0.5, "after": 0.5, "low": None, "high": None, "learnt": "yes"}
         assert line["heldout"] == heldout

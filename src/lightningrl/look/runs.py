@@ -4,6 +4,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -45,6 +46,8 @@ class Run:
     began_at: float
     changed_at: float
     """Unix seconds."""
+    seconds: float
+    """How long it went on, without the time from a stop to a resumption."""
     steps: int | None
     """Steps to take; None: it is no training run."""
     step: int
@@ -90,13 +93,16 @@ def run_of(
     stats = [path.stat() for part in CHANGING if (path := folder / part).exists()]
     times = [stat.st_mtime for stat in stats if stat.st_size]  # SQLite makes an empty log for those who read
     began = [row["at"] for row in rows if row["kind"] == "began" and row["step"] == 0 and "at" in row]
+    began_at = began[0] if began else min(times, default=folder.stat().st_mtime)
+    changed_at = max(times, default=folder.stat().st_mtime)
     return Run(
         run=name,
         recipe=None if config is None else config.name,
         path=str(folder),
         state=state_of(folder),
-        began_at=began[0] if began else min(times, default=folder.stat().st_mtime),
-        changed_at=max(times, default=folder.stat().st_mtime),
+        began_at=began_at,
+        changed_at=changed_at,
+        seconds=max(0.0, changed_at - began_at - _pauses(rows)),
         steps=None if config is None else config.loop.steps,
         step=sum(row["kind"] == "step" for row in rows),
         policies=() if config is None else tuple(config.learners()),
@@ -125,6 +131,12 @@ def result_of(folder: Path) -> dict[str, Any] | None:
 def resume_command(folder: Path) -> str:
     """The command that continues the run in this folder."""
     return shlex.join(["lightningrl", "train", str(folder / "config.toml"), "--run-dir", str(folder), "--resume"])
+
+
+def _pauses(rows: Sequence[Row]) -> float:
+    """Seconds from the last row of a process to the beginning of the next one, summed up."""
+    told = [row for row in rows if "at" in row]
+    return sum(max(0.0, row["at"] - before["at"]) for before, row in pairwise(told) if row["kind"] == "began")
 
 
 def _heldout(rows: Sequence[Row], result: Mapping[str, Any] | None) -> Heldout:

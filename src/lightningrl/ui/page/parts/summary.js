@@ -2,6 +2,7 @@
 import { html } from "../vendor/preact.js";
 import { link } from "../api.js";
 import { Copy } from "./copy.js";
+import { ErrorBox } from "./error.js";
 import { duration, reward } from "./figures.js";
 import { Ago, Time } from "./time.js";
 
@@ -12,8 +13,9 @@ export function Summary({ run, journal }) {
       <${Learnt} run=${run} journal=${journal} />
       <${Steps} run=${run} journal=${journal} />
       <${Rollouts} run=${run} />
-      <${Tile} name="Began"><${Time} at=${run.began_at} /><${Tile.Sub}>${run.state === "running" ? html`changed <${Ago} at=${run.changed_at} />` : html`ended after ${duration(run.changed_at - run.began_at)}`}<//><//>
+      <${Tile} name="Began"><${Time} at=${run.began_at} /><${Tile.Sub}>${run.state === "running" ? html`changed <${Ago} at=${run.changed_at} />` : html`<span title="Without the time from a stop to a resumption">took ${duration(run.seconds)}</span>`}<//><//>
     </dl>
+    ${run.error && html`<${ErrorBox} error=${{ message: run.error }} title="The records of this run cannot be read" />`}
     ${run.state === "stopped" && run.resume_command && html`<${Resume} command=${run.resume_command} />`}
   </section>`;
 }

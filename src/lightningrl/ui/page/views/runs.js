@@ -74,7 +74,7 @@ function columns(chosen, toggle, comparable) {
     { key: "heldout", title: "Held-out reward", number: true, tip: "Mean reward on tasks that are never trained on: before → latest", cell: Heldout },
     { key: "learnt", title: "Did it learn?", cell: Learnt },
     { key: "rollouts", title: "Rollouts", number: true, tip: "Executions of the agent", cell: ({ rollouts, error }) => rollouts?.toLocaleString("en") ?? html`<span title=${error}>${error ? "cannot be read" : "–"}</span>` },
-    { key: "time", title: "Took", number: true, cell: ({ began_at, changed_at }) => duration(Math.round(changed_at - began_at)) },
+    { key: "time", title: "Took", number: true, tip: "Without the time from a stop to a resumption", cell: ({ seconds }) => duration(Math.round(seconds)) },
     { key: "began", title: "Began", number: true, cell: ({ began_at }) => html`<${Ago} at=${began_at} />` },
   ];
 }
