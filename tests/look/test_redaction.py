@@ -53,6 +53,12 @@ SECRETS: dict[str, dict[str, Any]] = {
     "an assignment": command(f"OPENAI_API_KEY={S} run"),
     "a connection string": command(f"host=db user=me password={S} dbname=x"),
     "a URL inside a command": command("sh", "-c", f"curl https://me:{S}@host/"),
+    "words in quotes": command(f"PASSWORD='two {S} words' run"),
+    "a password with a slash": {"store": {"url": f"postgresql://me:a/{S}@db/x"}},
+    "a login of curl": command("sh", "-c", f"curl -u me:{S} https://x"),
+    "a login as a word": command("curl", "-u", f"me:{S}"),
+    "a personal access token": command(f"GITHUB_PAT={S} run"),
+    "a value of a secret": command(f"client_secret_value={S}"),
     "an option of a credit": {"algorithm": {"credit": "a:c", "credit_options": {"api_key": S}}},
     "a policy's option": {"policies": {"policy": {"algorithm": {"credit": "a:c", "credit_options": {"token": S}}}}},
     "a URL of a policy's model": {"policies": {"policy": {"model": {"path": f"https://me:{S}@host/m"}}}},
@@ -94,7 +100,7 @@ def test_the_value_of_an_upstreams_key_is_hidden_wherever_it_is(monkeypatch: pyt
 def test_the_rest_stays_as_it_is() -> None:
     given = config(
         warmstart={"tokenizer": "a:tokenizer_for"},
-        engine={"flags": ["--max-num-batched-tokens", "4096"], "urls": ["http://host:8000/v1"]},
+        engine={"flags": ["--max-num-batched-tokens", "4096"], "urls": ["http://host:8000/v1/@x"]},
         store={"url": "postgresql://me@db:5432/x?schema=a"},
         agent={"timeout_s": 5.0, "max_tokens": 7},
     )

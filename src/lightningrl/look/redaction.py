@@ -17,14 +17,16 @@ from lightningrl.config import Config
 HIDDEN = "•••"
 SECRET = (
     r"(?:(?:api|access|private)[_-]?key|key|token|secret|passw(?:or)?d|passphrase|credentials?|cookie"
-    r"|auth(?:orization)?|sig(?:nature)?)"
+    r"|auth(?:orization)?|sig(?:nature)?|(?<![a-z0-9])pat)(?:[_-]value)?"
 )
 """Words that name a secret."""
 NAMED = re.compile(rf"(?:^|[^a-z0-9]){SECRET}$", re.IGNORECASE)
 """A key, a flag or a header with a secret as its value: `api_key`, `--hf-token`. Not `key_env` or `tokenizer`."""
 IN_TEXT = (
-    (re.compile(r"(?<=://)[^/?#\s@]*:[^/?#\s]*@"), None),  # user:password; the user stays
+    (re.compile(r"(?<=://)[^/?#\s@:]*:(?!\d+/)[^?#\s]*@"), None),  # user:password; the user stays
     (re.compile(r"(?<=http://)[^/?#\s]+@|(?<=https://)[^/?#\s]+@"), f"{HIDDEN}@"),  # a token in place of a user
+    (re.compile(r"(?<=\s)(-u|--user)[\s=]+[^\s:]+:\S+"), rf"\1 {HIDDEN}"),  # the login of curl
+    (re.compile(rf"([\w-]*{SECRET}[\"']?\s*[=:]\s*)([\"']).*?\2", re.IGNORECASE), rf"\1\2{HIDDEN}\2"),
     (
         re.compile(rf"([\w-]*{SECRET}[\"']?\s*[=:]\s*[\"']?)(?:(?:bearer|basic|token)\s+)?[^\s&\"',;]+", re.IGNORECASE),
         rf"\1{HIDDEN}",
@@ -81,7 +83,8 @@ class _Redaction:
         """The items of a list, e.g. a command: what follows a flag with a secret's name is hidden."""
         before = ""
         for value in values:
-            yield HIDDEN if before.startswith("-") and NAMED.search(before) else self.tree(value)
+            login = before in ("-u", "--user") and isinstance(value, str) and ":" in value
+            yield HIDDEN if login or (before.startswith("-") and NAMED.search(before)) else self.tree(value)
             before = value if isinstance(value, str) else ""
 
 
