@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, assert_type
 
@@ -13,6 +12,7 @@ import pytest
 
 import lightningrl
 from lightningrl.notebook.orders import overrides_of
+from tests.cli.test_stop import children, wait_until
 from tests.conftest import SmallRecipe
 
 pytestmark = pytest.mark.timeout(240)  # each training imports torch in a fresh interpreter
@@ -96,14 +96,3 @@ def start(recipe: SmallRecipe, *, stderr: int) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", SCRIPT], cwd=recipe.folder, stdout=subprocess.DEVNULL, stderr=stderr, text=True
     )
-
-
-def wait_until(running: subprocess.Popen[str], happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 100
-    while not happened():
-        assert time.monotonic() < deadline and running.poll() is None
-        time.sleep(0.02)
-
-
-def children(running: subprocess.Popen[str]) -> list[str]:
-    return Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
