@@ -15,7 +15,6 @@ others again, with the same sampling seeds.
 """
 
 import asyncio
-import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -30,7 +29,7 @@ from lightningrl.data.dump import dump_lessons
 from lightningrl.data.forest import Lesson
 from lightningrl.data.metrics import batch_metrics, share_of_logs
 from lightningrl.data.tasks import asked, derived_seed
-from lightningrl.data.taught import save_taught, taught_file
+from lightningrl.data.taught import keep_taught
 from lightningrl.errors import UserError
 from lightningrl.learner import Learner
 from lightningrl.progress import MODES, Exam, Mode, Summary, Watcher
@@ -38,8 +37,6 @@ from lightningrl.rollouts import Rollouts, never_called
 from lightningrl.store import Store
 from lightningrl.tracing import spans_of, united
 from lightningrl.types import Call, Reward, Rollout, accepted_attempts
-
-log = logging.getLogger(__name__)
 
 
 class Loop:
@@ -155,12 +152,7 @@ class Loop:
         for learner in self.learners:
             own, taught = await learner.update(lessons[learner.name], seed=seed, remaining=remaining)
             metrics |= self._named(learner, own)
-            if taught.values or taught.logprobs_after:
-                path = taught_file(self.folder, step=step, policy=learner.name)
-                try:
-                    await asyncio.to_thread(save_taught, path, taught)
-                except OSError as error:  # training does not need it
-                    log.warning("step %d: what it taught was not saved: %s", step + 1, error)
+            await asyncio.to_thread(keep_taught, taught, self.folder, step=step, policy=learner.name)
             if own.get("optim/skipped"):
                 trained = [lesson for lesson in lessons[learner.name] if lesson.weights.any()]
                 path = self.folder / "skipped" / f"step-{step:05d}-{learner.name}.npz"

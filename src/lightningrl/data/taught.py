@@ -7,6 +7,7 @@
 The file has plain arrays that numpy reads: `np.load(path)`.
 """
 
+import logging
 import os
 import zipfile
 import zlib
@@ -19,6 +20,8 @@ import numpy as np
 
 from lightningrl.errors import UserError
 from lightningrl.types import Floats
+
+log = logging.getLogger(__name__)
 
 DAMAGE = (
     zipfile.BadZipFile,
@@ -51,6 +54,16 @@ class Taught:
 def taught_file(folder: Path, *, step: int, policy: str) -> Path:
     """The file of a step, which counts from 0, and a policy in the run's `folder`."""
     return folder / "taught" / f"step-{step:05d}-{policy}.npz"
+
+
+def keep_taught(taught: Taught, folder: Path, *, step: int, policy: str) -> None:
+    """Save it in the run's `folder`, unless it is empty. Training does not need it, and goes on if the disk refuses."""
+    if not (taught.values or taught.logprobs_after):
+        return
+    try:
+        save_taught(taught_file(folder, step=step, policy=policy), taught)
+    except OSError as error:
+        log.warning("step %d: what it taught was not saved: %s", step + 1, error)
 
 
 def save_taught(path: Path, taught: Taught) -> None:
