@@ -36,11 +36,11 @@ def start(recipe: SmallRecipe, *arguments: str) -> subprocess.Popen[str]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=_hear,
+        preexec_fn=hear,
     )
 
 
-def _hear() -> None:
+def hear() -> None:
     """A job in a shell's background ignores SIGINT, one under `nohup` SIGHUP, and their children inherit that."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)

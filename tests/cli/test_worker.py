@@ -151,7 +151,8 @@ async def test_a_worker_without_torch_runs_an_agent_through_its_relay(server: Se
     [reward] = await server.store.rewards(["a.1"])
     [call] = await server.store.calls(["a.1"])
     assert reward.value == 1.0 and call.completion_ids.size
-    assert not (recipe.parent / "runs").exists()  # the agents printed nothing
+    [log] = recipe.parent.glob("runs/worker-box-*/agents.log")
+    assert "[a.1] hello\n" in log.read_text()
 
 
 async def test_the_first_signal_drains_a_worker(server: Server, recipe: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import lightningrl
 from lightningrl.notebook.orders import overrides_of
-from tests.cli.test_stop import children, wait_until
+from tests.cli.test_stop import children, hear, wait_until
 from tests.conftest import SmallRecipe
 
 pytestmark = pytest.mark.timeout(240)  # each training imports torch in a fresh interpreter
@@ -94,5 +94,10 @@ def test_a_setting_that_toml_lacks_is_refused() -> None:
 
 def start(recipe: SmallRecipe, *, stderr: int) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT], cwd=recipe.folder, stdout=subprocess.DEVNULL, stderr=stderr, text=True
+        [sys.executable, "-c", SCRIPT],
+        cwd=recipe.folder,
+        stdout=subprocess.DEVNULL,
+        stderr=stderr,
+        text=True,
+        preexec_fn=hear,
     )
