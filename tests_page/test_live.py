@@ -65,7 +65,7 @@ def test_the_page_follows_a_run_through_the_death_of_its_server_to_the_end(chrom
         await_step(page, finished_steps(page) + 5)
         expect(state).to_have_text("running", timeout=SOON_MS)
 
-        process.send_signal(signal.SIGINT)
+        process.terminate()
         process.communicate(timeout=START_S)
         expect(state).to_have_text("not connected", timeout=SOON_MS)
         assert page.evaluate("window.same")
