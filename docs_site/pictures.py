@@ -2,19 +2,15 @@
 
     lightningrl train recipes/sql_langgraph/recipe.toml --run-dir runs/sql
     lightningrl train recipes/multi_agent/recipe.toml --run-dir runs/team
-    python docs_site/pictures.py runs/sql runs/team
+    python -m docs_site.pictures runs/sql runs/team
 
 The rollouts are chosen by what they show: calls that differ in their advantage, tokens that a step changed most.
 """
 
 import json
-import re
 import shutil
-import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +18,12 @@ import numpy as np
 from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
+from tests_page.conftest import served
+
 DOCS = Path(__file__).parent.parent / "docs"
 WIDTH, SCALE = 1200, 2
 COLOURS = 128
 """Of a picture: text and flat areas need few, and the file is a quarter as large."""
-
-
-@contextmanager
-def served(*runs: Path) -> Iterator[str]:
-    """The address of the page of these runs."""
-    command = [sys.executable, "-m", "lightningrl", "ui", *map(str, runs), "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        yield next(found[1] for line in process.stdout if (found := re.search(r"(http://\S+)", line)))
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def ask(site: str, path: str) -> Any:

@@ -20,7 +20,7 @@ from lightningrl.data.forest import Lesson
 from lightningrl.errors import Missing
 from lightningrl.look.conversation import Said, conversation, plain
 from lightningrl.look.opened import Opened
-from lightningrl.look.rollout import chosen, final_rewards
+from lightningrl.look.rollout import chosen, final_rewards, mean_of
 from lightningrl.look.step import TRAINED
 from lightningrl.messages import Message
 from lightningrl.types import Attempt, Call, Rollout, RolloutStatus, Task
@@ -96,7 +96,7 @@ class GroupView:
     @property
     def mean(self) -> float | None:
         """Of the final rewards; None: there is none."""
-        return _mean(self._rewards)
+        return mean_of(self._rewards)
 
     @property
     def std(self) -> float | None:
@@ -175,7 +175,7 @@ def branches(
             if advantage is not None:
                 parent.advantages[rollout_id] = advantage
     for node in nodes.values():
-        node.reward = _mean([reward for member in node.calls if (reward := rewards.get(member)) is not None])
+        node.reward = mean_of(rewards.get(member) for member in node.calls)
     return trunk, tuple(nodes.values())
 
 
@@ -249,7 +249,3 @@ def _key(message: Message) -> Hashable:
     """Equal for messages that say the same. Ids of tool calls differ from rollout to rollout."""
     asked = tuple((call.name, call.arguments) for call in message.tool_calls)
     return message.role, message.content.strip(), message.reasoning.strip(), asked, message.name
-
-
-def _mean(numbers: Sequence[float]) -> float | None:
-    return sum(numbers) / len(numbers) if numbers else None

@@ -68,7 +68,7 @@ class RolloutView:
 
     @property
     def group_mean(self) -> float | None:
-        return _mean(self.group.values())
+        return mean_of(self.group.values())
 
     def as_json(self, *, tokens: bool = True) -> dict[str, Any]:
         """`tokens`: also the sampled tokens of each call, which are most of the answer."""
@@ -155,7 +155,7 @@ async def pick(records: Records) -> Rollout:
     for rollout in recent:
         groups.setdefault(rollout.group_id, []).append(rewards[rollout.id])
     for rollout in reversed(recent):
-        reward, mean = rewards[rollout.id], _mean(groups[rollout.group_id])
+        reward, mean = rewards[rollout.id], mean_of(groups[rollout.group_id])
         if reward is not None and mean is not None and reward < mean - 1e-9:
             return rollout
     known = [(reward, -place) for place, rollout in enumerate(recent) if (reward := rewards[rollout.id]) is not None]
@@ -224,7 +224,8 @@ def _air(run: Opened, teaching: Teaching, calls: Sequence[Call], spans: Sequence
         return ()
 
 
-def _mean(rewards: Iterable[float | None]) -> float | None:
+def mean_of(rewards: Iterable[float | None]) -> float | None:
+    """Mean of the rewards that are known; None if none is."""
     known = [reward for reward in rewards if reward is not None]
     return sum(known) / len(known) if known else None
 
