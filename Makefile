@@ -1,13 +1,13 @@
 # Every verb does its own set-up. You need make and Python 3.11 to 3.14.
 .DEFAULT_GOAL := help
-.PHONY: help demo notebook test test-fast test-agents test-recipes recipes test-vllm test-ray test-loggers gpu fuzz \
-	leases chaos test-page lint typecheck bench oracles road wheels reference docs clean
+.PHONY: help demo notebook test test-fast test-agents test-recipes recipes test-vllm test-ray test-tinker test-loggers \
+	gpu fuzz leases chaos test-page lint typecheck bench oracles road wheels reference docs clean
 
 BIN := .venv/bin
-CODE := src tests tests_gpu tests_loggers tests_page tests_ray tests_recipes tests_vllm recipes benchmarks docs_site
-# recipes.py needs more venvs (make recipes), gpu.py a GPU (make gpu), trl.py TRL's venv; precision.py takes an hour,
+CODE := src tests tests_gpu tests_loggers tests_page tests_ray tests_recipes tests_tinker tests_vllm recipes benchmarks docs_site
+# recipes.py and replayable.py need more venvs, gpu.py a GPU (make gpu), trl.py TRL's venv; precision.py takes an hour,
 # and chaos.py half of one
-BENCH ?= $(filter-out $(addprefix benchmarks/,chaos.py gpu.py precision.py recipes.py trl.py),$(wildcard benchmarks/*.py))
+BENCH ?= $(filter-out $(addprefix benchmarks/,chaos.py gpu.py precision.py recipes.py replay.py replayable.py trl.py),$(wildcard benchmarks/*.py))
 TORCH := torch>=2.9,<2.14
 VLLM := 0.32.0
 # the folder of another version has its number: two versions need two environments
@@ -22,8 +22,8 @@ QUICK_CLI := $(addprefix tests/cli/test_,console.py curve.py live.py verdict.py)
 SLOW := $(filter-out $(QUICK_CLI),$(wildcard tests/cli/test_*.py)) tests/recipes \
 	$(addprefix tests/deploy/test_,namespaces.py workers.py) \
 	$(addprefix tests/engine/test_,invariance.py vllm_fleet.py vllm_life.py) \
-	$(addprefix tests/gateway/test_,emit.py failures.py fuzz.py relay.py retries.py) \
-	$(addprefix tests/loop/test_,checkpoints.py parity.py policies.py served.py) \
+	$(addprefix tests/gateway/test_,branches_exact.py emit.py failures.py fuzz.py relay.py retries.py) \
+	$(addprefix tests/loop/test_,branches.py checkpoints.py parity.py policies.py served.py) \
 	$(addprefix tests/runner/test_,attach.py leftovers.py neighbours.py pool.py) \
 	tests/warmstart/test_warmstart.py tests/docs/test_tutorial.py tests/chat/test_properties.py \
 	tests/store/test_lease_machine.py \
@@ -35,6 +35,7 @@ NODE_RECIPE := recipes/node_vercel/node_modules/.ready
 NODE_PAGE := tests_page/node_modules/.ready
 NPM_INSTALL := npm install --no-audit --no-fund --no-package-lock --ignore-scripts --loglevel=error
 RECIPE_VENVS := .venv-rag_openai_agents/ready .venv-math_autogen/ready
+PYTHONS := 3.11 to 3.14
 SUITABLE := import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 
 help: ## list the verbs
@@ -51,7 +52,7 @@ test-fast: .venv/ready ## run most tests, in a minute or so: no whole training, 
 	@$(BIN)/python -m pytest --ignore=tests/matrix $(addprefix --ignore=,$(SLOW)) $(PARALLEL) $(ARGS)
 
 test-agents: ## run real agents of many frameworks through the gateway (MATRIX_NODE=skip: only Python)
-test-agents: .venv/ready $(AGENTS) $(if $(filter skip,$(MATRIX_NODE)),,$(NODE_AGENTS))
+test-agents: .venv/ready $(AGENTS) $(if $(filter skip,$(MATRIX_NODE)),,$(NODE_AGENTS) $(NODE_RECIPE))
 	@$(BIN)/python -m pytest tests/matrix $(ARGS)
 
 test-recipes: .venv/ready $(RECIPE_VENVS) $(NODE_RECIPE) ## test the recipes whose frameworks need venvs of their own
@@ -84,6 +85,9 @@ test-loggers: .venv-loggers/ready ## test the loggers with their real packages, 
 
 test-ray: .venv-ray/ready ## test workers on a real Ray cluster of several nodes on this machine
 	@RAY_USAGE_STATS_ENABLED=0 .venv-ray/bin/python -m pytest tests_ray --timeout 600 $(ARGS)
+
+test-tinker: .venv-tinker/ready .venv-skyrl/ready ## train and sample at a real SkyRL server on the CPU
+	@.venv-tinker/bin/python -m pytest tests_tinker --timeout 900 $(ARGS)
 
 gpu: ## test and measure on a GPU, without a network (ARGS="--only memory" for a part; GPU_PYTHON=…)
 gpu: $(if $(filter .venv/%,$(GPU_PYTHON)),.venv/ready)
@@ -122,7 +126,7 @@ docs: .venv/ready .venv-docs/ready ## check the docs and their code, build the s
 	@$(BIN)/python docs_site/links.py site
 
 clean: ## remove everything that was installed or built, except runs
-	@rm -rf .venv .venv-ray .venv-loggers $(dir $(AGENTS) $(RECIPE_VENVS) $(NODE_AGENTS) $(NODE_RECIPE) $(NODE_PAGE)) .venv-docs $(wildcard .venv-vllm*)
+	@rm -rf .venv .venv-ray .venv-tinker .venv-skyrl .venv-loggers $(dir $(AGENTS) $(RECIPE_VENVS) $(NODE_AGENTS) $(NODE_RECIPE) $(NODE_PAGE)) .venv-docs $(wildcard .venv-vllm*)
 	@rm -rf dist site .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find $(CODE) -name __pycache__ -prune -exec rm -rf {} +
 
@@ -152,6 +156,22 @@ clean: ## remove everything that was installed or built, except runs
 	@$(MAKE_VENV)
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check '$(TORCH)'
 	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -e '.[train,ray]' pytest pytest-asyncio pytest-timeout
+	@touch $@
+
+# SkyRL's server has an environment of its own, and a process. Its JSON is the dialect of this version of the SDK.
+.venv-tinker/ready: pyproject.toml
+	@$(MAKE_VENV)
+	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check '$(TORCH)'
+	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -e '.[tinker]' \
+	  $(shell grep ^tinker tests_tinker/requirements.txt) pytest pytest-asyncio pytest-timeout
+	@touch $@
+
+.venv-skyrl/ready: PYTHONS := 3.12
+.venv-skyrl/ready: SUITABLE := import ensurepip, sys; sys.exit(sys.version_info[:2] != (3, 12))
+.venv-skyrl/ready: tests_tinker/requirements.txt
+	@$(MAKE_VENV)
+	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check '$(TORCH)'
+	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -r $<
 	@touch $@
 
 .venv-docs/ready: docs_site/requirements.txt
@@ -209,7 +229,7 @@ $(NODE_PAGE): tests_page/package.json
 define MAKE_VENV
 for python in "$(PYTHON)" python3 python3.14 python3.13 python3.12 python3.11 python; do \
   test -n "$$python" && "$$python" -c '$(SUITABLE)' 2>/dev/null && break; \
-done || { echo "error: no Python 3.11 to 3.14 with venv found" >&2; \
+done || { echo "error: no Python $(PYTHONS) with venv found" >&2; \
   echo "hint: install one (Debian, Ubuntu: apt install python3-venv), or name it: make PYTHON=/path/to/python" >&2; \
   exit 2; }; \
 echo "setting up $(@D) with $$python (once; takes minutes)"; \

@@ -29,9 +29,21 @@ RESULTS = HERE / "results" / "algorithms.json"
 PAGES = ROOT / "docs" / "algorithms"
 
 SQL_ROLES = {"writer": "sql-writer", "rewriter": "sql-rewriter"}
-COLOURS = {"uniform": "#1b1f24", "discounted": "#b08d3c", "air": "#c2501c", "gigpo": "#2c5fa8", "tree_loo": "#0a7d4b"}
+COLOURS = {
+    "fork": "#8250df",
+    "uniform": "#1b1f24",
+    "discounted": "#b08d3c",
+    "air": "#c2501c",
+    "gigpo": "#2c5fa8",
+    "tree_loo": "#0a7d4b",
+}
 """Arms with a curve of their own; the others are grey rows without one."""
 GREY = "#8b949e"
+
+
+DELIVERED = '{rule="tool_ok",tool="send",value=1.0}'
+FORKS = ["loop.tasks_per_step=8", "loop.group_size=6", "loop.fork_share=0.67", "loop.forks=2"]
+"""Eight tasks, two trunks each, two branches of each: on errands, as many sampled tokens as 4 tasks x 8 rollouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +85,18 @@ SQL = ROOT / "recipes" / "sql_langgraph" / "recipe.toml"
 STUDIES: Mapping[str, Study] = {
     "credit": Study(
         recipe=ERRANDS,
-        arms=credits('{rule="tool_ok",tool="send",value=1.0}'),
+        arms=credits(DELIVERED),
         picture=ROOT / "docs" / "credit.png",
         title="errands: which of ten calls earned the reward?",
         pages=True,
+    ),
+    "fork": Study(
+        recipe=ERRANDS,
+        arms={
+            "fork": ["algorithm.credit=fork", *FORKS],
+            "uniform, 8 tasks": ["algorithm.credit=uniform", "loop.tasks_per_step=8", "loop.group_size=4"],
+            **{name: credits(DELIVERED)[name] for name in ("uniform", "tree_loo", "gigpo", "air")},
+        },
     ),
     "sql": Study(
         recipe=SQL,

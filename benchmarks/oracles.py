@@ -1,6 +1,6 @@
 """Does each credit × advantage estimate the gradient that theory says? Tested on worlds with an exact gradient.
 
-    make oracles                               all of it, and the tables of docs/oracles.md; about two minutes
+    make oracles                               all of it, and the tables of docs/oracles.md; about three minutes
     python benchmarks/oracles.py --check       writes nothing; every figure must equal the published one
 
 In each of four small worlds all rollouts are enumerated, and so are all groups of three. That gives the exact policy

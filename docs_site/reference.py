@@ -59,6 +59,7 @@ OTHER_PATHS = """
 | POST | `/embeddings` | relays to the upstream that `gateway.embeddings` names | token |
 | POST | `/traces` | takes OpenTelemetry spans ([AIR](air.md#where-spans-come-from)) | token |
 | POST | `/rewards` | takes an agent's reward for one of its calls ([AIR](air.md#an-agents-own-rewards)) | token |
+| GET | `/replay/tools` | the recorded tool results of a branch ([tools](replayable.md#tools)) | token |
 | POST | `/abandon` | gives up the sampling of a [named request](gateway.md#load-errors-and-limits) | token |
 | GET | `/workers` | the workers that are connected ([workers](workers.md)) | worker key |
 | POST | `/workers/hello` | admits a worker, and compares its copy of the recipe | worker key |

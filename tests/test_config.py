@@ -201,10 +201,10 @@ def test_an_agent_cannot_ask_for_the_key_of_an_upstream(recipe: Path) -> None:
     assert "the gateway adds this key" in (raised.value.hint or "")
 
 
-def test_there_are_at_most_120_settings_and_each_says_what_it_means() -> None:
+def test_there_are_at_most_130_settings_and_each_says_what_it_means() -> None:
     """`[policies.NAME]` repeats settings of other sections; it counts as one."""
     rows = re.findall(r"^\| `([a-z_.0-9]+)` \| .* \| (.*) \|$", settings_page(), re.MULTILINE)
-    assert len(rows) <= 120
+    assert len(rows) <= 130
     assert [name for name, meaning in rows if not meaning] == []
     assert [name for name, _ in rows if name.startswith("policies")] == ["policies"]
 
@@ -225,3 +225,11 @@ def test_the_python_of_vllm_is_found_from_any_folder(tmp_path: Path, monkeypatch
     assert found("~/env/bin/python") == "/home/me/env/bin/python"
     assert found("/env/bin/python") == "/env/bin/python"
     assert found("sh") == shutil.which("sh")
+
+
+def test_the_tools_of_a_program_cannot_be_withheld(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(RECIPE.replace('entry = "agent:run"', 'command = ["node", "agent.mjs"]'))
+    load_config(tmp_path / "recipe.toml", ["replay.tools=safe"])
+    with pytest.raises(UserError, match="needs an agent that is a Python function") as raised:
+        load_config(tmp_path / "recipe.toml", ["replay.tools=never"])
+    assert "out of reach" in (raised.value.hint or "")

@@ -10,7 +10,7 @@ import pytest
 
 from lightningrl.conformance import Batch, Trained, check, collected
 from lightningrl.data.forest import Forest
-from lightningrl.types import Call
+from lightningrl.types import Branch, Call
 from tests.conftest import AGENT, RECIPE
 
 BREAKS = """
@@ -45,6 +45,49 @@ def test_a_real_batch_with_failed_attempts_passes(batch: Batch) -> None:
     assert len(batch.calls) == len(batch.heard) == len(batch.accepted) + 3 == 9
     assert {call.capture for call in batch.accepted} == {"rendered", "bridged"}
     assert len(batch.plain) == len(batch.accepted)
+
+
+def with_branch(batch: Batch) -> Batch:
+    """A branch that has played back the first call of an accepted attempt."""
+    call = batch.accepted[0]
+    trunk = next(rollout for rollout in batch.rollouts if rollout.accepted_attempt_id == call.attempt_id)
+    branch = Branch(attempt_id=call.attempt_id, call_id=None)
+    rollout = dataclasses.replace(trunk, id="b", accepted_attempt_id="b.1", branch=branch)
+    played = dataclasses.replace(call, id="b.1/0", attempt_id="b.1", replays=call.id)
+    return dataclasses.replace(batch, calls=(*batch.calls, played), rollouts=(*batch.rollouts, rollout))
+
+
+def test_a_played_back_call_was_neither_generated_nor_trained_again(batch: Batch) -> None:
+    check(with_branch(batch))
+
+
+def test_an_agent_may_hang_up_before_a_played_back_answer_has_ended(batch: Batch) -> None:
+    branched = with_branch(batch)
+    call = branched.calls[-1]
+    cut = {"completion_ids": call.completion_ids[:1], "logprobs": call.logprobs[:1], "capture": "incomplete"}
+    check(dataclasses.replace(branched, calls=(*batch.calls, dataclasses.replace(call, **cut))))
+
+
+def recording_is_changed(batch: Batch) -> Batch:
+    branched = with_branch(batch)
+    changed = dataclasses.replace(branched.calls[-1], logprobs=plus(branched.calls[-1].logprobs, 1e-3))
+    return dataclasses.replace(branched, calls=(*batch.calls, changed))
+
+
+def recording_is_of_another_call(batch: Batch) -> Batch:
+    branched = with_branch(batch)
+    return dataclasses.replace(branched, calls=(*batch.calls, dataclasses.replace(branched.calls[-1], replays="no/0")))
+
+
+def playback_is_generated(batch: Batch) -> Batch:
+    branched = with_branch(batch)
+    call = branched.calls[-1]
+    twice = [heard for heard in batch.heard if heard.prompt_ids == tuple(call.prompt_ids.tolist())]
+    return dataclasses.replace(branched, heard=(*batch.heard, twice[0]))
+
+
+def playback_is_counted_as_sampled(batch: Batch) -> Batch:
+    return dataclasses.replace(with_branch(batch), left_out={"policy": {"replayed": len(batch.accepted[0].logprobs)}})
 
 
 def with_calls(batch: Batch, change: Callable[[Call], Call], *, bridged: bool = True) -> Batch:
@@ -183,6 +226,10 @@ def hugging_face_differs(batch: Batch) -> Batch:
         (logprob_is_rounded, "differ from what the engine read and sampled"),
         (generation_is_made_up, "differ from what the engine read and sampled"),
         (generation_is_recorded_twice, "differ from what the engine read and sampled"),
+        (recording_is_changed, "is not what `.*` has recorded"),
+        (recording_is_of_another_call, "`b.1/0` is not what `no/0` has recorded"),
+        (playback_is_generated, "1 generations of the engine are not in the store"),
+        (playback_is_counted_as_sampled, "'replayed': "),
         (version_is_another, "differ from what the engine read and sampled"),
         (history_is_rendered_again, "does not begin with the ids of"),
         (forest_spells_something_else, "reads other ids"),

@@ -61,6 +61,11 @@ def test_a_healthy_run_has_no_warnings() -> None:
             "use different inputs per split",
         ),
         ({"rollouts/excluded": 48.0, "rollouts/succeeded": 144.0}, "`25%` of the rollouts failed", "agents.log"),
+        (
+            {"forks/branches": 40.0, "forks/void": 20.0, "rollouts/excluded": 22.0},
+            "`50%` of the branches are void",
+            "loop.fork_share",
+        ),
         ({"calls/truncated": 79.0}, "`20%` of the calls reached their token limit", "engine.max_length"),
         ({"calls/forked": 195.0}, "`33%` of the calls do not continue", "docs/token-exact.md"),
         ({"calls/partly": 195.0}, "`34%` of the calls do not continue", "docs/token-exact.md"),
@@ -89,6 +94,13 @@ def test_groups_that_are_all_silent_are_reported_at_once() -> None:
     ((step, warning),) = raised([HEALTHY | {"groups/silent": 24.0, "reward/mean": 0.0}] * 2)
     assert step == 0 and "in `100%` of the groups" in warning
     assert raised([HEALTHY | {"groups/silent": 23.0}] * (RECENT - 1)) == [], "of few steps most groups say nothing yet"
+
+
+def test_void_branches_are_reported_at_once_and_are_no_failures() -> None:
+    ((step, warning),) = raised([HEALTHY | {"forks/branches": 40.0, "forks/void": 40.0, "rollouts/excluded": 42.0}])
+    assert step == 0 and "`100%` of the branches are void" in warning
+    some = HEALTHY | {"forks/branches": 90.0, "forks/void": 30.0, "rollouts/excluded": 32.0}
+    assert raised([some] * RECENT) == [], "a third of them is not more than a third"
 
 
 def test_graded_logs_of_a_program_are_reported_at_once() -> None:

@@ -7,10 +7,12 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from lightningrl.branches import DIFFERS
 from lightningrl.errors import AgentError
 from lightningrl.leases import Claimed, Outcome, StoreLeases
 from lightningrl.store import Store, open_store
-from lightningrl.types import Attempt, Reward, Rollout, Task
+from lightningrl.store.examples import call
+from lightningrl.types import Attempt, Branch, Call, Reward, Rollout, Task
 
 
 @asynccontextmanager
@@ -184,10 +186,10 @@ async def test_ended_rollouts_are_forgotten_even_if_their_attempts_were_lost() -
         await leases.of("dead").claim(limit=1, holding=())
         await store.finish("a.1", "lost")
         assert ids(await leases.of("w").claim(limit=1, holding=())) == ["a.2"]
-        assert list(leases._began) == ["a"]
+        assert list(leases._given) == ["a"]
         await leases.of("w").finish("a.2", Outcome(status="succeeded"))
         async with asyncio.timeout(5):
-            while leases._began:
+            while leases._given:
                 await asyncio.sleep(0.01)
 
 
@@ -218,3 +220,126 @@ async def test_a_server_that_was_held_up_does_not_blame_its_workers() -> None:
         time.sleep(0.6)  # the whole process stands still, heartbeats too
         await asyncio.sleep(0.15)
         assert await worker.heartbeat(["a.1"]) == {"a.1"}
+
+
+def answered(attempt: Attempt, index: int, *, replays: str | None = None) -> Call:
+    """A call of an agent that asks the same questions in each attempt; the i-th prompt is [0, …, i]."""
+    return replace(call(attempt, index, list(range(index + 1)), [7]), started_at=index, ended_at=index, replays=replays)
+
+
+async def recorded(store: Store) -> Attempt:
+    """A trunk of three calls, in a rollout `t`."""
+    await store.enqueue(rollouts("t"))
+    [(_, trunk)] = await store.claim("before", limit=1, lease_s=60)
+    await store.append(*(answered(trunk, index) for index in range(3)))
+    await store.finish(trunk.id, "succeeded", rewards=[Reward(attempt_id=trunk.id, value=1.0)])
+    return trunk
+
+
+async def branched(
+    store: Store, leases: StoreLeases, branch: Branch, *, name: str = "b", tries: int = 1, worker: str = "w"
+) -> Attempt:
+    await store.enqueue([replace(one, branch=branch, max_attempts=tries) for one in rollouts(name)])
+    [(_, attempt)] = await leases.of(worker).claim(limit=1, holding=())
+    return attempt
+
+
+def win(attempt: Attempt) -> Outcome:
+    return Outcome(status="succeeded", output="mine", rewards=(Reward(attempt_id=attempt.id, value=1.0),))
+
+
+async def test_a_branch_that_got_to_its_branching_call_ends_as_its_agent_says() -> None:
+    async with serving() as (store, leases):
+        trunk = await recorded(store)
+        attempt = await branched(store, leases, Branch(attempt_id="t.1", call_id=f"{trunk.id}/1"))
+        await store.append(answered(attempt, 0, replays=f"{trunk.id}/0"), answered(attempt, 1))
+        await leases.of("w").finish(attempt.id, win(attempt))
+        assert [found.status for found in await store.attempts(["b"])] == ["succeeded"]
+        assert [reward.value for reward in await store.rewards([attempt.id])] == [1.0]
+
+
+async def test_a_void_branch_fails_without_a_reward_and_is_tried_again() -> None:
+    async with serving() as (store, leases):
+        trunk = await recorded(store)
+        branch = Branch(attempt_id="t.1", call_id=f"{trunk.id}/1")
+        attempt = await branched(store, leases, branch, tries=2)
+        different = replace(answered(attempt, 1), capture="incomplete", capture_reason=f"{DIFFERS}a clock")
+        await store.append(answered(attempt, 0, replays=f"{trunk.id}/0"), different)
+        await leases.of("w").finish(attempt.id, win(attempt))
+        [again] = await leases.of("w").claim(limit=1, holding=())
+        assert again[0].branch == branch
+        broken = Outcome(status="timeout", error="AgentError: no answer within 9 s")
+        await leases.of("w").finish(again[1].id, broken)
+        first, second = await store.attempts(["b"])
+        assert (first.status, first.output) == ("failed", "mine")
+        assert first.error == "void: call 2 differs from the record: a clock"
+        assert second.status == "failed"
+        assert second.error == f"void: it ended after 0 recorded calls, before call 2 was reached\n\n{broken.error}"
+        assert await store.rewards([first.id, second.id]) == []
+        assert [rollout.status for rollout in await store.rollouts(ids=["b"])] == ["failed"]
+
+
+async def test_a_lost_attempt_of_a_branch_stays_lost() -> None:
+    """Its worker died, which says nothing about the branch: its rollout is queued again at no cost."""
+    async with serving() as (store, leases):
+        trunk = await recorded(store)
+        attempt = await branched(store, leases, Branch(attempt_id="t.1", call_id=f"{trunk.id}/1"))
+        await leases.of("w").finish(attempt.id, Outcome(status="lost", error="the worker broke"))
+        assert [(found.status, found.error) for found in await store.attempts(["b"])] == [("lost", "the worker broke")]
+        assert ids(await leases.of("w").claim(limit=1, holding=())) == ["b.2"]
+
+
+async def test_a_branch_of_what_cannot_be_repeated_fails_and_says_so() -> None:
+    async with serving() as (store, leases):
+        await recorded(store)
+        await store.enqueue(rollouts("f"))
+        [(_, broken)] = await store.claim("before", limit=1, lease_s=60)
+        await store.finish(broken.id, "failed", error="AgentError: no")
+        missing = {"x.1": "does not exist", "t.2": "does not exist", "nothing": "does not exist"}
+        for trunk, said in {**missing, broken.id: "has the status `failed`"}.items():
+            branch = Branch(attempt_id=trunk, call_id=None)
+            attempt = await branched(store, leases, branch, name=f"b-{trunk}")
+            await leases.of("w").finish(attempt.id, win(attempt))
+            [ended] = await store.attempts([attempt.rollout_id])
+            assert (ended.status, ended.error) == ("failed", f"void: its trunk, attempt `{trunk}`, {said}")
+        attempt = await branched(store, leases, Branch(attempt_id="t.1", call_id="t.1/9"))
+        await leases.of("w").finish(attempt.id, win(attempt))
+        [ended] = await store.attempts(["b"])
+        assert (ended.status, ended.error) == ("failed", "void: its trunk `t.1` has no call `t.1/9`")
+
+
+async def test_a_void_branch_is_not_graded() -> None:
+    async def grade(rollout: Rollout, attempt: Attempt, outcome: Outcome) -> Outcome:
+        graded.append(attempt.id)
+        return replace(outcome, rewards=(Reward(attempt_id=attempt.id, value=0.5),))
+
+    graded: list[str] = []
+    store = await open_store("sqlite:///:memory:")
+    leases = StoreLeases(store, grade=grade)
+    trunk = await recorded(store)
+    attempt = await branched(store, leases, Branch(attempt_id="t.1", call_id=f"{trunk.id}/0"))
+    await leases.of("w").finish(attempt.id, win(attempt))
+    other = await branched(store, leases, Branch(attempt_id="t.1", call_id=f"{trunk.id}/0"), name="c")
+    await store.append(answered(other, 0))
+    await leases.of("w").finish(other.id, win(other))
+    assert graded == [other.id] and await store.count() == {"succeeded": 2, "failed": 1}
+    await store.close()
+
+
+async def test_trunks_are_read_where_the_recordings_are_also_by_the_next_server() -> None:
+    """`lightningrl replay` reads the store of another run."""
+    recordings, store = await open_store("sqlite:///:memory:"), await open_store("sqlite:///:memory:")
+    trunk = await recorded(recordings)
+    leases = StoreLeases(store, recordings=recordings)
+    pure = Branch(attempt_id="t.1", call_id=None)
+    attempt, other = [await branched(store, leases, pure, name=name, worker=name) for name in ("b", "c")]
+    await store.append(*(answered(attempt, index, replays=f"{trunk.id}/{index}") for index in range(3)))
+    await store.append(answered(other, 0, replays=f"{trunk.id}/0"))
+    leases = StoreLeases(store, recordings=recordings)
+    for one in (attempt, other):
+        await leases.of(one.rollout_id).finish(one.id, win(one))
+    ended = await store.attempts(["b", "c"])
+    assert [found.status for found in ended] == ["succeeded", "failed"]
+    assert ended[1].error == "void: it ended after 1 of 3 recorded calls"
+    await store.close()
+    await recordings.close()

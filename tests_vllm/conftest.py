@@ -63,6 +63,8 @@ class GapWatcher:
 
     def doing(self, what: str, done: int = 0, total: int = 0) -> None: ...
 
+    def voided(self, step: int, why: str) -> None: ...
+
     def stepped(self, step: int, metrics: dict[str, float]) -> None:
         self.gaps.append(metrics["policy/logprob_gap"])
 

@@ -18,7 +18,9 @@ T95 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """Student's t for a 95 % interval, by degrees of freedom."""
 
 Run = Mapping[str, Any]
-"""The result of `lightningrl train`, and `curve`: [step, mean reward] of each held-out evaluation at T = 1."""
+"""The result of `lightningrl train`; `curve`: [step, mean reward] of each held-out evaluation at T = 1; `tokens`: the
+sampled tokens of all steps, without those of evaluations.
+"""
 
 
 def once(path: Path, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
@@ -54,7 +56,8 @@ def train(recipe: Path, overrides: Sequence[str], folder: Path) -> dict[str, Any
     }
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     curve = [[row["step"], row["reward/mean"]] for row in rows if row["kind"] == "exam" and row["mode"] == "sampled"]
-    return {**figures, "curve": curve}
+    tokens = sum(row["tokens/sampled"] for row in rows if row["kind"] == "step")
+    return {**figures, "tokens": int(tokens), "curve": curve}
 
 
 def runs_of(

@@ -1,19 +1,20 @@
 """Mean and variance of an estimator: lessons as in a real run, and the gradient of the loss `pg`, in numpy.
 
-Legend: K paths · G rollouts per group · P parameters · N groups.
+Legend: K paths · G rollouts per group · T trunks of them · P parameters · N groups.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations_with_replacement
 
 import numpy as np
 
 from lightningrl.algorithms import lessons_of
+from lightningrl.algorithms.options import bound_credit
 from lightningrl.config import AlgorithmConfig
-from lightningrl.types import Doubles, Ints
+from lightningrl.types import Doubles
 
+from .groups import Group
 from .methods import Method
 from .worlds import Path, World
 
@@ -35,52 +36,53 @@ def gradient(method: Method, paths: Sequence[Path]) -> Doubles:
     return np.sum([path.probability * method.objective(path) * path.gradients.sum(axis=0) for path in paths], axis=0)
 
 
-def all_groups(paths: Sequence[Path], *, size: int) -> tuple[Ints, Doubles]:
-    """[N, G] all possible groups, regardless of order, and [N] the probability of each."""
-    groups = np.array(list(combinations_with_replacement(range(len(paths)), size)), np.int32)
-    p = np.array([path.probability for path in paths])
-    orders = [
-        math.factorial(size) / math.prod(math.factorial(n) for n in np.unique(group, return_counts=True)[1])
-        for group in groups
-    ]
-    return groups, np.array(orders) * p[groups].prod(axis=1)
-
-
-def estimates(method: Method, advantage: str, paths: Sequence[Path], groups: Ints) -> Doubles:
-    """[N, P] the estimate of each group: 1/G Σ A ∇ log π. Advantages over the batch see one group at a time."""
+def estimates(method: Method, advantage: str, groups: Sequence[Group]) -> Doubles:
+    """[N, P] the estimate of each group: 1/T Σ share · A ∇ log π over T trunks and their branches. Advantages over the
+    batch see one group at a time.
+    """
     algorithm = AlgorithmConfig(
         credit=method.credit,
         credit_options=dict(method.options),
         advantage=advantage,
         group_by="role" if method.by_role else "task",
     )
-    batches = np.split(groups, len(groups)) if advantage.startswith("reinforce") else [groups]
-    return np.concatenate([_batch(algorithm, paths, batch) for batch in batches]) / groups.shape[1]
+    batches = [[group] for group in groups] if advantage.startswith("reinforce") else [groups]
+    return np.concatenate([_batch(algorithm, batch) for batch in batches])
 
 
-def _batch(algorithm: AlgorithmConfig, paths: Sequence[Path], groups: Ints) -> Doubles:
+def _batch(algorithm: AlgorithmConfig, groups: Sequence[Group]) -> Doubles:
     rollouts = [
-        replace(paths[k].trajectory, group_id=f"g{n}", rollout_id=f"g{n}/{i}")
+        replace(path.trajectory, group_id=f"g{n}", rollout_id=f"g{n}/{i}")
         for n, group in enumerate(groups)
-        for i, k in enumerate(group)
+        for i, path in enumerate(group)
     ]
     lessons, _ = lessons_of(rollouts, algorithm)
     A = np.array([lesson.advantages[0] for lesson in lessons], np.float64)
-    per_call = np.concatenate([paths[k].gradients for group in groups for k in group])
-    calls = np.array([sum(len(paths[k].gradients) for k in group) for group in groups])
-    return np.add.reduceat(A[:, None] * per_call, np.cumsum(calls) - calls)
+    if algorithm.credit_options.get("siblings") == "shared":
+        A *= _shares(algorithm, groups)
+    per_call = np.concatenate([path.gradients for group in groups for path in group])
+    calls = np.array([sum(len(path.gradients) for path in group) for group in groups])
+    trunks = np.array([sum(path.trajectory.branch is None for path in group) for group in groups])
+    return np.add.reduceat(A[:, None] * per_call, np.cumsum(calls) - calls) / trunks[:, None]
 
 
-def weighted(aggregation: str, paths: Sequence[Path], groups: Ints) -> Doubles:
+def _shares(algorithm: AlgorithmConfig, groups: Sequence[Group]) -> Doubles:
+    """[calls of all groups]"""
+    credit = bound_credit(algorithm)
+    found = [given.shares for group in groups for given in credit([path.trajectory for path in group])]
+    return np.concatenate([shares for shares in found if shares is not None])
+
+
+def weighted(aggregation: str, groups: Sequence[Group]) -> Doubles:
     """[N, P] the gradient of the real loss with its weights, for `uniform` and `rloo`."""
     algorithm = AlgorithmConfig.model_validate({"advantage": "rloo", "aggregation": aggregation})
     made: list[Doubles] = []
     for group in groups:
         lessons, _ = lessons_of(
-            [replace(paths[k].trajectory, rollout_id=f"{i}") for i, k in enumerate(group)], algorithm
+            [replace(path.trajectory, rollout_id=f"{i}") for i, path in enumerate(group)], algorithm
         )
         wA = np.array([lesson.weights[0] * lesson.advantages[0] for lesson in lessons])
-        made.append(wA @ np.concatenate([paths[k].gradients for k in group]))
+        made.append(wA @ np.concatenate([path.gradients for path in group]))
     return np.array(made)
 
 
@@ -95,12 +97,6 @@ def moments(g: Doubles, p: Doubles, exact: Doubles) -> Estimate:
         bias=across / float(np.linalg.norm(mean)),
         variance=variance / float((factor * exact) @ (factor * exact)),
     )
-
-
-def drawn(paths: Sequence[Path], *, count: int, size: int, seed: int) -> Ints:
-    """[N, G] groups, sampled as in a run."""
-    p = np.array([path.probability for path in paths])
-    return np.random.default_rng(seed).choice(len(paths), size=(count, size), p=p / p.sum()).astype(np.int32)
 
 
 def z_scores(g: Doubles, expected: Doubles) -> Doubles:

@@ -15,6 +15,7 @@ import numpy as np
 from lightningrl.algorithms.air import shaped
 from lightningrl.algorithms.credit import returns_to_go, step_rewards
 
+from .designs import Design
 from .worlds import Path
 
 Claim: TypeAlias = Literal["exact", "scaled", "biased"]
@@ -43,6 +44,9 @@ class Method:
     worlds: tuple[str, ...] = ("fork", "retry", "team", "words")
     prepare: Prepare = list
     """Preparation of the paths: adds a critic's values, or shapes rewards."""
+    design: Design | None = None
+    """How groups are branched; None: not at all."""
+    advantages: tuple[str, ...] = ADVANTAGES
 
     def claim(self, advantage: str, world: str) -> Claim:
         """Theory's claim."""
@@ -134,4 +138,36 @@ METHODS = (
     Method(name="tree_loo κ=0", credit="tree_loo", options={"shrinkage": 0.0}, baseline="own"),
     Method(name="tree_loo κ=1", credit="tree_loo", options={"shrinkage": 1.0}, baseline="own"),
     Method(name="tree_loo κ=8", credit="tree_loo", options={"shrinkage": 8.0}, baseline="own"),
+    *(
+        Method(
+            name=f"fork κ={shrinkage:g}, shared",
+            credit="fork",
+            options={"shrinkage": shrinkage, "siblings": "shared"},
+            baseline="own",
+            design=Design(),
+            advantages=("rloo", "grpo"),
+        )
+        for shrinkage in (0.0, 1.0)
+    ),
+    # Siblings have more weight than what came before their place.
+    Method(
+        name="fork κ=1, full",
+        credit="fork",
+        options={"shrinkage": 1.0, "siblings": "full"},
+        baseline="own",
+        biased_in=ALL,
+        design=Design(),
+        advantages=("rloo", "grpo"),
+    ),
 )
+
+DESIGNS: Mapping[Design, tuple[str, ...]] = {
+    Design(forks=2): ("fork", "retry", "panel"),
+    Design(places=2): ("fork", "panel"),
+    Design(places=2, rule="one trunk"): ("fork", "retry", "panel"),
+    Design(rule="own length"): ("fork", "retry", "panel"),
+    Design(rule="own reward"): ("fork", "retry", "words", "panel"),
+}
+"""Others in which "fork κ=1, shared" is tried, and the worlds that have few enough groups."""
+LOOKS = {"own length": ("retry",), "own reward": ("fork", "retry", "words", "panel")}
+"""Rules that look at what followed a place, and the worlds in which this matters."""

@@ -5,14 +5,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .estimates import all_groups, drawn, estimates, gradient, moments, weighted, z_scores
-from .methods import ADVANTAGES, METHODS, Claim, Method
-from .worlds import WORLDS, World
+from .designs import Design, branched_groups, drawn_branched
+from .estimates import estimates, gradient, moments, weighted, z_scores
+from .groups import all_groups, drawn_groups
+from .methods import ADVANTAGES, DESIGNS, LOOKS, METHODS, Claim, Method
+from .worlds import PANEL, WORLDS, World
 
 SIZE = 3
 """Rollouts per group when all groups are enumerated."""
 DRAWN_SIZE, DRAWN = 8, 250
 """Rollouts per group, and number of groups, when they are sampled."""
+DRAWN_DESIGN = Design(trunks=4, places=2, forks=2)
+BRANCHED = "fork κ=1, shared"
+"""The method that is tried in all `DESIGNS`."""
 EXACT_WITHIN = 1e-6
 """Relative tolerance. Lessons keep advantages in float32; an exact mean is off by their rounding only."""
 BIASED_BEYOND = 1e-3
@@ -73,8 +78,9 @@ def measure(method: Method, advantage: str, world: World, *, draw: bool = True) 
     """Measure one cell: with all groups of SIZE, and, if theory gives the mean, with sampled groups."""
     paths, claim = world.paths(), method.claim(advantage, world.name)
     exact, paths = gradient(method, paths), method.prepare(paths)
-    groups, p = all_groups(paths, size=SIZE)
-    found = moments(estimates(method, advantage, paths, groups), p, exact)
+    design = method.design
+    groups, p = all_groups(paths, size=SIZE) if design is None else branched_groups(world, design)
+    found = moments(estimates(method, advantage, groups), p, exact)
     cell = Cell(
         world=world.name,
         method=method.name,
@@ -87,7 +93,11 @@ def measure(method: Method, advantage: str, world: World, *, draw: bool = True) 
     if claim == "biased" or not draw:
         return cell
     factor = 1.0 if claim == "exact" else (DRAWN_SIZE - 1) / DRAWN_SIZE
-    g = estimates(method, advantage, paths, drawn(paths, count=DRAWN, size=DRAWN_SIZE, seed=0))
+    if design is None:
+        groups = drawn_groups(paths, count=DRAWN, size=DRAWN_SIZE, seed=0)
+    else:
+        groups = drawn_branched(world, DRAWN_DESIGN, count=DRAWN, seed=0)
+    g = estimates(method, advantage, groups)
     variance = float(g.var(axis=0, ddof=1).sum() / ((factor * exact) @ (factor * exact)))
     return replace(cell, z=float(np.abs(z_scores(g, factor * exact)).max()), drawn_variance=variance)
 
@@ -97,7 +107,7 @@ def measure_aggregation(aggregation: str, world: World) -> Cell:
     method = METHODS[0]
     paths = world.paths()
     groups, p = all_groups(paths, size=SIZE)
-    found = moments(weighted(aggregation, paths, groups), p, gradient(method, paths))
+    found = moments(weighted(aggregation, groups), p, gradient(method, paths))
     uneven = world.name == "retry" or (world.name, aggregation) == ("words", "call-mean")
     return Cell(
         world=world.name,
@@ -110,13 +120,31 @@ def measure_aggregation(aggregation: str, world: World) -> Cell:
     )
 
 
+def measure_design(design: Design, world: World) -> Cell:
+    """Measure `BRANCHED` with `rloo`, in groups that are branched in this way."""
+    method = next(method for method in METHODS if method.name == BRANCHED)
+    groups, p = branched_groups(world, design)
+    found = moments(estimates(method, "rloo", groups), p, gradient(method, world.paths()))
+    return Cell(
+        world=world.name,
+        method=method.name,
+        advantage=design.name,
+        claim="biased" if world.name in LOOKS.get(design.rule, ()) else "exact",
+        factor=found.factor,
+        bias=found.bias,
+        variance=found.variance,
+    )
+
+
 def cells(worlds: Sequence[World] = WORLDS, methods: Sequence[Method] = METHODS) -> Iterable[Cell]:
     """Measure all cells of the table, one at a time."""
     for world in worlds:
         for method in methods:
             if world.name in method.worlds:
-                yield from (measure(method, advantage, world) for advantage in ADVANTAGES)
+                yield from (measure(method, advantage, world) for advantage in method.advantages)
         yield from (measure_aggregation(aggregation, world) for aggregation in AGGREGATIONS)
+    for design, names in DESIGNS.items():
+        yield from (measure_design(design, world) for world in (*worlds, PANEL) if world.name in names)
 
 
 def render(found: Sequence[Cell]) -> str:
@@ -124,8 +152,8 @@ def render(found: Sequence[Cell]) -> str:
     at = {(cell.world, cell.method, cell.advantage): cell for cell in found}
     parts: list[str] = []
     for world in WORLDS:
-        names = list(dict.fromkeys(cell.method for cell in found if cell.world == world.name))
-        rows = [[name, *(_text(at[world.name, name, advantage]) for advantage in ADVANTAGES)] for name in names]
+        names = [method.name for method in METHODS if world.name in method.worlds]
+        rows = [[name, *(_text(at.get((world.name, name, advantage))) for advantage in ADVANTAGES)] for name in names]
         parts += [f"### {world.name}: {world.about}", _table(["bias · variance", *ADVANTAGES], rows)]
     unbiased = [m.name for m in METHODS if any(m.claim("rloo", w) == "exact" for w in m.worlds)]
     rows = [[name, *(_drawn(at.get((world.name, name, "rloo"))) for world in WORLDS)] for name in unbiased]
@@ -133,12 +161,17 @@ def render(found: Sequence[Cell]) -> str:
         f"### Variance in groups of {DRAWN_SIZE}",
         _table(["with `rloo`", *(world.name for world in WORLDS)], rows),
     ]
+    worlds = (*WORLDS, PANEL)
+    rows = [[of.name, *(_text(at.get((world.name, BRANCHED, of.name))) for world in worlds)] for of in DESIGNS]
+    parts += ["### Branches", _table([f"{BRANCHED}, `rloo`", *(world.name for world in worlds)], rows)]
     rows = [[name, *(_text(at[world.name, METHODS[0].name, name]) for world in WORLDS)] for name in AGGREGATIONS]
     parts += ["### Aggregation", _table(["bias · variance", *(world.name for world in WORLDS)], rows)]
     return "\n\n".join(parts) + "\n"
 
 
-def _text(cell: Cell) -> str:
+def _text(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
     bias = "0" if cell.claim != "biased" else f"**{100 * cell.bias:.2g} %**"
     return f"{bias} · {cell.variance:.1f}"
 

@@ -4,32 +4,48 @@ A world is a small agent: a function that calls a policy, has random events, rew
 reward. It runs once for each sequence of choices. A policy is a softmax over scores that are linear in its parameters:
 tabular if each state has its own features, a one-layer model if states share them.
 
+A branch of a rollout is the same function again, whose first choices are those of the rollout.
+
 Legend: A tokens to choose from · P parameters · K paths (all rollouts).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
 
-from lightningrl.types import Doubles, Trajectory, Transition
+from lightningrl.causal import consequences
+from lightningrl.types import Branch, Doubles, Trajectory, Transition
 
 Features: TypeAlias = Callable[[tuple[int, ...]], Doubles]
 """The tokens read → [A, P]; the score of a token is its row times the parameters."""
+Request: TypeAlias = tuple[tuple[int, ...], int]
+"""A prompt, and how often the rollout had met it before."""
+
+
+START: Request = ((), 0)
 
 
 @dataclass(slots=True)
 class Tape:
-    """One run of a world: its choices follow `script`, then always take the first option."""
+    """One run of a world: its free choices follow `script`, then always take the first option."""
 
     features: Features
     theta: Doubles
     script: tuple[int, ...]
+    given: Mapping[Request, Sequence[int]]
+    """Request → the choices from then until the next request: of the answer's tokens, then of random events."""
     choices: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """(the choice, the number of options)"""
+    """(the choice, the number of options) where none was given"""
     probability: float = 1.0
+    """Of the free choices."""
+    requests: list[Request] = field(default_factory=lambda: [START])
+    """The start of the rollout, and then one for each call."""
+    made: dict[Request, list[int]] = field(default_factory=lambda: {START: []})
+    """All choices, as in `given`."""
     calls: list[Transition] = field(default_factory=list[Transition])
     gradients: list[Doubles] = field(default_factory=list[Doubles])
     """[P] for each call: ∇ log π of all its tokens."""
@@ -44,6 +60,9 @@ class Tape:
         parent: str | None = None,
     ) -> tuple[int, ...]:
         """Sample tokens from the policy, one after the other."""
+        asked = Counter(of for of, _ in self.requests)[tuple(prompt)]
+        self.requests.append((tuple(prompt), asked))
+        self.made[self.requests[-1]] = []
         said: tuple[int, ...] = ()
         logprobs: list[float] = []
         gradient = np.zeros_like(self.theta)
@@ -80,24 +99,35 @@ class Tape:
         self.calls[-1] = replace(self.calls[-1], reward=value)
 
     def _choose(self, pi: Doubles) -> int:
-        at = len(self.choices)
-        chosen = self.script[at] if at < len(self.script) else 0
-        self.choices.append((chosen, len(pi)))
-        self.probability *= float(pi[chosen])
+        made = self.made[self.requests[-1]]
+        given = self.given.get(self.requests[-1])
+        if given is not None:
+            chosen = given[len(made)]
+        else:
+            at = len(self.choices)
+            chosen = self.script[at] if at < len(self.script) else 0
+            self.choices.append((chosen, len(pi)))
+            self.probability *= float(pi[chosen])
+        made.append(chosen)
         return chosen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Path:
     """A possible rollout."""
 
     probability: float
+    """Of a branch: given what it repeats."""
     trajectory: Trajectory
     gradients: Doubles
     """[calls, P]"""
+    requests: tuple[Request, ...]
+    """One for each call."""
+    made: Mapping[Request, Sequence[int]]
+    """See `Tape.made`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class World:
     name: str
     about: str
@@ -108,21 +138,54 @@ class World:
 
     def paths(self, theta: Doubles | None = None) -> list[Path]:
         """All K rollouts; their probabilities sum to 1."""
+        return self._runs(given={}, theta=self.theta if theta is None else theta)
+
+    def branches(self, trunk: Path, *, place: int) -> list[Path]:
+        """All branches at a call; their probabilities sum to 1. As in a run, all calls that are no consequence of it
+        are played back, and take no time. A random event belongs to the call before it.
+        """
+        calls = trunk.trajectory.transitions
+        fresh = consequences(calls)[place]
+        fresh[place] = True
+        recorded = {trunk.requests[c]: calls[c].call_id for c in range(len(calls)) if not fresh[c]}
+        given = {request: trunk.made[request] for request in (START, *recorded)}
+        at = Branch(attempt_id=trunk.trajectory.rollout_id, call_id=calls[place].call_id)
+        return [_branch(path, at=at, recorded=recorded) for path in self._runs(given=given, theta=self.theta)]
+
+    def _runs(self, *, given: Mapping[Request, Sequence[int]], theta: Doubles) -> list[Path]:
         found: list[Path] = []
         scripts: list[tuple[int, ...]] = [()]
         while scripts:
             script = scripts.pop()
-            tape = Tape(features=self.features, theta=self.theta if theta is None else theta, script=script)
+            tape = Tape(features=self.features, theta=theta, script=script, given=given)
             final = self.play(tape)
             taken = tuple(chosen for chosen, _ in tape.choices)
             scripts += [
                 (*taken[:i], other) for i in range(len(script), len(taken)) for other in range(1, tape.choices[i][1])
             ]
-            trajectory = Trajectory(
-                rollout_id="r", group_id="g", task_id=self.name, transitions=tuple(tape.calls), reward=final
+            found.append(
+                Path(
+                    probability=tape.probability,
+                    trajectory=Trajectory(
+                        rollout_id="r", group_id="g", task_id=self.name, transitions=tuple(tape.calls), reward=final
+                    ),
+                    gradients=np.array(tape.gradients),
+                    requests=tuple(tape.requests[1:]),
+                    made=tape.made,
+                )
             )
-            found.append(Path(probability=tape.probability, trajectory=trajectory, gradients=np.array(tape.gradients)))
         return found
+
+
+def _branch(path: Path, *, at: Branch, recorded: Mapping[Request, str]) -> Path:
+    """`recorded`: request → the call of the trunk that is played back."""
+    calls = tuple(
+        replace(call, replays=recorded[request], left_out="replayed", ended_at=call.started_at)
+        if request in recorded
+        else call
+        for call, request in zip(path.trajectory.transitions, path.requests, strict=True)
+    )
+    return replace(path, trajectory=replace(path.trajectory, transitions=calls, branch=at))
 
 
 def fork(tape: Tape) -> float:
@@ -156,6 +219,16 @@ def team(tape: Tape) -> float:
     tape.reward(0.2 if y == 0 else 0.0)
     (z,) = tape.call([11, plan, y, 12], agent="solver", span=(5, 6), parent="c2")
     return (1.0 if (x, z) == (plan, 1) else 0.0) + (0.4 if plan == y else 0.0)
+
+
+def panel(tape: Tape) -> float:
+    """Two parallel solvers, the second faster, and a judge that reads the answers of both."""
+    (x,) = tape.call([10], agent="solver", span=(0, 3))
+    tape.reward(0.3 if x == 0 else 0.0)
+    (y,) = tape.call([11], agent="solver", span=(1, 2))
+    (j,) = tape.call([12, x, y], agent="judge", span=(4, 5))
+    tape.reward(-0.2 if j == 0 else 0.0)
+    return (1.0 if x != y else 0.2) * (1.0 if j == x else 0.3)
 
 
 def words(tape: Tape) -> float:
@@ -227,3 +300,11 @@ WORLDS = (
         theta=_theta(6),
     ),
 )
+PANEL = World(
+    name="panel",
+    about="two solvers that work at the same time, and a judge that reads both; tabular, two roles",
+    play=panel,
+    features=tabular((10,), (11,), *((12, x, y) for x in (0, 1) for y in (0, 1)), key=lambda read: read),
+    theta=_theta(12),
+)
+"""For branches only: two of them can replace what the judge reads."""

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from lightningrl.errors import LightningError, UserError
 from lightningrl.runner.attach import attach
 from lightningrl.runner.emit import emit_reward
+from lightningrl.runner.replayed import replayed
 from lightningrl.types import Attempt, Call, Reward, Rollout, Sampling, Span, Task, Weights
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ __all__ = [
     "attach",
     "emit_reward",
     "open",
+    "replayed",
     "train",
 ]
 

@@ -194,6 +194,21 @@ class EngineConfig(Section):
         return self.name == "vllm" and not self.urls
 
 
+class ServiceConfig(Section):
+    """`[service]`: with `backend = "tinker"`, where models learn and answer (docs/hosted.md)."""
+
+    url: str = ""
+    """Base URL of a service that speaks the Tinker API; empty: that of Thinking Machines."""
+    key_env: str = "TINKER_API_KEY"
+    """Environment variable with the key of the service. Agents never get it."""
+    model: str = ""
+    """The service's name for the model; empty: `model.path`."""
+    timeout_s: float = Field(default=1800.0, gt=0)
+    """Longest time to wait for the answer to a request, in seconds."""
+    prices: dict[Literal["prefill", "sample", "train"], float] = Field(default_factory=dict)
+    """US dollars for a million tokens, e.g. `{prefill = 0.1, sample = 0.4, train = 0.4}`: then costs are counted."""
+
+
 class GatewayConfig(Section):
     host: str = "127.0.0.1"
     """Address to listen on."""
@@ -344,12 +359,45 @@ class LoopConfig(Section):
     """Number of tasks in a batch."""
     group_size: int = Field(default=8, ge=1)
     """Number of rollouts of each task."""
+    fork_share: float = Field(default=0.0, ge=0, le=0.9)
+    """Share of these rollouts that are branches: each repeats another one up to some call, and goes its own way from
+    there (docs/algorithms/fork.md). It needs `algorithm.credit = "fork"`.
+    """
+    forks: int = Field(default=2, ge=1)
+    """Number of branches at each place where a rollout is branched."""
+    fork_at: Literal["uniform", "variance"] = "uniform"
+    """Where to branch: at any call, or more often where returns differed, as far as that is known."""
     max_off_policy_steps: int = Field(default=4, ge=0)
     """Do not train on calls whose weights are older than this many steps."""
     eval_every: int = Field(default=10, ge=0)
     """Number of steps between held-out evaluations; 0: evaluate only before and after training."""
     eval_tasks: int = Field(default=64, ge=1)
     """Number of held-out tasks in each of these evaluations."""
+
+    @property
+    def places(self) -> int:
+        """How often the rollouts of a group are branched."""
+        return round(self.fork_share * self.group_size) // self.forks
+
+    @property
+    def trunks(self) -> int:
+        """Number of rollouts of each task that are no branches."""
+        return self.group_size - self.places * self.forks
+
+    @model_validator(mode="after")
+    def _room_for_branches(self) -> "LoopConfig":
+        if self.fork_share and not self.places:
+            raise ValueError(f"`fork_share` is less than the `{self.forks}` branches of one place: raise `group_size`")
+        if self.places and self.trunks < 2:
+            raise ValueError("`fork_share` leaves fewer than two rollouts to branch from: raise `group_size`")
+        return self
+
+
+class ReplayConfig(Section):
+    tools: Literal["rerun", "safe", "never"] = "rerun"
+    """Tools in the part that a branch repeats. `rerun`: they run again. `safe`: recorded results are played back where
+    possible (docs/replayable.md). `never`: the same, and where it is not possible, the branch is void.
+    """
 
 
 Size: TypeAlias = Literal["hidden", "layers", "heads", "kv_heads", "head_size", "intermediate", "max_length"]
@@ -425,6 +473,9 @@ class Config(Section):
     """Which policy answers which calls, and which calls are trained; by default `policy` answers and trains all."""
     upstreams: dict[str, UpstreamConfig] = Field(default_factory=dict)
     """Other servers, which are not trained: `[upstreams.NAME]`."""
+    backend: Literal["local", "tinker"] = "local"
+    """Where models learn and answer. `tinker`: at a service that speaks the Tinker API (docs/hosted.md)."""
+    service: ServiceConfig = ServiceConfig()
     engine: EngineConfig = EngineConfig()
     gateway: GatewayConfig = GatewayConfig()
     store: StoreConfig = StoreConfig()
@@ -435,6 +486,7 @@ class Config(Section):
     """
     loss: LossConfig = LossConfig()
     trainer: TrainerConfig = TrainerConfig()
+    replay: ReplayConfig = ReplayConfig()
     policies: dict[str, dict[str, Any]] = Field(default_factory=dict[str, dict[str, Any]])
     """`[policies.NAME]`: policies that are trained, each with its own `preset`, `model`, `algorithm`, `loss` and
     `trainer`. What a policy leaves out is taken from the top level. Without any there is one, named `policy`.
@@ -449,7 +501,7 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _begin_with_preset(cls, tree: dict[str, Any]) -> dict[str, Any]:
-        return _merged(_preset(tree), tree)
+        return _merged(_preset(tree), _of_backend(tree), tree)
 
     @field_validator("name")
     @classmethod
@@ -480,15 +532,42 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _branches_have_their_credit(self) -> "Config":
+        for name, learner in self.learners().items():
+            credit = learner.algorithm.credit
+            if self.loop.places and credit != "fork" and ":" not in credit:
+                hint = 'set `algorithm.credit = "fork"`; other credits take branches for independent rollouts'
+                raise UserError(f"`loop.fork_share` is set, but `{name}` has the credit `{credit}`", hint=hint)
+            if credit == "fork" and not self.loop.places:
+                raise UserError("credit `fork` needs branches", hint="set `loop.fork_share`, e.g. to 0.5")
+        return self
+
+    @model_validator(mode="after")
     def _keys_stay_with_the_gateway(self) -> "Config":
         for name in sorted({*self.agent.inherit_env} & {*self.secrets()}):
             hint = "the gateway adds this key to relayed requests; for the agent's own use, set another variable"
             raise UserError(f"`agent.inherit_env` names `{name}`, which holds the key of an upstream", hint=hint)
         return self
 
+    @model_validator(mode="after")
+    def _tools_can_be_withheld(self) -> "Config":
+        if self.replay.tools == "never" and self.agent.command is not None:
+            hint = 'the tools of a program run out of reach: give `agent.entry`, or say `replay.tools = "safe"`'
+            raise UserError('`replay.tools = "never"` needs an agent that is a Python function', hint=hint)
+        return self
+
+    @model_validator(mode="after")
+    def _of_one_backend(self) -> "Config":
+        names = [("engine.name", self.engine.name)]
+        names += [("trainer.name", learner.trainer.name) for learner in self.learners().values()]
+        for key, name in names:
+            if (name == "tinker") != (self.backend == "tinker"):
+                raise UserError(f"`{key}` is `{name}`, but `backend` is `{self.backend}`", hint=f"leave `{key}` out")
+        return self
+
     def secrets(self) -> list[str]:
-        """Environment variables with the keys of upstreams. Agents never get them."""
-        return [upstream.key_env for upstream in self.upstreams.values() if upstream.key_env]
+        """Environment variables with the keys of upstreams and of the service. Agents never get them."""
+        return [self.service.key_env, *(upstream.key_env for upstream in self.upstreams.values() if upstream.key_env)]
 
     @property
     def vllm_python(self) -> str:
@@ -520,6 +599,12 @@ def _preset(tree: Mapping[str, Any], *, of: str = "") -> Mapping[str, Any]:
     if name and name not in list(PRESETS):
         raise UserError(f"unknown preset `{name}` (`{of}preset`)", hint=meant(str(name), PRESETS))
     return PRESETS[name] if name else {}
+
+
+def _of_backend(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The engine and the trainer that belong to `backend`."""
+    name = tree.get("backend")
+    return {"engine": {"name": name}, "trainer": {"name": name}} if name == "tinker" else {}
 
 
 def _learner(name: str, own: Mapping[str, Any], *, shared: Mapping[str, Any]) -> LearnerConfig:

@@ -136,6 +136,8 @@ class SilentWatcher:
 
     def doing(self, what: str, done: int = 0, total: int = 0) -> None: ...
 
+    def voided(self, step: int, why: str) -> None: ...
+
     def stepped(self, step: int, metrics: dict[str, float]) -> None: ...
 
     def examined(self, exam: Exam) -> None: ...
@@ -212,20 +214,30 @@ def _plainly(
 
 
 def the_store_holds_what_the_engine_read_and_sampled(batch: Batch) -> None:
-    """Invariants 1 and 3: no generation is changed or lost, even if its attempt fails."""
+    """Invariants 1 and 3: no generation is changed or lost, even if its attempt fails. Nothing was generated for a
+    played-back call.
+    """
     did = Counter(
         _exact(heard.policy, heard.version, heard.prompt_ids, heard.token_ids, heard.logprobs)
         for heard in batch.heard
         if heard.token_ids
     )
-    keys = {
-        call.id: _exact(call.policy, call.policy_version, call.prompt_ids, call.completion_ids, call.logprobs)
-        for call in batch.calls
-    }
-    stored = Counter(keys[call.id] for call in batch.calls if len(call.completion_ids))
-    odd = [call_id for call_id, key in keys.items() if key in stored - did]
+    keys = {call.id: _exact_of(call) for call in batch.calls}
+    answered = [call for call in batch.calls if call.replays is None]
+    stored = Counter(keys[call.id] for call in answered if len(call.completion_ids))
+    odd = [call.id for call in answered if keys[call.id] in stored - did]
     assert not odd, f"calls {odd[:3]} differ from what the engine read and sampled"
     assert not did - stored, f"{(did - stored).total()} generations of the engine are not in the store as they were"
+
+
+def a_played_back_call_is_what_was_recorded(batch: Batch) -> None:
+    """Invariant 1: its ids and log-probabilities are those of a call of the trunk, bit for bit. An incomplete call has
+    only the first of them: its agent hung up.
+    """
+    keys = {call.id: _exact_of(call) for call in batch.calls}
+    for call in batch.calls:
+        if call.replays is not None and call.capture != "incomplete":
+            assert keys[call.id] == keys.get(call.replays), f"`{call.id}` is not what `{call.replays}` has recorded"
 
 
 def a_history_is_what_was_read_and_sampled(batch: Batch) -> None:
@@ -259,7 +271,9 @@ def the_trainer_reads_what_the_engine_read(batch: Batch) -> None:
 
 
 def every_sampled_token_is_learnt_from_once_or_counted(batch: Batch) -> None:
-    """Invariant 3: every token of an accepted attempt is a target once, or counted."""
+    """Invariant 3: every token of an accepted attempt is a target once, or counted. Those of a played-back call were
+    sampled in its trunk.
+    """
     accepted = {call.id: call for call in batch.accepted}
     targets: dict[str, list[int]] = {}
     by_policy: Counter[str] = Counter()
@@ -273,7 +287,7 @@ def every_sampled_token_is_learnt_from_once_or_counted(batch: Batch) -> None:
         assert found == accepted[call_id].completion_ids.tolist(), (
             f"the tokens of `{call_id}` are not each a target once"
         )
-    sampled = sum(len(call.completion_ids) for call in accepted.values())
+    sampled = sum(len(call.completion_ids) for call in accepted.values() if call.replays is None)
     for policy, reasons in batch.left_out.items():
         counted = by_policy[policy] + sum(reasons.values())
         assert counted == sampled, (
@@ -294,6 +308,7 @@ def all_give_every_token_the_same_logprob(batch: Batch) -> None:
 
 CHECKS: tuple[Callable[[Batch], None], ...] = (
     the_store_holds_what_the_engine_read_and_sampled,
+    a_played_back_call_is_what_was_recorded,
     a_history_is_what_was_read_and_sampled,
     the_trainer_reads_what_the_engine_read,
     every_sampled_token_is_learnt_from_once_or_counted,
@@ -305,6 +320,10 @@ def check(batch: Batch) -> None:
     """Run all checks. Raises `AssertionError` with the first that fails."""
     for holds in CHECKS:
         holds(batch)
+
+
+def _exact_of(call: Call) -> tuple[object, ...]:
+    return _exact(call.policy, call.policy_version, call.prompt_ids, call.completion_ids, call.logprobs)
 
 
 def _exact(policy: str, version: int, *arrays: Sequence[float] | Ints | Floats) -> tuple[object, ...]:

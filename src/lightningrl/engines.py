@@ -1,6 +1,7 @@
 """Which engine answers for each policy? Engines are made here, where a run is put together."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from lightningrl.engine.vllm_owned import OwnedVLLM
 from lightningrl.errors import LightningError, UserError
 from lightningrl.gateway.routing import FROZEN, frozen
 from lightningrl.gateway.scripted import ScriptedEngine
+from lightningrl.hosted import RemoteModel, RemotePolicy, Service, name_of, read_saved
+from lightningrl.trainer.base import TRAINER
 
 
 def model_paths(config: Config) -> dict[str, str]:
@@ -61,9 +64,17 @@ def make_engines(
     """
     check_served(config)
     models = models or {}
+    service = next((model.service for model in models.values() if isinstance(model, RemotePolicy)), None)
     return {
         policy: make_engine(
-            config, policy, folder=folders[path], template=template, model=models.get(policy), fleet=fleet, root=root
+            config,
+            policy,
+            folder=folders[path],
+            template=template,
+            model=models.get(policy),
+            service=service,
+            fleet=fleet,
+            root=root,
         )
         for policy, path in model_paths(config).items()
     }
@@ -76,12 +87,14 @@ def make_engine(
     folder: Path,
     template: ChatTemplate,
     model: Any = None,
+    service: Service | None = None,
     fleet: Fleet | None = None,
     root: Path | None = None,
 ) -> Engine:
     """Make the engine that answers for `policy` from the model in `folder`.
 
-    A trainer in this process updates `model`; None: the engine loads `folder` itself. `fleet`: the vLLM servers that
+    A trainer in this process updates `model`; None: the engine loads `folder` itself. `service`: the session in which a
+    hosted backend answers without a `model`; None: one of its own. `fleet`: the vLLM servers that
     the run owns. A plugin named by `engine.name` is imported from `root`; None: the recipe's folder.
     """
     learners = config.learners()
@@ -96,9 +109,18 @@ def make_engine(
         turn_end_id=template.turn_end_id,
         model=model,
     )
+    if model is None and config.backend == "tinker":
+        setup = replace(setup, model=_untrained(config, policy, folder, service=service))
     if fleet is not None:
         return OwnedVLLM(setup, fleet=fleet, learns=policy in learners)
     return load_engine(setup, template=template, root=root or config.root)
+
+
+def _untrained(config: Config, policy: str, folder: Path, *, service: Service | None) -> RemoteModel:
+    """What answers at a service from `folder`, a version that it keeps or one of its models."""
+    begin = read_saved(folder / TRAINER) or read_saved(folder)
+    base = name_of(config, model_paths(config)[policy])
+    return RemoteModel(service or Service(config.service), base=base, begin=begin)
 
 
 def load_engine(setup: EngineSetup, *, template: ChatTemplate, root: Path) -> Engine:

@@ -42,6 +42,8 @@ TRUNCATED = 0.1
 """Share of calls: a policy that is cut off learns the limit, not the answer."""
 EXCLUDED = 0.1
 """Share of rollouts: failed ones are seldom a fair sample of the tasks."""
+VOID = 1 / 3
+"""Share of branches: each cost an agent's run, and teaches nothing."""
 FORKED = 0.2
 """Share of calls. Some forks are intended, such as a summary in place of a history; many forks waste compute."""
 LOGS = 0.5
@@ -164,10 +166,22 @@ def own_name(metric: str | None, rows: Sequence[Row], policy: str) -> str | None
 
 
 def excluded(rows: Sequence[Row], config: LearnerConfig) -> str | None:
-    share = _share(rows, ["rollouts/excluded"], ["rollouts/excluded", "rollouts/succeeded"])
+    share = _share(
+        [_without_void(row) for row in rows], ["rollouts/excluded"], ["rollouts/excluded", "rollouts/succeeded"]
+    )
     if share is None or share <= EXCLUDED:
         return None
     return f"`{share:.0%}` of the rollouts failed; hint: see `lightningrl rollouts RUN_DIR` and `agents.log`"
+
+
+def void(rows: Sequence[Row], config: LearnerConfig) -> str | None:
+    share = _share(rows, ["forks/void"], ["forks/branches"], at_least=1)
+    if share is None or share <= VOID:
+        return None
+    return (
+        f"`{share:.0%}` of the branches are void: their agents went another way than recorded, and they teach nothing; "
+        "hint: let the agent ask the same in the same place, without clocks or random ids, or set `loop.fork_share=0`"
+    )
 
 
 def truncated(rows: Sequence[Row], config: LearnerConfig) -> str | None:
@@ -358,6 +372,7 @@ NO_REWARDS = ("reward/mean", "reward/std_in_group")
 OF_THE_RUN: Mapping[Check, str | None] = {
     logs_graded: "reward/mean",
     excluded: "rollouts/excluded",
+    void: "forks/void",
     truncated: "calls/truncated",
     forked: "calls/forked",
     heldout_trained: "tasks/heldout",
@@ -405,6 +420,11 @@ def left_out_shares(rows: Sequence[Row]) -> dict[str, float]:
     }
     total = sum(wanted.values()) + sum(row.get("tokens/selected", 0.0) for row in rows)
     return {reason: count / total for reason, count in wanted.items() if total}
+
+
+def _without_void(row: Row) -> Row:
+    """The row without void branches among the rollouts that failed: they have a warning of their own."""
+    return {**row, "rollouts/excluded": row.get("rollouts/excluded", 0.0) - row.get("forks/void", 0.0)}
 
 
 def _recent(rows: Sequence[Row], name: str) -> float | None:

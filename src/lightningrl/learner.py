@@ -8,6 +8,7 @@ A run has one learner or several. They share the rollouts; each learns from the 
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
@@ -27,14 +28,16 @@ from lightningrl.data.taught import Taught
 from lightningrl.engine import Engine
 from lightningrl.engine.proof import Proof
 from lightningrl.trainer import Trainer
-from lightningrl.trainer.base import Evaluation
+from lightningrl.trainer.base import TRAINER, Evaluation, TrainerLost
 from lightningrl.trainer.metrics import merged, over_minibatches
 from lightningrl.types import Call, Doubles, Floats, Ints, Reward, Rollout, Trajectory, Weights
 
 Result = TypeVar("Result")
 
-TRAINER = "trainer"
-"""Folder of a checkpoint from which a trainer resumes: float32 weights, optimizer state, counters."""
+log = logging.getLogger(__name__)
+
+UPDATES = 3
+"""How often an update is tried, if the trainer loses its weights."""
 
 
 class Learner:
@@ -70,6 +73,8 @@ class Learner:
         self._kind: Literal["full", "lora"] = kind
         self._routes = routes
         self._root = root
+        self._latest: Weights | None = None
+        """The version that the trainer has saved or loaded last."""
         self._proof = Proof(
             engine,
             policy=name,
@@ -145,9 +150,24 @@ class Learner:
         if self.config.trainer.schedule == "linear":
             rate *= remaining
         await self._proof.trainer_before()
-        metrics, taught = await self._run(self._update, lessons, seed, rate)
+        metrics, taught = await self._updated(lessons, seed, rate)
         await self._proof.trainer_after()
         return metrics | {"optim/learning_rate": rate}, taught
+
+    async def _updated(self, lessons: Sequence[Lesson], seed: int, rate: float) -> tuple[dict[str, float], Taught]:
+        """The update; made again from the version before it if the trainer has lost its weights."""
+        lost = 0
+        while True:
+            try:
+                metrics, taught = await self._run(self._update, lessons, seed, rate)
+            except TrainerLost as error:
+                lost += 1
+                if self._latest is None or lost == UPDATES:
+                    raise
+                log.warning("an update of `%s` is made again: %s", self.name, error.message)
+                await self.load(self._latest)
+            else:
+                return metrics | ({"optim/repeated": float(lost)} if lost else {}), taught
 
     def _update(self, lessons: Sequence[Lesson], seed: int, rate: float) -> tuple[dict[str, float], Taught]:
         config = self.config.trainer
@@ -218,17 +238,19 @@ class Learner:
         return Weights(policy=self.name, version=version, uri=self._checkpoints.format(version), kind=self._kind)
 
     async def save(self, weights: Weights) -> None:
-        """Write the current weights as a Hugging Face folder, and beside them what the trainer needs to resume."""
-        await self.export(self._folder / weights.uri)
+        """Write the folder that the engine loads, and in it what the trainer needs to resume."""
+        await self._run(self.trainer.publish, self._folder / weights.uri)
         await self._run(self.trainer.save, self._folder / weights.uri / TRAINER)
+        self._latest = weights
 
     async def load(self, weights: Weights) -> None:
         """Resume from a version. Pause the engine first: it may share the weights in memory."""
         await self._run(self.trainer.load, self._folder / weights.uri / TRAINER)
+        self._latest = weights
 
     async def export(self, folder: Path) -> None:
         """Write the current weights as a Hugging Face folder."""
-        await self._run(self.trainer.publish, folder)
+        await self._run(self.trainer.export, folder)
 
     async def serve(self, weights: Weights) -> dict[str, float]:
         """Load the weights into the engine. Returns metrics. Raises `EngineError`, with the fault's name, if the engine

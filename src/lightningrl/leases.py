@@ -4,6 +4,8 @@ A worker holds an attempt by a lease. It renews the lease with heartbeats; if th
 its rollout is queued again. A worker that has lost an attempt can neither finish nor reward it. `StoreLeases` serves
 all workers of one server: the local one in its own process, and others over HTTP (`gateway/workers.py` and
 `runner/remote.py`), which run attempts with the same `Dispatcher`.
+
+The attempt of a branch that is void (`branches.py`) ends as failed and without rewards, whatever its agent returned.
 """
 
 import asyncio
@@ -11,11 +13,12 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from lightningrl.branches import VOID, why_void
 from lightningrl.errors import LightningError
-from lightningrl.store import Store, Where
-from lightningrl.types import Attempt, AttemptStatus, Reward, Rollout
+from lightningrl.store import Records, Store, Where
+from lightningrl.types import Attempt, AttemptStatus, Branch, Reward, Rollout
 
 LEASE_S = 60.0
 WAIT_S = 30.0
@@ -87,6 +90,14 @@ class _Claim:
     given: asyncio.Future[Claimed]
 
 
+class _Given(NamedTuple):
+    """What is known of a rollout whose latest attempt was claimed here."""
+
+    began: float
+    """When it was claimed, of `time.monotonic`."""
+    branch: Branch | None
+
+
 class StoreLeases:
     """The attempts of all workers of one server."""
 
@@ -98,24 +109,27 @@ class StoreLeases:
         gateway: str = "",
         interrupted: Callable[[float], bool] = never,
         grade: Grade | None = None,
+        recordings: Records | None = None,
     ) -> None:
         """`gateway`: the name of this server, if others share the store; it alone answers the attempts' calls.
 
         `interrupted`: whether the engine was down at any time since `began` (of `time.monotonic`). An attempt that
         timed out meanwhile is lost, which costs its rollout nothing.
         `grade`: gives the rewards in the workers' place; what workers say about rewards is then ignored.
+        `recordings`: has the trunks of branches. None: `store` has them.
         """
         self.lease_s = lease_s
         self._store = store
         self._gateway = gateway
         self._interrupted = interrupted
         self._grade = grade
+        self._recordings = store if recordings is None else recordings
         self._waiting: dict[str, _Claim] = {}
         """By worker, the longest wait first."""
         self._turn = asyncio.Lock()
         """Held while attempts are given out."""
-        self._began: dict[str, float] = {}
-        """Rollout → when its latest attempt was claimed, of `time.monotonic`."""
+        self._given: dict[str, _Given] = {}
+        """By rollout."""
         self._grading: dict[str, asyncio.Task[None]] = {}
         """Attempt → its grading and its end. A worker that asks again waits for the same one."""
         self._start = time.monotonic()
@@ -144,7 +158,7 @@ class StoreLeases:
             cursor, queued = news.cursor, sum(rollout.status == "queued" for rollout in news.rollouts)
             for rollout in news.rollouts:
                 if rollout.status in ("succeeded", "failed"):
-                    self._began.pop(rollout.id, None)
+                    self._given.pop(rollout.id, None)
             async with self._turn:
                 if queued:
                     await self._give(queued)
@@ -178,10 +192,11 @@ class StoreLeases:
 
     async def finish(self, worker: str, attempt_id: str, outcome: Outcome) -> None:
         """See `Leases.finish`."""
-        if outcome.status == "timeout" and self._interrupted(self._began.get(_rollout_of(attempt_id), self._start)):
+        given = self._given.get(_rollout_of(attempt_id))
+        if outcome.status == "timeout" and self._interrupted(self._start if given is None else given.began):
             outcome = replace(outcome, status="lost")
         if self._grade is None:
-            await self._end(worker, attempt_id, outcome)
+            await self._end(worker, attempt_id, await self._unless_void(attempt_id, outcome))
         elif await self.holds(worker, attempt_id):
             await self._graded(worker, attempt_id, replace(outcome, rewards=()), self._grade)
 
@@ -207,6 +222,7 @@ class StoreLeases:
         await asyncio.shield(task)
 
     async def _grade_and_end(self, worker: str, attempt_id: str, outcome: Outcome, grade: Grade) -> None:
+        outcome = await self._unless_void(attempt_id, outcome)
         if outcome.status == "succeeded":
             [rollout] = await self._store.rollouts(ids=[_rollout_of(attempt_id)])
             attempts = {attempt.id: attempt for attempt in await self._store.attempts([rollout.id])}
@@ -215,6 +231,33 @@ class StoreLeases:
             except LightningError as error:
                 outcome = Outcome(status="failed", error=f"{type(error).__name__}: {error}")
         await self._end(worker, attempt_id, outcome)
+
+    async def _unless_void(self, attempt_id: str, outcome: Outcome) -> Outcome:
+        """The outcome; a failure if the attempt is that of a void branch. A lost attempt stays lost."""
+        branch = await self._branch_of(_rollout_of(attempt_id))
+        if branch is None or outcome.status == "lost" or (outcome.error or "").startswith(VOID):
+            return outcome  # a worker says VOID if a tool must not run again, which is the first cause
+        why = await self._why_void(branch, attempt_id)
+        if why is None:
+            return outcome
+        error = why if outcome.error is None else f"{why}\n\n{outcome.error}"
+        return Outcome(status="failed", output=outcome.output, error=error)
+
+    async def _branch_of(self, rollout_id: str) -> Branch | None:
+        given = self._given.get(rollout_id)
+        if given is not None:
+            return given.branch
+        rollouts = await self._store.rollouts(ids=[rollout_id])  # claimed from an earlier process of this server
+        return rollouts[0].branch if rollouts else None
+
+    async def _why_void(self, branch: Branch, attempt_id: str) -> str | None:
+        tried = await self._recordings.attempts([_rollout_of(branch.attempt_id)])
+        status = next((attempt.status for attempt in tried if attempt.id == branch.attempt_id), None)
+        if status != "succeeded":
+            ended = "does not exist" if status is None else f"has the status `{status}`"
+            return f"{VOID}its trunk, attempt `{branch.attempt_id}`, {ended}"
+        trunk = await self._recordings.calls([branch.attempt_id])
+        return why_void(branch, trunk=trunk, calls=await self._store.calls([attempt_id]))
 
     def _grading_ended(self, attempt_id: str, task: asyncio.Task[None]) -> None:
         del self._grading[attempt_id]
@@ -246,7 +289,7 @@ class StoreLeases:
         """Answer a claim, if there is anything to give."""
         found = await self._claim(claim.worker, limit=limit, labels=claim.labels, holding=holding)
         began = time.monotonic()
-        self._began.update((rollout.id, began) for rollout, _ in found)
+        self._given.update((rollout.id, _Given(began, rollout.branch)) for rollout, _ in found)
         # If the claim is gone by now, the next claim of its worker loses these attempts, as it does not hold them.
         if found and not claim.given.done():
             claim.given.set_result(found)

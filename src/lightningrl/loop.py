@@ -27,16 +27,17 @@ from lightningrl.config import Config
 from lightningrl.cpu import CpuSplit
 from lightningrl.data.dump import dump_lessons
 from lightningrl.data.forest import Lesson
-from lightningrl.data.metrics import batch_metrics, share_of_logs
+from lightningrl.data.metrics import batch_metrics, fork_metrics, share_of_logs, void_attempts
 from lightningrl.data.tasks import asked, derived_seed
 from lightningrl.data.taught import keep_taught
 from lightningrl.errors import UserError
+from lightningrl.hosted import Spent
 from lightningrl.learner import Learner
 from lightningrl.progress import MODES, Exam, Mode, Summary, Watcher
 from lightningrl.rollouts import Rollouts, never_called
 from lightningrl.store import Store
 from lightningrl.tracing import spans_of, united
-from lightningrl.types import Call, Reward, Rollout, accepted_attempts
+from lightningrl.types import Attempt, Call, Reward, Rollout, accepted_attempts
 
 
 class Loop:
@@ -51,13 +52,16 @@ class Loop:
         checkpoints: Checkpoints,
         folder: Path,
         watcher: Watcher,
+        spent: Spent | None = None,
     ) -> None:
+        """`spent`: what a service has processed; None: this machine computes."""
         self.config = config
         self.store = store
         self.learners = learners
         self.checkpoints = checkpoints
         self.folder = folder
         self.watcher = watcher
+        self.spent = spent
         self.rollouts = Rollouts(config, store=store, checkpoints=checkpoints, folder=folder, watcher=watcher)
         self.cpu = CpuSplit()
 
@@ -107,7 +111,7 @@ class Loop:
         metrics |= await self.publish(step + 1)
         metrics |= {"time/collect_s": collected - started, "time/learn_s": time.monotonic() - collected}
         self.cpu.lap("training")
-        self.watcher.stepped(step, metrics | self.cpu.since(spent))
+        self.watcher.stepped(step, metrics | self.cpu.since(spent) | self.service_metrics())
 
     async def collect(self, step: int) -> list[Rollout]:
         """Complete groups of rollouts: each has succeeded or failed."""
@@ -121,6 +125,10 @@ class Loop:
             raise never_called(f"no call in {len(accepted)} rollouts", log=self.folder / "agents.log")
         air = await self._air(accepted, calls)
         metrics = batch_metrics(batch, calls, [*rewards, *air], heldout=self._heldout)
+        void = await self._void(batch)
+        if void:
+            self.watcher.voided(step, f"`{void[0].id}` is {(void[0].error or '').splitlines()[0]}")
+        metrics |= fork_metrics(batch, calls, void)
         if self.config.agent.command is not None:
             attempts = await self.store.attempts([rollout.id for rollout in batch])
             metrics["answers/logs"] = share_of_logs(attempts, rewards)
@@ -174,6 +182,10 @@ class Loop:
         self.cpu.lap("gateway")
         return exam
 
+    def service_metrics(self) -> dict[str, float]:
+        """What a service has processed since the last call: in a step, and in the exams before it."""
+        return {} if self.spent is None else self.spent.metrics({**self.config.service.prices})
+
     async def _serve(self, version: int) -> dict[str, float]:
         metrics = dict[str, float]()
         for learner in self.learners:
@@ -186,6 +198,11 @@ class Loop:
             return []
         spans = united(await self.store.spans(attempt_ids), spans_of(calls))
         return air_rewards(spans, self.config.air, root=self.config.root)
+
+    async def _void(self, batch: Sequence[Rollout]) -> list[Attempt]:
+        """The attempts of void branches."""
+        failed = [rollout.id for rollout in batch if rollout.branch is not None and rollout.status == "failed"]
+        return void_attempts(await self.store.attempts(failed)) if failed else []
 
     @cached_property
     def _heldout(self) -> frozenset[bytes]:

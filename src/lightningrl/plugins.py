@@ -21,8 +21,12 @@ BUILTIN: Mapping[str, Mapping[str, str]] = {
         "embedded": "lightningrl.engine.embedded:embedded",
         "vllm": "lightningrl.engine.vllm:VLLMEngine",
         "relay": "lightningrl.engine.relay:RelayEngine",
+        "tinker": "lightningrl.engine.tinker:TinkerEngine",
     },
-    "trainer": {"local": "lightningrl.trainer.local:LocalTrainer"},
+    "trainer": {
+        "local": "lightningrl.trainer.local:LocalTrainer",
+        "tinker": "lightningrl.trainer.tinker:TinkerTrainer",
+    },
     "dialect": {
         "openai.chat": "lightningrl.dialects.openai_chat:OpenAIChat",
         "openai.responses": "lightningrl.dialects.openai_responses:OpenAIResponses",
@@ -35,6 +39,7 @@ BUILTIN: Mapping[str, Mapping[str, str]] = {
         "discounted": "lightningrl.algorithms.credit:discounted",
         "air": "lightningrl.algorithms.credit:air",
         "gae_calls": "lightningrl.algorithms.credit:gae_calls",
+        "fork": "lightningrl.algorithms.credit_fork:fork",
         "gigpo": "lightningrl.algorithms.credit_states:gigpo",
         "tree_loo": "lightningrl.algorithms.credit_states:tree_loo",
     },

@@ -9,10 +9,12 @@ from lightningrl import plugins
 from lightningrl.config import Config
 from lightningrl.data.tasks import derived_seed
 from lightningrl.engine.base import Engine
+from lightningrl.hosted import RemotePolicy, Service, name_of, read_saved
 from lightningrl.learner import Learner, needs_critic
 from lightningrl.models.base import Decoder
 from lightningrl.models.devices import device_of, set_up
 from lightningrl.models.load import export_folder, load_model, load_tokenizer
+from lightningrl.trainer.base import TRAINER
 
 
 def set_up_devices(config: Config) -> str:
@@ -22,6 +24,23 @@ def set_up_devices(config: Config) -> str:
     devices = {device_of(learner.trainer.device) for learner in config.learners().values()}
     set_up(devices)
     return ", ".join(sorted(f"`{device}`" for device in devices))
+
+
+def remote_policies(config: Config, folders: Mapping[str, Path]) -> dict[str, RemotePolicy]:
+    """Policy → its adapter at the service, all in one session. `folders`: model path → folder. A folder that says where
+    a service keeps its weights is where the policy begins.
+    """
+    service, found = Service(config.service), dict[str, RemotePolicy]()
+    for index, (name, learner) in enumerate(config.learners().items()):
+        settings, folder = learner.model, folders[learner.model.path]
+        found[name] = RemotePolicy(
+            service,
+            base=name_of(config, settings.path),
+            rank=settings.lora_rank,
+            seed=derived_seed(config.seed, "adapter", index) % 2**31,
+            begin=read_saved(folder / TRAINER) or read_saved(folder),
+        )
+    return found
 
 
 def load_models(config: Config, folders: Mapping[str, Path]) -> dict[str, Decoder]:
@@ -48,7 +67,7 @@ def load_models(config: Config, folders: Mapping[str, Path]) -> dict[str, Decode
 
 def make_learners(
     config: Config,
-    models: Mapping[str, Decoder],
+    models: Mapping[str, Decoder | RemotePolicy],
     engines: Mapping[str, Engine],
     folders: Mapping[str, Path],
     *,
@@ -61,13 +80,16 @@ def make_learners(
     for name, settings in config.learners().items():
         make_trainer = plugins.load(settings.trainer.name, kind="trainer", root=config.root)
         tokenizer = load_tokenizer(str(folders[settings.model.path]))
-        trainer = make_trainer(
-            models[name],
-            config=settings.trainer,
-            loss=settings.loss,
-            export=partial(export_folder, tokenizer=tokenizer),
-            critic=needs_critic(settings),
-        )
+        if isinstance(models[name], RemotePolicy):
+            trainer = make_trainer(models[name], config=settings.trainer, loss=settings.loss, tokenizer=tokenizer)
+        else:
+            trainer = make_trainer(
+                models[name],
+                config=settings.trainer,
+                loss=settings.loss,
+                export=partial(export_folder, tokenizer=tokenizer),
+                critic=needs_critic(settings),
+            )
         learner = Learner(
             name,
             settings,
@@ -79,7 +101,7 @@ def make_learners(
             kind="full" if models[name].adapter is None else "lora",
             routes=config.routes,
             root=config.root,
-            shares_weights=config.engine.name == "embedded",
+            shares_weights=config.engine.name in ("embedded", "tinker"),
             servers=servers,
         )
         learners.append(learner)

@@ -52,6 +52,10 @@ class Watcher(Protocol):
         """The run works on `what`, and has finished `done` of `total` parts; a `total` of 0: it has no parts."""
         ...
 
+    def voided(self, step: int, why: str) -> None:
+        """Branches of a step are void. `why`: which way the agent of one of them went. Before the step is complete."""
+        ...
+
     def stepped(self, step: int, metrics: dict[str, float]) -> None:
         """An optimizer step is complete. Steps count from 0."""
         ...

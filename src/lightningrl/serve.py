@@ -10,15 +10,16 @@ learners    turn records into new weights; `Loop` drives them
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import lightningrl
+from lightningrl.agents import running_agents
 from lightningrl.chat import ChatTemplate
 from lightningrl.checkpoints import Checkpoints
 from lightningrl.config import Config
@@ -27,19 +28,18 @@ from lightningrl.engine.vllm_fleet import Fleet
 from lightningrl.engine.vllm_process import Say
 from lightningrl.engines import make_engine, make_engines, model_paths
 from lightningrl.errors import UserError
-from lightningrl.gateway.assembly import make_gateway, opened
+from lightningrl.gateway.assembly import make_gateway
 from lightningrl.gateway.scripted import PLAIN
-from lightningrl.gateway.server import bound, certificate_of
+from lightningrl.gateway.server import bound
 from lightningrl.gateway.workers import Workers, worker_key
+from lightningrl.hosted import RemotePolicy, Spent
 from lightningrl.learner import Learner
-from lightningrl.leases import StoreLeases, never
+from lightningrl.leases import never
 from lightningrl.loop import Loop
 from lightningrl.models.load import local_folder
-from lightningrl.policies import load_models, make_learners, set_up_devices
+from lightningrl.policies import load_models, make_learners, remote_policies, set_up_devices
 from lightningrl.progress import Watcher
 from lightningrl.remote.digest import served_copy
-from lightningrl.runner.dispatch import Dispatcher
-from lightningrl.runner.pool import WorkerPool
 from lightningrl.servers import owned_fleet
 from lightningrl.store import Store, open_store
 from lightningrl.store.place import url_of
@@ -64,6 +64,8 @@ class LightningServer:
     """Those on other machines."""
     port: int
     """Of the gateway."""
+    spent: Spent | None = None
+    """What a service has processed; None: this machine computes."""
 
     def loop(self, watcher: Watcher) -> Loop:
         return Loop(
@@ -73,6 +75,7 @@ class LightningServer:
             checkpoints=self.checkpoints,
             folder=self.folder,
             watcher=watcher,
+            spent=self.spent,
         )
 
     async def version(self) -> int:
@@ -95,11 +98,11 @@ async def lightning(
     """
     async with AsyncExitStack() as stack:
         sock = stack.enter_context(bound(config.gateway))
-        devices = set_up_devices(config)
-        starting(f"loading the model `{config.model.path}` onto {devices}")
+        starting(_loading(config))
         folders = await asyncio.to_thread(_folders, config)
         template = await asyncio.to_thread(ChatTemplate.load, folders[config.model.path])
-        models = await asyncio.to_thread(load_models, config, folders)
+        loading = load_models if config.backend == "local" else remote_policies
+        models = await asyncio.to_thread(loading, config, folders)
         store = await _open_store(stack, folder)
         starting(f"starting the engine `{config.engine.name}`")
         fleet = await stack.enter_async_context(owned_fleet(config, folders, folder, say=waiting))
@@ -125,6 +128,7 @@ async def lightning(
             checkpoints=Checkpoints(folder, store=store, learners=learners),
             workers=workers,
             port=sock.getsockname()[1],
+            spent=next((model.service.spent for model in models.values() if isinstance(model, RemotePolicy)), None),
         )
 
 
@@ -168,7 +172,8 @@ def check_local(config: Config) -> None:
 def _folders(config: Config) -> dict[str, Path]:
     """Model path → folder on this machine, for every model of the run."""
     paths = dict.fromkeys([config.model.path, *model_paths(config).values()])
-    return {path: Path(local_folder(path, root=config.root)) for path in paths}
+    weights = config.backend == "local"
+    return {path: Path(local_folder(path, root=config.root, weights=weights)) for path in paths}
 
 
 async def _open_store(stack: AsyncExitStack, folder: Path) -> Store:
@@ -196,39 +201,21 @@ async def _agents(
         version = lightningrl.__version__
         workers = Workers(key=worker_key(folder), recipe=config.name, version=version, copy=copy)
         gateway = make_gateway(config, store=store, template=template, engines=engines, workers=workers)
-        certificate = certificate_of(config.gateway, root=config.root)
-        base_url = await stack.enter_async_context(opened(gateway, sock, certificate=certificate))
-        env = {"OPENAI_BASE_URL": f"{base_url}/v1"}
-        log_path = folder / "agents.log"
-        pool = partial(WorkerPool, config.agent, root=config.root, env=env, secrets=config.secrets(), log_path=log_path)
-        grader = await _started(stack, pool(grades=True)) if config.agent.grade == "server" else None
-        leases = StoreLeases(
-            store,
-            lease_s=config.agent.lease_s,
-            interrupted=never if fleet is None else fleet.was_down,
-            grade=None if grader is None else grader.grade,
-        )
-        stack.push_async_callback(leases.close)  # before the grader's: what it has not graded is no outcome
-        await leases.resume()
-        local = leases.of("local")
-        await local.claim(limit=0, holding=())  # attempts of an earlier process of this run are lost
-        work: list[Coroutine[Any, Any, None]] = []
-        if config.agent.workers:
-            runner = await _started(stack, pool())
-            concurrency = config.agent.concurrency
-            work.append(Dispatcher(leases=local, runner=runner, base_url=base_url, concurrency=concurrency).run())
-        await stack.enter_async_context(_beside([leases.run(), *work]))
-        workers.leases = leases
+        interrupted = never if fleet is None else fleet.was_down
+        running = running_agents(config, gateway, sock, folder, store=store, interrupted=interrupted)
+        workers.leases = await stack.enter_async_context(running)
         try:
             yield workers
         finally:
             workers.close()
 
 
-async def _started(stack: AsyncExitStack, pool: WorkerPool) -> WorkerPool:
-    await pool.start()
-    stack.push_async_callback(pool.close)
-    return pool
+def _loading(config: Config) -> str:
+    """What the slowest part of the start is. Sets this process up for the devices of all policies."""
+    devices = set_up_devices(config)
+    if config.backend == "local":
+        return f"loading the model `{config.model.path}` onto {devices}"
+    return f"opening a session at {config.service.url or 'the service'}"
 
 
 def _workers(config: Config) -> str:
@@ -236,21 +223,3 @@ def _workers(config: Config) -> str:
     if not count:
         return "agents run on other machines only"
     return f"starting {count} worker{'' if count == 1 else 's'} for the agent"
-
-
-@asynccontextmanager
-async def _beside(work: Sequence[Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
-    """Run the work while the block runs. If some of it fails, cancel the block and raise the error."""
-    block = asyncio.current_task()
-    assert block is not None
-    tasks = [asyncio.create_task(coroutine) for coroutine in work]
-    for task in tasks:
-        task.add_done_callback(lambda ended: None if ended.cancelled() else block.cancel())
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        for result in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(result, Exception):
-                raise result

@@ -67,6 +67,20 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """A rollout that repeats a recorded attempt up to one of its calls, and goes its own way from there.
+
+    The gateway answers from the record all requests that are no consequence of the branching call. So the agent, which
+    runs again from its start, gets to the same place.
+    """
+
+    attempt_id: str
+    """The recorded attempt, called the trunk."""
+    call_id: str | None
+    """The branching call: the first one of the trunk that is answered afresh. None: all are played back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     """One requested execution of an agent on a task. Rollouts of one task in one step share a `group_id`."""
 
@@ -84,6 +98,8 @@ class Rollout:
     """The attempt that is trained on; None until the rollout has succeeded."""
     labels: tuple[str, ...] = ()
     """Only workers that have all of these labels run this rollout."""
+    branch: Branch | None = None
+    """The recorded attempt that this rollout repeats at first; None: it repeats none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +187,10 @@ class Call:
     """Unix seconds."""
     request_id: str = ""
     """Given to the HTTP request by the relay of a remote worker, which may send it again; "" without a relay."""
+    replays: str | None = None
+    """In a branch: the call of the trunk whose answer was played back. It is not trained again. None: the engine
+    answered. `response` is the recorded one, with the id that it had.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +256,14 @@ def accepted_attempts(rollouts: Iterable[Rollout]) -> list[str]:
     return [rollout.accepted_attempt_id for rollout in rollouts if rollout.accepted_attempt_id]
 
 
+def by_group(rollouts: Iterable[Rollout]) -> dict[str, list[Rollout]]:
+    """Group id → its rollouts, in the order given."""
+    found: dict[str, list[Rollout]] = {}
+    for rollout in rollouts:
+        found.setdefault(rollout.group_id, []).append(rollout)
+    return found
+
+
 OfAttempt = TypeVar("OfAttempt", Call, Span, Reward)
 
 
@@ -272,9 +300,11 @@ class Transition:
     """Whether the call ended at its token limit."""
     started_at: float = 0.0
     ended_at: float = 0.0
-    """Unix seconds. `algorithms/causal.py` reads from them which call can be a consequence of which."""
+    """Unix seconds. `causal.py` reads from them which call can be a consequence of which."""
     value: float | None = None
     """The critic's value at the last token of the prompt; None without a critic."""
+    replays: str | None = None
+    """In a branch: the call of the trunk whose answer was played back; None: it was sampled."""
     left_out: str | None = None
     """Why this call is not trained; None: it is trained. A call that is left out stays in its trajectory, and
     its rewards count in baselines.
@@ -291,3 +321,5 @@ class Trajectory:
     transitions: tuple[Transition, ...]
     reward: float
     """The final reward of the attempt, or the reward that `algorithm.reward` names."""
+    branch: Branch | None = None
+    """Where it parts from another trajectory of its group; None: nowhere."""

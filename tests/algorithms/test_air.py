@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from lightningrl.algorithms.air import air_rewards, shaped
-from lightningrl.algorithms.causal import consequences, distances
 from lightningrl.algorithms.credit import returns_to_go
+from lightningrl.causal import consequences, distances
 from lightningrl.config import AirConfig
 from lightningrl.errors import GraderError, UserError
 from lightningrl.types import Doubles, Span, Trajectory, Transition

@@ -62,7 +62,7 @@ def test_weights_by_aggregation(aggregation, expected: list[list[float]]) -> Non
     a = rollout("a", 1.0, call("a/0", tokens=2), call("a/1", tokens=4), call("a/2", tokens=9, left_out="agent"))
     b = rollout("b", 0.0, call("b/0", tokens=2))
     silent = rollout("c", 0.0, call("c/0", tokens=5, left_out="policy"), call("c/1", tokens=0))
-    found = token_weights([a, b, silent], aggregation=aggregation)
+    found = token_weights([a, b, silent], aggregation=aggregation, shares=[None, None, None])
     assert found[2].tolist() == [0, 0]
     np.testing.assert_allclose(found[0], np.array(expected[0]) * 1.0, rtol=1e-12)
     np.testing.assert_allclose(found[1], expected[1], rtol=1e-12)

@@ -23,6 +23,7 @@ RESULT = Result(
     heldout_failed=0,
     seconds=100.0,
     cpu_s={},
+    service={},
     steps=60,
     rollouts=11_520,
     run_dir="runs/x",

@@ -133,3 +133,22 @@ def test_a_gpu_recipe_says_at_once_that_it_needs_a_gpu(path: Path, command: str,
     assert done.returncode == 2 and done.stdout == "" and not (tmp_path / "run").exists()
     first, *hints = done.stderr.strip().splitlines()
     assert first.startswith("error: `trainer.device` is `cuda`, but") and hints[0].startswith("hint:")
+
+
+def test_an_estimate_for_a_service_has_tokens_and_dollars_and_no_memory(small_recipe: SmallRecipe) -> None:
+    service = ("backend=tinker", "model.path=Qwen/Qwen3-8B", "model.lora_rank=32")
+    prices = ("service.prices={prefill=1, sample=3, train=10}",)
+    found = estimated(small_recipe, *service, *prices)
+    assert found["work"]["source"] == "assumed, as a trial would cost money"
+    costs = {"prefill": 1, "sample": 3, "train": 10}
+    assert found["usd"] == pytest.approx(sum(found["tokens"][kind] * price for kind, price in costs.items()) / 1e6)
+    assert "memory" not in found and found["usd"] > 0
+    said = small_recipe.cli("train", str(small_recipe.path), "--estimate", "--calls", "2", *service)
+    assert "set `service.prices`" in said.stdout and "Tokens: your options" in said.stdout
+    assert "Memory" not in said.stdout
+
+
+def test_a_service_is_not_estimated_by_the_hour(small_recipe: SmallRecipe) -> None:
+    options = ("--estimate", "--per-hour", "2", "backend=tinker", "model.lora_rank=8")
+    done = small_recipe.cli("train", str(small_recipe.path), *options)
+    assert done.returncode == 2 and "a service bills tokens" in done.stderr and "hint:" in done.stderr

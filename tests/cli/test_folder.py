@@ -39,20 +39,22 @@ def journal(folder: RunFolder, *, version: int, steps: int) -> None:
     made = Journal(folder, version=version)
     made.examined(exam(0))
     for step in range(version, version + steps):
+        made.voided(step, "`a.1` is void: a clock")
         made.stepped(step, {"reward/mean": 0.5})
 
 
 def test_each_row_has_its_time_and_a_resumed_run_keeps_every_start(tmp_path: Path) -> None:
     folder, before = RunFolder(tmp_path), time.time()
     journal(folder, version=0, steps=2)
-    kept = folder.rows()[:3]
+    kept = folder.rows()[:4]
     journal(folder, version=1, steps=1)  # step 1 was not published
     journal(folder, version=1, steps=2)
     rows = folder.rows()
     assert [(row["kind"], row["step"]) for row in rows] == [
-        ("began", 0), ("exam", 0), ("step", 0), ("began", 1), ("began", 1), ("step", 1), ("step", 2)
+        ("began", 0), ("exam", 0), ("void", 0), ("step", 0),
+        ("began", 1), ("began", 1), ("void", 1), ("step", 1), ("void", 2), ("step", 2),
     ]  # fmt: skip
-    assert rows[:3] == kept, "with the times at which they happened"
+    assert rows[:4] == kept, "with the times at which they happened"
     times = [row["at"] for row in rows]
     assert before - 0.001 <= times[0] and times == sorted(times) and times[-1] <= time.time() + 0.001
 

@@ -113,6 +113,31 @@ def test_a_watcher_warns_when_it_happens_and_not_again_after_a_restart(run: Path
     assert console.export_text() == ""
 
 
+def test_void_branches_are_shown_with_their_latest_example(run: Path) -> None:
+    row = HEALTHY | {"forks/branches": 4.0, "forks/void": 2.0}
+    before = [{"kind": "void", "step": 0, "why": "`a.1` is void: no"}, {"kind": "step", "step": 0, **row}]
+    rows = [*before, {"kind": "void", "step": 1, "why": "`b.1` is void: why"}, {"kind": "step", "step": 1, **row}]
+    found = checkup(rows, load_config(run / "config.toml"))
+    console = Console(record=True, width=200, file=io.StringIO())
+    show(found, console)
+    shown = console.export_text()
+    assert "branches that are void │ 50.0% │ 50.0%" in " ".join(shown.split())
+    assert "warning: `50%` of the branches are void" in shown and "a void branch: `b.1` is void: why" in shown
+    assert found.as_json()["void"] == "`b.1` is void: why"
+    none = checkup([{"kind": "step", "step": 0, **HEALTHY}], load_config(run / "config.toml"))
+    assert none.void is None and all("branches" not in signal.name for signal in none.signals)
+
+
+def test_a_watcher_tells_of_the_first_void_branch_only(run: Path) -> None:
+    console, config = Console(record=True, width=100), load_config(run / "config.toml")
+    watcher = HealthWatcher(console, config)
+    watcher.voided(1, "`a.1` is void: a clock")
+    watcher.voided(2, "`b.1` is void: another clock")
+    assert console.export_text().splitlines() == ["step 2: void branch: `a.1` is void: a clock"]
+    HealthWatcher(console, config, before=[{"kind": "void", "step": 1, "why": "x"}]).voided(2, "y")
+    assert console.export_text() == ""
+
+
 def test_training_prints_warnings_and_a_report_at_its_end(small_recipe: SmallRecipe) -> None:
     """The agent limits answers to six tokens, which cuts off nearly every answer of an untrained model."""
     done = small_recipe.cli(

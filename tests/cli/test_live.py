@@ -63,6 +63,16 @@ def test_a_step_says_whether_the_engine_serves_what_was_trained(terminal: bool) 
     assert "engine" not in line()
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_step_says_how_many_branches_it_had_and_how_many_were_void(terminal: bool) -> None:
+    def line(branches: float, void: float) -> str:
+        return watched(terminal=terminal, proof={"forks/branches": branches, "forks/void": void})
+
+    assert "24 branches, 3 void" in line(24.0, 3.0)
+    assert "1 branch" in (one := line(1.0, 0.0)) and "branches" not in one and "void" not in one
+    assert "branch" not in watched(terminal=terminal)
+
+
 def frames(shown: str) -> list[str]:
     """All frames in order, without colours."""
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
@@ -126,3 +136,13 @@ def test_an_evaluation_has_no_steps() -> None:
     shown = watched(terminal=True, steps=None)
     assert "step 0" not in shown and "train" not in shown and "sampled 0.500" in shown
     assert "steps" not in watched(terminal=False, steps=None)
+
+
+def test_a_step_says_what_the_service_has_cost_so_far() -> None:
+    out = io.StringIO()
+    before = [{"kind": "step", "step": 0, "reward/mean": 0.1, "service/usd": 0.25}]
+    progress = Progress(Console(file=out, width=200), name="r", steps=3, where="runs/r", before=before)
+    with progress:
+        progress.stepped(1, STEP | {"service/usd": 0.5})
+    assert "$0.7500" in out.getvalue()
+    assert "$" not in watched(terminal=False)

@@ -126,7 +126,11 @@ def recipe(tmp_path: Path) -> Path:
             "unknown advantage `grppo` in `algorithm.advantage`",
             "did you mean `grpo`? known: ",
         ),
-        ("trainer.name=remote", "unknown trainer `remote` in `trainer.name`", "known: `local`; or `pkg.module:attr`"),
+        (
+            "trainer.name=remote",
+            "unknown trainer `remote` in `trainer.name`",
+            "known: `local`, `tinker`; or `pkg.module:attr`",
+        ),
         ("engine.name=vlm", "unknown engine `vlm` in `engine.name`", "did you mean `vllm`?"),
         ("air=[{rule='tool_ok'}, {rule='slw'}]", "unknown air `slw` in `air.1.rule`", "did you mean `slow`?"),
         ("algorithm.credit=nowhere:credit", "`algorithm.credit`: no module `nowhere`", "beside the recipe"),

@@ -145,6 +145,7 @@ async def test_the_tables_fit_the_terminal(tmp_path: Path, width: int) -> None:
     lines = console.file.getvalue().splitlines()  # pyright: ignore[reportAttributeAccessIssue]
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
+    assert "played back" not in text, "no rollout is a branch"
     for word in ("4 rollouts", "1 queued", "running", "and 1 more", "timed out", "bridged", "the tools have", "writer"):
         assert word in text, text
 

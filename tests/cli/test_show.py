@@ -59,6 +59,14 @@ SETTINGS = {
         advantage = "reinforce++"
         credit = "gae_calls"
     """,
+    "branched": """
+        fork_share = 0.5
+        forks = 1
+        [algorithm]
+        advantage = "reinforce++"
+        credit = "fork"
+        dynamic_sampling = 2
+    """,
     "shaped": """
         [algorithm]
         advantage = "reinforce++"
@@ -93,9 +101,11 @@ async def test_the_advantages_that_are_shown_are_those_that_training_used(
     (run / "agent.py").symlink_to(small_recipe.folder / "agent.py")
     shown: dict[str, Lesson] = {}
     measured: dict[str, str] = {}
+    branches = 0
     async with opened(run) as looked:
         for rollout in await looked.records.rollouts(where=Where(prefix="train-")):
             teaching = await teaching_of(looked, rollout)
+            branches += rollout.branch is not None and bool(teaching.credits)
             assert teaching.learnt and (teaching.lessons or teaching.why_not)
             shown |= teaching.lessons
             measured |= dict.fromkeys(teaching.entropies.keys() & teaching.logprobs_after.keys(), rollout.id)
@@ -108,6 +118,7 @@ async def test_the_advantages_that_are_shown_are_those_that_training_used(
         detail = (await look_at_call(looked, rollout_id, number)).as_json()["tokens"]
         assert len(detail["sampled"]["entropies"]) == len(detail["sampled"]["ratios"]) == len(detail["sampled"]["ids"])
         assert any(ratio != 1 for ratio in detail["sampled"]["ratios"]) and not detail["why_not"].keys() & {"ratios"}
+    assert (branches > 0) == (settings == "branched")
     assert set(shown) == {lesson.transition.call_id for lesson in used} and any(
         lesson.advantages.any() for lesson in used
     )

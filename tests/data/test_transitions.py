@@ -8,7 +8,7 @@ import pytest
 
 from lightningrl.data.transitions import trajectories_of
 from lightningrl.errors import GraderError
-from lightningrl.types import Call, Reward, Rollout, Sampling, Task
+from lightningrl.types import Branch, Call, Reward, Rollout, Sampling, Task
 
 
 def rollout(name: str, *, group: str = "g", **changes: Any) -> Rollout:
@@ -87,6 +87,7 @@ def test_every_sampled_token_of_an_accepted_attempt_is_counted_once() -> None:
             f"r{i}/{attempt}",
             index,
             tokens=4,
+            replays="t/1/0" if index == 0 and i % 4 == 0 else None,
             **{"policy_version": 3, **(REASONS[rng.choice(list(REASONS))] if rng.random() < 0.5 else {})},
         )
         for i in range(40)
@@ -95,7 +96,7 @@ def test_every_sampled_token_of_an_accepted_attempt_is_counted_once() -> None:
     ]
     rewards = [final(f"r{i}") for i in range(40)]
     made, report = trajectories_of(rollouts, calls, rewards, policy="policy", trains="writer".__eq__, oldest_version=3)
-    accepted = sum(len(c.completion_ids) for c in calls if c.attempt_id.endswith("/1"))
+    accepted = sum(len(c.completion_ids) for c in calls if c.attempt_id.endswith("/1") and c.replays is None)
     assert report.trained_tokens + sum(report.left_out_tokens.values()) == accepted
     assert (
         report.trained_tokens
@@ -105,6 +106,21 @@ def test_every_sampled_token_of_an_accepted_attempt_is_counted_once() -> None:
     seen = [t.call_id for m in made for t in m.transitions]
     assert len(seen) == len(set(seen))
     assert sum(v for k, v in report.metrics().items() if k.startswith("tokens/")) == accepted
+
+
+@pytest.mark.parametrize("reason", [{}, *REASONS.values()])
+def test_a_played_back_call_is_left_out_and_its_tokens_count_nowhere(reason: dict[str, Any]) -> None:
+    """It was sampled in the trunk, which is trained. `replayed` comes before all other reasons."""
+    branch = Branch(attempt_id="t/1", call_id="t/1/1")
+    calls = [call("r/1", 0, replays="t/1/0", **reason), call("r/1", 1, tokens=5, policy_version=3)]
+    [made], report = trajectories_of(
+        [rollout("r", branch=branch)], calls, [final("r")], policy="policy", trains="writer".__eq__, oldest_version=3
+    )
+    assert made.branch == branch
+    assert [(t.replays, t.left_out) for t in made.transitions] == [("t/1/0", "replayed"), (None, None)]
+    assert (report.trained_calls, report.trained_tokens) == (1, 5)
+    assert (report.left_out_calls, report.left_out_tokens) == ({"replayed": 1}, {})
+    assert {name for name in report.metrics() if name.startswith("tokens/")} == {"tokens/selected"}
 
 
 def test_failed_rollout_is_excluded_and_not_worth_zero() -> None:

@@ -92,6 +92,7 @@ class House:
             ("POST", "/embeddings"): ({"model": "e", "input": "x"}, RUNNING),
             ("POST", "/traces"): ({"resourceSpans": []}, TELEMETRY),
             ("POST", "/rewards"): ({"value": 1.0, "call": self.call}, {**OWN, "another": 400}),
+            ("GET", "/replay/tools"): (None, RUNNING),
             ("POST", "/abandon"): ({"request": "a"}, RUNNING),  # each attempt has its own names
             ("GET", WORKERS): (None, A_WORKER),
             ("POST", f"{WORKERS}/hello"): (HELLO, A_WORKER),

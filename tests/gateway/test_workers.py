@@ -25,7 +25,7 @@ from lightningrl.remote.wire import Copy, Hello, Welcome
 from lightningrl.runner import remote
 from lightningrl.runner.dispatch import Dispatcher
 from lightningrl.runner.remote import Place, RemoteLeases, remote_leases
-from lightningrl.types import Attempt, Reward, Rollout
+from lightningrl.types import Attempt, Branch, Reward, Rollout, Task
 from tests.workers import COPY, KEY, Server, ended
 
 AGENT = AgentConfig(entry="agent:run", reward="agent:reward")
@@ -213,6 +213,19 @@ async def test_a_worker_gets_the_rollouts_whose_labels_it_has(server: Server) ->
         async with connected(server) as leases, connected(server, said=hello("b", labels=("browser",))) as browser:
             assert [rollout.id for rollout, _ in await leases.claim(limit=9, holding=())] == ["plain"]
             assert [rollout.id for rollout, _ in await browser.claim(limit=9, holding=())] == ["browser"]
+
+
+async def test_a_worker_is_told_what_a_branch_repeats(server: Server) -> None:
+    async with server.up(), connected(server) as leases:
+        task = Task(id="t", input={}, split="train")
+        branch = Branch(attempt_id="a.1", call_id="a.1/0")
+        made = [Rollout(id="b", group_id="g", task=task, branch=branch), Rollout(id="r", group_id="g", task=task)]
+        await server.store.enqueue(made)
+        assert [rollout.branch for rollout, _ in await leases.claim(limit=9, holding=())] == [branch, None]
+        await leases.finish("b.1", Outcome(status="succeeded", rewards=(Reward(attempt_id="b.1", value=1.0),)))
+        [ended] = await server.store.attempts(["b"])
+        assert (ended.status, ended.error) == ("failed", "void: its trunk, attempt `a.1`, does not exist")
+        assert await server.store.rewards(["b.1"]) == []
 
 
 async def test_a_server_that_restarts_finds_its_worker_and_its_attempt_again(server: Server) -> None:

@@ -20,6 +20,7 @@ from lightningrl.loggers.otlp import OTLP
 from lightningrl.loggers.otlp_send import Unsent, collector, send
 from lightningrl.loggers.otlp_spans import spans_of_rollout
 from lightningrl.tracing.otlp import decode
+from lightningrl.types import Branch
 from tests.loggers.collector import Collector, collecting
 from tests.loggers.recorded import config, recorded
 
@@ -83,6 +84,27 @@ def test_an_attempt_is_a_trace_of_calls_and_tools_with_rewards_as_evaluations() 
     assert words(tool)["gen_ai.tool.call.id"] == "call_1"
     assert whole.start_time_unix_nano < first.start_time_unix_nano < tool.start_time_unix_nano
     assert second.end_time_unix_nano < whole.end_time_unix_nano
+
+
+def test_a_played_back_call_is_marked_and_used_no_tokens() -> None:
+    """Tokens are summed over spans, and the trunk's span has these."""
+    records = ended("train-00000-000-00-at02-1")
+    first, second = records.calls
+    branch = Branch(attempt_id="train-00000-000-00.1", call_id="train-00000-000-00.1/1")
+    played = replace(first, replays="train-00000-000-00.1/0")
+    branched = replace(records, calls=(played, second), rollout=replace(records.rollout, branch=branch))
+    [whole, one, other, _] = sent(branched)
+    assert words(whole)["lightningrl.branch.attempt"] == "train-00000-000-00.1"
+    assert words(whole)["lightningrl.branch.call"] == "train-00000-000-00.1/1"
+    assert words(one)["lightningrl.replays"] == "train-00000-000-00.1/0"
+    usage = ("gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens")
+    assert [words(one)[name] for name in usage] == [0, 0]
+    assert "lightningrl.replays" not in words(other) and all(words(other)[name] for name in usage)
+    agents = sent(replace(branched, spans=reported(records.attempts[0])))
+    [llm] = [words(span) for span in agents if words(span).get("lightningrl.replays")]
+    assert [llm[name] for name in usage] == [0, 0], "whatever the agent's own telemetry says"
+    plain = sent(ended("train-00000-000-00"))
+    assert not any(name.startswith(("lightningrl.branch", "lightningrl.replays")) for s in plain for name in words(s))
 
 
 def test_spans_of_the_agent_keep_their_ids_and_parents_and_are_not_told_twice() -> None:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from lightningrl.algorithms.lessons import accounts_of
 from lightningrl.config import AlgorithmConfig
 from lightningrl.look.credit import CallCredit, credits_of, words_of
 from lightningrl.look.step import PolicyStep, StepTaught
-from lightningrl.types import Reward, RewardSource, Trajectory, Transition
+from lightningrl.types import Branch, Reward, RewardSource, Trajectory, Transition
 from tests.algorithms.rollouts import call, rollout
 
 GIVEN: tuple[tuple[str, RewardSource], ...] = (("tool_ok", "air"), ("style", "agent"))
@@ -31,6 +32,9 @@ RULES = {
     "discounted": AlgorithmConfig(credit="discounted", credit_options={"discount": 0.9}, truncation_penalty=0.25),
     "roles": AlgorithmConfig(credit="air", group_by="role"),
     "roles rloo": AlgorithmConfig(advantage="rloo", group_by="role"),
+    "fork": AlgorithmConfig(credit="fork", advantage="dr_grpo", truncation_penalty=0.25),
+    "fork, grpo": AlgorithmConfig(credit="fork", credit_options={"shrinkage": 0.0}),
+    "fork, roles": AlgorithmConfig(credit="fork", advantage="reinforce++", group_by="role"),
 }
 
 
@@ -61,6 +65,33 @@ def batch(*, seed: int = 0, groups: int = 3, members: int = 4, equal: bool = Fal
         for g in range(groups)
         for m in range(members)
     ]
+
+
+def branched(seed: int) -> list[Trajectory]:
+    """The same, with three branches of one trunk in each group: two at one call, and one at any call."""
+    draw = np.random.default_rng(seed)
+    found = batch(seed=seed)
+    for trunk in found[::4]:
+        calls = trunk.transitions
+        first, second = int(draw.integers(len(calls))), int(draw.integers(len(calls)))
+        for name, place in (("b", first), ("c", first), ("d", second)):
+            own = [replace(call, call_id=f"{call.call_id}/{name}", parent_call_id=None) for call in calls]
+            played = [
+                replace(new, replays=old.call_id, left_out="replayed") for new, old in zip(own, calls, strict=True)
+            ]
+            branch = Branch(attempt_id=trunk.rollout_id, call_id=calls[place].call_id)
+            made = (*played[:place], *own[place:])
+            parents = [None, *(call.call_id for call in made)]
+            made = tuple(replace(call, parent_call_id=parent) for call, parent in zip(made, parents, strict=False))
+            reward = float(draw.random())
+            found.append(
+                replace(trunk, rollout_id=f"{trunk.rollout_id}-{name}", transitions=made, reward=reward, branch=branch)
+            )
+    return found
+
+
+def batch_for(rule: str, seed: int = 0) -> list[Trajectory]:
+    return branched(seed) if RULES[rule].credit == "fork" else batch(seed=seed)
 
 
 def rewards_of(trajectories: Sequence[Trajectory]) -> list[Reward]:
@@ -103,9 +134,9 @@ def explained(trajectories: Sequence[Trajectory], algorithm: AlgorithmConfig) ->
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("seed", range(3))
 def test_value_baseline_and_scale_reproduce_the_advantage(rule: str, seed: int) -> None:
-    trajectories = batch(seed=seed)
+    trajectories = batch_for(rule, seed)
     found = explained(trajectories, RULES[rule])
-    assert len(found) == sum(len(t.transitions) for t in trajectories)
+    assert len(found) == sum(call.replays is None for t in trajectories for call in t.transitions)
     for credit, advantage in found.values():
         assert credit.baseline is not None and credit.scale is not None
         assert (credit.value - credit.baseline) / credit.scale == pytest.approx(advantage, abs=1e-6)
@@ -118,7 +149,7 @@ NUMBER = re.compile(r"[+-]?\s?(?:\d+\.?\d*(?:e[+-]?\d+)?)(?= \()")
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_arithmetic_of_the_sentence_is_right(rule: str) -> None:
-    for credit, advantage in explained(batch(), RULES[rule]).values():
+    for credit, advantage in explained(batch_for(rule), RULES[rule]).values():
         words = credit.words.replace("−", "-")
         if credit.scale is None or "nothing" in words or "as all" in words:
             continue
@@ -158,6 +189,32 @@ def test_the_sentence_of_gigpo_compares_final_rewards_and_what_followed_apart() 
         "1 (final) + 0.5 (what followed from here) − 0.5 (mean final reward of the task's 2 rollouts) "
         "− 0.25 (mean of what followed from this state) = advantage +0.75."
     )
+
+
+def test_the_sentence_of_fork_names_the_siblings() -> None:
+    trunk = rollout("a", 1.0, call("a/0"), call("a/1", prompt=[1]), call("a/2", prompt=[2]))
+    other = rollout("b", 0.25, call("b/0"))
+    group = [trunk, other]
+    for name, reward in (("x", 0.0), ("y", 0.5)):
+        calls = [call(f"{name}/{c}", prompt=[c] if c else [0, 1, 2]) for c in range(3)]
+        calls[0] = replace(calls[0], replays="a/0", left_out="replayed")
+        branch = Branch(attempt_id="a.1", call_id="a/1")
+        group.append(replace(rollout(name, reward, *calls), branch=branch))
+    algorithm = AlgorithmConfig(credit="fork", credit_options={"shrinkage": 0.0}, advantage="dr_grpo")
+    words = {name: credit.words for name, (credit, _) in explained(group, algorithm).items()}
+    siblings = "− 0.25 (mean of 2 siblings at {}) = advantage +0.75."
+    assert words["a/0"] == (
+        "0.5 (mean of what followed in 3 rollouts) − 0.25 (mean of the other rollout of the task) = advantage +0.25."
+    )
+    assert words["a/1"] == f"1 (final) {siblings.format('this call')}"
+    assert words["a/2"] == f"1 (final) {siblings.format('call 2')}"
+    assert words["x/1"] == "0 (final) − 0.75 (mean of 2 siblings at this call) = advantage −0.75."
+    shrunk, _ = explained(group, replace_options(algorithm, shrinkage=1.0))["a/1"]
+    assert "siblings at this call, shrunk towards the mean before it" in shrunk.words
+
+
+def replace_options(algorithm: AlgorithmConfig, **options: float) -> AlgorithmConfig:
+    return algorithm.model_copy(update={"credit_options": options})
 
 
 def test_equal_rewards_and_lone_rollouts_have_nothing_to_compare() -> None:

@@ -79,9 +79,9 @@ async def test_siblings_and_neighbours_are_those_of_the_group(run: Opened) -> No
         (NAMES[1], None),
     ]
     assert found[0]["siblings"] == [
-        {"id": NAMES[0], "reward": 1.0, "status": "succeeded"},
-        {"id": NAMES[1], "reward": 0.0, "status": "succeeded"},
-        {"id": NAMES[2], "reward": None, "status": "running"},
+        {"id": NAMES[0], "reward": 1.0, "status": "succeeded", "trunk": None},
+        {"id": NAMES[1], "reward": 0.0, "status": "succeeded", "trunk": None},
+        {"id": NAMES[2], "reward": None, "status": "running", "trunk": None},
     ]
 
 

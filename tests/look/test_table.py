@@ -5,6 +5,7 @@ import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ from lightningrl.errors import UserError
 from lightningrl.look import table as table_module
 from lightningrl.look.selection import query_of
 from lightningrl.look.table import Table
-from lightningrl.store import Store
+from lightningrl.store import Store, open_records
 from lightningrl.store.examples import call, rollout
 from lightningrl.store.sqlite import SQLiteStore
 from lightningrl.types import Reward, Task
+from tests.look.branched import AT_2, OTHER, TRUNK, VOID_AT_3, branched_run
 
 
 @asynccontextmanager
@@ -80,6 +82,21 @@ async def test_a_row_says_how_its_rollout_ended() -> None:
         assert answer["rows"][3]["error"] == "AgentError: it broke" and answer["rows"][3]["reward"] is None
         assert [(row["kind"], row["step"]) for row in answer["rows"][4:]] == [("exam", 1), ("run", None)]
         assert answer["rows"][5]["began_at"] is answer["rows"][5]["seconds"] is None
+
+
+async def test_branches_are_told_from_other_rollouts_of_their_step(tmp_path: Path) -> None:
+    """What was played back is a call of theirs, but not a sampled token. Their rewards count in the step's interval."""
+    await branched_run(tmp_path)
+    reader = await open_records(f"sqlite://{tmp_path / 'store.sqlite'}")
+    table = Table(reader)
+    rows = {row["id"]: row for row in (await asked(table))["rows"]}
+    kinds = {rollout_id: row["kind"] for rollout_id, row in rows.items()}
+    assert kinds == {TRUNK: "train", OTHER: "train", **dict.fromkeys([*AT_2, VOID_AT_3], "branch")}
+    assert {row["step"] for row in rows.values()} == {1}
+    told = [(rows[name]["calls"], rows[name]["tokens"]) for name in (TRUNK, *AT_2, VOID_AT_3)]
+    assert told == [(3, 3), (2, 1), (3, 2), (2, 0)]
+    await table.close()
+    await reader.close()
 
 
 async def test_an_answer_counts_all_that_match() -> None:

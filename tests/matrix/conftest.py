@@ -124,7 +124,7 @@ def run(program: Program, folder: Path) -> Ran:
     assert lines and lines[-1].startswith("{"), f"no report\n{done.stdout}\n{done.stderr}"
     return Ran(
         code=code,
-        printed={word: _after(f"{word} ", lines) for word in ("TOOL", "ANSWER")},
+        printed={word: after(f"{word} ", lines) for word in ("TOOL", "ANSWER")},
         report=json.loads(lines[-1]),
         lines=lines[:-1],
         folder=home,
@@ -135,7 +135,7 @@ def run(program: Program, folder: Path) -> Ran:
     )
 
 
-def _after(word: str, lines: list[str]) -> list[Any]:
+def after(word: str, lines: list[str]) -> list[Any]:
     return [json.loads(line.partition(word)[2]) for line in lines if word in line]
 
 

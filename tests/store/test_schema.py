@@ -1,16 +1,21 @@
 """Can a store of an older LightningRL be opened and used?"""
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lightningrl.errors import UserError
-from lightningrl.store.conformance import call, same
+from lightningrl.store.conformance import begin, call, rollout, same
+from lightningrl.store.postgres import PostgresStore
+from lightningrl.store.postgres_connection import PostgresConnection, address, plain
+from lightningrl.store.postgres_schema import MIGRATIONS as POSTGRES_MIGRATIONS
 from lightningrl.store.schema import MIGRATIONS
 from lightningrl.store.sqlite import SQLiteStore
-from lightningrl.types import Attempt, Call, Reward, Rollout, Sampling, Task, hash_token
+from lightningrl.types import Attempt, Branch, Call, Reward, Rollout, Sampling, Task, hash_token
+from tests.postgres import Postgres
 
 TOKEN = "lrl-abcdefghijklmnopqrstuvwxyz012345"
 """A token as in the first schema: 24 bytes."""
@@ -217,3 +222,46 @@ async def test_tokens_of_the_third_schema_are_hashed(tmp_path: Path) -> None:
         found = await store.attempt_by_token(token)
         assert found is not None and found[1].number == number
     await store.close()
+
+
+async def test_a_store_from_before_branches_takes_branches(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "s.db")
+    connection.executescript(" ".join(MIGRATIONS[:3]))
+    connection.create_function("hashed", 1, lambda token: token)
+    connection.executescript(" ".join(MIGRATIONS[3:6]) + "PRAGMA user_version = 6;")
+    connection.execute("INSERT INTO inputs VALUES (1, x'00', '{}')")
+    columns = "id, group_id, task_id, input_id, split, status, max_attempts, timeout_s, sampling"
+    connection.execute(
+        f"INSERT INTO rollouts ({columns}) VALUES ('old', 'g', 't', 1, 'train', 'queued', 1, 9.0, '{{}}')"
+    )
+    connection.commit()
+    connection.close()
+    store = await SQLiteStore.open(tmp_path / "s.db")
+    branch = Branch(attempt_id="old.1", call_id="old.1/0")
+    await store.enqueue([replace(rollout("new"), branch=branch)])
+    [(old, trunk), (new, attempt)] = await store.claim("w", limit=2, lease_s=60)
+    assert (old.branch, new.branch) == (None, branch)
+    await store.append(call(trunk, 0, [1], [2]), replace(call(attempt, 0, [1], [2]), replays="old.1/0"))
+    assert [c.replays for c in await store.calls([trunk.id, attempt.id])] == [None, "old.1/0"]
+    await store.close()
+
+
+async def test_a_store_in_postgresql_from_before_branches_is_migrated_when_it_is_opened(postgres: Postgres) -> None:
+    """A reader leaves it as it is, and says how it is migrated: it has no rights to do that."""
+    place = address(postgres.url().removeprefix("postgresql://"))
+    before = PostgresConnection(lambda: plain(place))
+    before.execute(f'BEGIN; CREATE SCHEMA "{place.schema}"; CREATE TABLE version (number bigint NOT NULL)')
+    before.execute(f"INSERT INTO version VALUES (1); {POSTGRES_MIGRATIONS[0]}; COMMIT")
+    before.close()
+    url = postgres.url(place.schema).removeprefix("postgresql://")
+    with pytest.raises(UserError, match="has schema `1`, this program reads `2`\nhint: continue its run once"):
+        await PostgresStore.read(url)
+    store = await PostgresStore.open(url)
+    await store.enqueue([replace(rollout("b"), branch=Branch(attempt_id="a.1", call_id=None))])
+    attempt = await begin(store, "b")
+    await store.append(replace(call(attempt, 0, [1], [2]), replays="a.1/0"))
+    await store.close()
+    reader = await PostgresStore.read(url)
+    assert [r.branch for r in await reader.rollouts()] == [Branch(attempt_id="a.1", call_id=None)]
+    assert [c.replays for c in await reader.calls([attempt.id])] == ["a.1/0"]
+    await reader.close()

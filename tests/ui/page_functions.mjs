@@ -1,7 +1,7 @@
 // Tests of the page's functions that need no browser. `test_page_functions.py` runs this file beside a copy of the page.
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { branchesOf, sharedLength } from "./page/parts/branching.js";
+import { branchesOf, placesOf, sharedLength } from "./page/parts/branching.js";
 import { branched } from "./page/parts/calltree.js";
 import { SCALES, toneOf, whyNothing } from "./page/parts/colours.js";
 import { decoded } from "./page/address.js";
@@ -12,7 +12,7 @@ import { marked, visible, written } from "./page/parts/plain.js";
 import { rangeOf } from "./page/parts/rewardbars.js";
 import { originsOf, piecesOf, tokenAt } from "./page/parts/sequence.js";
 
-const node = (id, parent, depth, members, reward) => ({ id, parent, depth, members, reward, answer: null });
+const node = (id, parent, depth, members, reward, siblings = []) => ({ id, parent, depth, members, reward, siblings, answer: null });
 
 /** A prompt of one-character tokens; `runs`: [[number of tokens, origin, call]]. */
 function promptOf(...runs) {
@@ -88,6 +88,17 @@ test("rollouts part where their answers differ, best first", () => {
 test("in a deep tree, calls in a row are one branch", () => {
   const chain = Array.from({ length: 6 }, (_, at) => node(`n${at}`, at ? `n${at - 1}` : null, at, ["1"], 1));
   assert.deepEqual(branchesOf(chain).map((branch) => branch.nodes.length), [6]);
+});
+
+test("a place with siblings begins a branch, also if all of them answered the same", () => {
+  const chain = Array.from({ length: 6 }, (_, at) => node(`n${at}`, at ? `n${at - 1}` : null, at, ["1", "2"], 1, at === 4 ? ["1", "2"] : []));
+  const [first] = branchesOf(chain);
+  assert.deepEqual([first.nodes.length, first.below.map((branch) => branch.nodes.length)], [4, [2]]);
+});
+
+test("branches of one place are told together", () => {
+  const found = placesOf([{ call: 2, rollout: "a" }, { call: 3, rollout: "b" }, { call: 2, rollout: "c" }]);
+  assert.deepEqual(found.map(({ call, branches }) => [call, branches.map(({ rollout }) => rollout)]), [[2, ["a", "c"]], [3, ["b"]]]);
 });
 
 test("what answers share ends with a word", () => {

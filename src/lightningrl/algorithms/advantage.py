@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from lightningrl.types import Doubles
+from lightningrl.types import Doubles, Ints
 
 EPS = 1e-6
 """Added to every standard deviation before division (verl's value; TRL adds 1e-4)."""
@@ -36,6 +36,10 @@ class Member:
     """[calls] baselines of the credit; None: the advantage computes its own."""
     lengths: Doubles
     """[calls] number of sampled tokens, trained or not: the selection must not change other calls' advantages."""
+    peers: Ints | None = None
+    """[calls] by the credit: calls with the same number above 0 are compared with each other, those with 0 with the
+    whole group. None: 0.
+    """
 
 
 Group: TypeAlias = Sequence[Member]
@@ -49,7 +53,8 @@ class Comparison:
     """[calls]"""
     shift: float = 0.0
     """Mean of the differences over the tokens of the batch, if the batch is centred."""
-    scale: float = 1.0
+    scale: float | Doubles = 1.0
+    """One for all calls, or [calls]."""
     silent: bool = False
     """There is nothing to compare: the advantages are exactly 0."""
 
@@ -68,7 +73,8 @@ def grpo(groups: Sequence[Group]) -> list[list[Doubles]]:
     arXiv 2402.03300, eq. 4.
 
     With one value per rollout `s` is the unbiased standard deviation of the group. Where the calls of a rollout differ,
-    their spread is part of `s`, so that rollouts with equal means cannot blow it up.
+    their spread is part of `s`, so that rollouts with equal means cannot blow it up. Calls that the credit compares
+    with their `peers` alone have an `s` of their own; that of the group counts in it as one more peer.
     """
     return _advantages(groups, _by_deviation(groups))
 
@@ -175,8 +181,25 @@ def _compared(group: Group, baseline: Doubles) -> list[Comparison]:
 def _normalised(group: Group, compared: Sequence[Comparison]) -> list[Comparison]:
     """The same, scaled by the deviation of the group."""
     centred = [member.values - one.baselines for member, one in zip(group, compared, strict=True)]
+    if any(member.peers is not None for member in group):
+        peers = [np.zeros(len(m.values), np.int32) if m.peers is None else m.peers for m in group]
+        return [replace(one, scale=s) for one, s in zip(compared, _of_peers(centred, peers), strict=True)]
     s = np.sqrt(sum(float(np.mean(d**2)) for d in centred) / max(len(group) - 1, 1))
     return [replace(one, scale=s + EPS) for one in compared]
+
+
+def _of_peers(centred: Sequence[Doubles], peers: Sequence[Ints]) -> list[Doubles]:
+    """For each member [calls] the deviation among its peers.
+
+    s²[0] = Σ_i mean_c d² / (G - 1) over calls of peers 0, s²[p] = (Σ_i mean_c d² + s²[0]) / G_p over those of p.
+    """
+    squares: dict[int, list[float]] = {0: []}
+    for d, of in zip(centred, peers, strict=True):
+        for p in np.unique(of).tolist():
+            squares.setdefault(p, []).append(float(np.mean(d[of == p] ** 2)))
+    whole = sum(squares[0]) / max(len(squares[0]) - 1, 1)
+    s = {p: np.sqrt((sum(own) + whole) / len(own) if p else whole) + EPS for p, own in squares.items()}
+    return [np.array([s[p] for p in of.tolist()], np.float64) for of in peers]
 
 
 def _whitened(groups: Sequence[Group], compared: Comparisons) -> Comparisons:

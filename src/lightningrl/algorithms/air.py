@@ -16,8 +16,8 @@ from typing import TypeAlias
 import numpy as np
 
 from lightningrl import plugins
-from lightningrl.algorithms.causal import consequences, distances
 from lightningrl.arguments import arguments_key
+from lightningrl.causal import consequences, distances
 from lightningrl.config import AirConfig
 from lightningrl.errors import GraderError
 from lightningrl.types import Doubles, Ints, Reward, Span, Trajectory, by_attempt

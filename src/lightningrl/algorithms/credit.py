@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightningrl.algorithms.causal import Bools, consequences, distances
+from lightningrl.causal import Bools, consequences, distances
 from lightningrl.errors import UserError
 from lightningrl.types import Doubles, Ints, Trajectory
 
@@ -35,6 +35,10 @@ class Credit:
     """[calls] expected value before each call; None: the advantage computes its own."""
     judged: Bools | None = None
     """[calls] False: the call's value is unknown, and it is not compared; None: all values are known."""
+    peers: Ints | None = None
+    """[calls] see `advantage.Member`."""
+    shares: Doubles | None = None
+    """[calls] weight of the call's tokens in the loss, relative to other calls; None: 1."""
 
 
 def uniform(group: Sequence[Trajectory]) -> list[Credit]:

@@ -63,7 +63,8 @@ def lessons_of(
     """
     credits = _credits(trajectories, algorithm, root=root)
     advantages = _advantages(trajectories, credits, algorithm, root=root)
-    weights = token_weights(trajectories, aggregation=algorithm.aggregation)
+    shares = [credit.shares for credit in credits]
+    weights = token_weights(trajectories, aggregation=algorithm.aggregation, shares=shares)
     made = [
         Lesson(
             rollout_id=trajectory.rollout_id,
@@ -101,7 +102,7 @@ def _accounts(seat: Seat, credit: Credit, compared: Comparison | None, *, rollou
             value=float(credit.values[c]),
             baseline=None if compared is None else float(compared.baselines[place]),
             shift=0.0 if compared is None else float(compared.shift),
-            scale=1.0 if compared is None else float(compared.scale),
+            scale=1.0 if compared is None else float(np.broadcast_to(compared.scale, len(seat.calls))[place]),
             silent=compared is not None and compared.silent,
             own=credit.baselines is not None,
             rollouts=rollouts,
@@ -196,6 +197,7 @@ def _member(trajectory: Trajectory, seat: Seat, credit: Credit) -> Member:
     return Member(
         values=credit.values[seat.calls],
         baselines=None if credit.baselines is None else credit.baselines[seat.calls],
+        peers=None if credit.peers is None else credit.peers[seat.calls],
         lengths=np.array([len(trajectory.transitions[c].completion_ids) for c in seat.calls], np.float64),
     )
 
@@ -227,11 +229,12 @@ def _metrics(trajectories: Sequence[Trajectory], made: Sequence[Lesson], *, by_r
 
 
 def _group_metrics(trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-    """Metrics of the groups. A group of one counts as equal."""
-    rewards = [[trajectories[i].reward for i in members] for members in groups(trajectories).values()]
+    """Metrics of the groups, without branches. A group of one counts as equal."""
+    trunks = [trajectory for trajectory in trajectories if trajectory.branch is None]
+    rewards = [[trunks[i].reward for i in members] for members in groups(trunks).values()]
     equal = sum(len(set(group)) == 1 for group in rewards)
     return {
-        "reward/mean": float(np.mean([t.reward for t in trajectories])) if trajectories else 0.0,
+        "reward/mean": float(np.mean([t.reward for t in trunks])) if trunks else 0.0,
         "reward/std_in_group": sum(float(np.std(group, ddof=1)) for group in rewards if len(group) > 1)
         / max(len(rewards), 1),
         "groups/count": float(len(rewards)),

@@ -104,4 +104,7 @@ class Answers:
 
 def _preference(message: Message) -> Callable[[Served], tuple[bool, bytes]]:
     """A sort key: first the answer that the client names, then the one with the smallest ids."""
-    return lambda served: (served.call_id != message.reply_id, served.completion().tobytes())
+    return lambda served: (
+        (served.answer.reply_id or served.call_id) != message.reply_id,
+        served.completion().tobytes(),
+    )

@@ -15,6 +15,11 @@ from lightningrl.cli.console import make_console, say
 from lightningrl.cli.extras import extra_of, install, require
 from lightningrl.cli.options import (
     AcceptDifferences,
+    Answer,
+    Answering,
+    At,
+    AttemptNumber,
+    Backend,
     CaFile,
     Calls,
     Checkpoint,
@@ -23,12 +28,14 @@ from lightningrl.cli.options import (
     Cpus,
     DryRun,
     Estimate,
+    Every,
     Gpu,
     Json,
     JsonEvents,
     KeyFile,
     Labels,
     Listen,
+    NoEngine,
     NoUi,
     On,
     Overrides,
@@ -38,6 +45,7 @@ from lightningrl.cli.options import (
     RecipeCopy,
     Resume,
     RunDir,
+    Samples,
     Shared,
     TokenColours,
 )
@@ -296,6 +304,14 @@ def run(
         list[str] | None,
         typer.Option("--route", help="Add a route, e.g. `model=checker,policy=frozen`; may be repeated."),
     ] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(
+            "--replay",
+            metavar="RUN",
+            help="Answer from the records of this run, offline. A request that it lacks is refused, and exits with 1.",
+        ),
+    ] = None,
     run_dir: RunDir = None,
     as_json: Json = False,
 ) -> None:
@@ -310,12 +326,13 @@ def run(
         overrides=overrides or [],
         routes=route or [],
         run_dir=run_dir,
+        replay=replay,
     )
     captured = run_command(command, options)
     show(captured, make_console(stderr=True))
     if as_json:
         typer.echo(f"\n{captured.as_json()}")  # a line of its own, even if the command printed no newline
-    raise typer.Exit(captured.exit_code)
+    raise typer.Exit(captured.ended_with)
 
 
 @app.command()
@@ -384,6 +401,58 @@ def show(
 
 
 @app.command()
+def replay(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or its store.sqlite.")],
+    rollout: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="ROLLOUT KEY=VALUE",
+            help="Id of a rollout, or the beginning of it; and settings of the run to override.",
+        ),
+    ] = None,
+    at: At = None,
+    answer: Answer = None,
+    samples: Samples = None,
+    checkpoint: Answering = None,
+    no_engine: NoEngine = False,
+    attempt: AttemptNumber = None,
+    every: Every = False,
+    split: Annotated[str | None, typer.Option("--split", help="With `--all`: only this split, e.g. `heldout`.")] = None,
+    step: Annotated[int | None, typer.Option("--step", min=1, help="With `--all`: only this training step.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="With `--all`: only the latest N.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a recorded agent again on its recorded answers: does it go the same way? What if one answer were another?"""
+    from lightningrl.cli import replay as replays
+
+    given = rollout or []
+    names = [text for text in given if "=" not in text]
+    if len(names) > 1:
+        raise UserError(f"`{names[1]}` is no setting", hint="give one rollout, and settings as `KEY=VALUE`")
+    options = replays.ReplayOptions(
+        run_dir=run_dir,
+        rollout=names[0] if names else None,
+        overrides=[text for text in given if "=" in text],
+        attempt=attempt,
+        at=at,
+        answer=answer,
+        samples=samples,
+        checkpoint=checkpoint,
+        no_engine=no_engine,
+        every=every,
+        split=split,
+        step=step,
+        limit=limit,
+    )
+    console = make_console(stderr=as_json)
+    result = replays.replay_command(options, console=console)
+    replays.show(result, console)
+    if as_json:
+        typer.echo(replays.as_json(result))
+    raise typer.Exit(replays.exit_code(result))
+
+
+@app.command()
 def health(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run.")], as_json: Json = False
 ) -> None:
@@ -431,17 +500,20 @@ def ui(
 @app.command()
 def doctor(
     recipe: Annotated[
-        Path | None,
-        typer.Argument(metavar="[RECIPE]", help="A recipe.toml, to look for vLLM where its `engine.python` says."),
+        str | None,
+        typer.Argument(metavar="[RECIPE]", help="A recipe.toml, for its `engine.python`, its service and its models."),
     ] = None,
+    overrides: Overrides = None,
+    backend: Backend = None,
     as_json: Json = False,
 ) -> None:
-    """Check that this machine has everything that a run needs, and say which models it can train."""
-    from lightningrl.cli.doctor import checks, show
+    """Check that this machine, or a service in its place, has everything that a run needs."""
+    from lightningrl.cli.doctor import checks, examined, show
 
     console = make_console(stderr=as_json)
+    config = examined(recipe, overrides or [], backend=backend)
     with console.status("looking at this machine"):
-        found = list(checks(load_config(recipe, []) if recipe else None))
+        found = list(checks(config))
     show(found, console)
     if as_json:
         typer.echo(json.dumps([asdict(check) for check in found]))

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lightningrl.cli.console import say
-from lightningrl.estimate import Estimate
+from lightningrl.estimate import Estimate, HostedEstimate
 from lightningrl.estimate.cards import GIB
 from lightningrl.estimate.parts import Part, total
 
@@ -17,8 +17,11 @@ WIDTH = 60
 """Columns of the bar."""
 
 
-def show(found: Estimate, console: Console) -> None:
+def show(found: Estimate | HostedEstimate, console: Console) -> None:
     """Print the estimate."""
+    if isinstance(found, HostedEstimate):
+        _hosted(found, console)
+        return
     console.print()
     _headline(found, console)
     for phase in found.memory.phases:
@@ -34,6 +37,36 @@ def show(found: Estimate, console: Console) -> None:
         else "not measured on this card"
     )
     say(console, (f"\nAn estimate, {measured}. Tokens: {found.work.source}. Assumed:", "dim"))
+    for assumption in found.assumptions:
+        say(console, (f"  · {assumption}", "dim"))
+
+
+def _hosted(found: HostedEstimate, console: Console) -> None:
+    """Tokens of each kind, of a step and of the run, and what they cost."""
+    say(console, ("\n" + found.name, "bold"), f" at a service: {found.model}")
+    work = found.work
+    calls = f"{work.calls:.3g} calls × {work.prompt_tokens:,.0f} tokens read + {work.completion_tokens:,.0f} sampled"
+    say(console, (f"{found.rollouts:,} rollouts a step, {found.steps:,} steps; a rollout: {calls}", "dim"))
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("tokens", "a step", "evaluations", "the run", "$ a million", "$ the run"):
+        table.add_column(column, justify="left" if column == "tokens" else "right")
+    for kind, note in (("prefill", "prompts"), ("sample", "sampled"), ("train", "trained")):
+        price = found.prices.get(kind)
+        cost = ("–", "–") if price is None else (f"{price:g}", f"{found.tokens[kind] * price / 1e6:,.2f}")
+        counts = (found.step_tokens[kind], found.exam_tokens[kind], found.tokens[kind])
+        table.add_row(f"{kind} ({note})", *map(amount, counts), *cost)
+    console.print(table)
+    if found.usd is None:
+        say(console, ("hint: ", "yellow"), "set `service.prices` from the service's price page to see what it costs")
+    else:
+        say(
+            console,
+            ("The run ", "bold"),
+            "costs about ",
+            (f"${found.usd:,.2f}", "bold"),
+            f", a step ${found.step_usd:,.4f}",
+        )
+    say(console, (f"\nAn estimate, not the service's bill. Tokens: {work.source}. Assumed:", "dim"))
     for assumption in found.assumptions:
         say(console, (f"  · {assumption}", "dim"))
 

@@ -80,6 +80,9 @@ class CurveWatcher:
     def doing(self, what: str, done: int = 0, total: int = 0) -> None:
         pass
 
+    def voided(self, step: int, why: str) -> None:
+        pass
+
     def stepped(self, step: int, metrics: dict[str, float]) -> None:
         self._draw_if_due()
 

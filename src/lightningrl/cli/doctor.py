@@ -6,38 +6,35 @@ import socket
 import sqlite3
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lightningrl.cli.check import Check
 from lightningrl.cli.console import say
 from lightningrl.cli.extras import install, packages, version_of
+from lightningrl.cli.hosted_checks import recipe_check, service_checks
 from lightningrl.config import Config
 from lightningrl.engine.vllm_package import CPU_PACKAGE, TESTED, installed, is_tested
 from lightningrl.errors import UserError
+from lightningrl.recipe import load_config, make_config
 from lightningrl.runner import isolation
 
 MIN_FREE_BYTES = 1 << 30
 GIB = 1 << 30
+NO_RECIPE: dict[str, Any] = {"name": "doctor", "agent": {"entry": "agent:run"}, "model": {"path": "", "lora_rank": 16}}
+"""Settings that a recipe must have, which names no model."""
 MARKS = {True: ("✓", "green"), False: ("✗", "red"), None: ("–", "dim")}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """The result of one check."""
-
-    name: str
-    ok: bool | None
-    """None: missing or unknown, but optional."""
-    found: str
-    hint: str = ""
-    """What to do about it; empty if nothing."""
-
-
 def checks(config: Config | None = None) -> Iterator[Check]:
-    """Run all checks. They change nothing. `config`: a recipe that may name another Python for vLLM."""
+    """Run all checks. They change nothing. `config`: a recipe that may name another Python for vLLM, or a service that
+    computes in place of this machine.
+    """
     ok = sys.version_info >= (3, 11)
     yield Check(name="python", ok=ok, found=sys.version.split()[0], hint="" if ok else "install Python 3.11 or newer")
     yield from (_package(name, extra="train") for name in packages("train"))
@@ -55,10 +52,27 @@ def checks(config: Config | None = None) -> Iterator[Check]:
     yield Check(name="sqlite", ok=ok, found=sqlite3.sqlite_version, hint="" if ok else "install SQLite 3.24 or newer")
     yield _loopback()
     yield sandbox_check()
+    if config is not None and config.backend == "tinker":
+        if config.agent.reward:  # only a recipe has one
+            yield recipe_check(config)
+        yield from service_checks(config)
+        return
     yield _gpu()
     yield vllm_check(config.vllm_python if config else "", has_gpu=_sees_gpu())
     yield _fits()
     yield from (_package(name, extra="recipes", wanted_by="lightningrl demo") for name in packages("recipes"))
+
+
+def examined(recipe: str | None, overrides: Sequence[str], *, backend: str | None) -> Config | None:
+    """The settings to check. `recipe` may hold an override, if there is no recipe. None: only this machine."""
+    given = list(overrides)
+    if recipe is not None and "=" in recipe and not Path(recipe).exists():
+        recipe, given = None, [recipe, *given]
+    if backend is not None:
+        given.append(f"backend={backend}")
+    if recipe is not None:
+        return load_config(Path(recipe), given)
+    return make_config(deepcopy(NO_RECIPE), given, folder=Path.cwd(), where="the command line") if given else None
 
 
 def show(found: Sequence[Check], console: Console) -> None:

@@ -21,7 +21,7 @@ from lightningrl.cli.stop import run
 from lightningrl.config import Config
 from lightningrl.engines import model_paths
 from lightningrl.errors import LightningError, UserError, meant
-from lightningrl.estimate import Estimate, check_memory, estimate
+from lightningrl.estimate import Estimate, HostedEstimate, check_memory, estimate, estimate_hosted
 from lightningrl.estimate.cards import CARDS, Card
 from lightningrl.estimate.layout import gpus_named
 from lightningrl.estimate.machine import this_machine
@@ -52,18 +52,29 @@ class Wishes:
     """Arguments of `assumed`; empty: count tokens."""
 
 
-def estimate_recipe(config: Config, wishes: Wishes, *, console: Console) -> Estimate:
+def estimate_recipe(config: Config, wishes: Wishes, *, console: Console) -> Estimate | HostedEstimate:
     """The estimate of a recipe. Raises `UserError` for an unknown card, or a model whose configuration is missing."""
+    if config.backend == "tinker":
+        return _at_service(config, wishes)
     sizes = sizes_of_all(model_paths(config).values(), root=config.root)
     card = _card(config, wishes.gpu)
     work = _workload(config, sizes, wishes, console=console)
     return estimate(config, sizes, card, work=work, per_hour=wishes.per_hour)
 
 
-def as_json(found: Estimate) -> dict[str, Any]:
+def as_json(found: Estimate | HostedEstimate) -> dict[str, Any]:
     """The estimate with what follows from it."""
-    derived = {name: getattr(found, name) for name in ("needed_bytes", "fits", "hours", "price")}
+    local, hosted = ("needed_bytes", "fits", "hours", "price"), ("tokens", "step_usd", "usd")
+    derived = {name: getattr(found, name) for name in (local if isinstance(found, Estimate) else hosted)}
     return {**asdict(found), **derived}
+
+
+def _at_service(config: Config, wishes: Wishes) -> HostedEstimate:
+    if wishes.gpu is not None or wishes.per_hour is not None:
+        hint = "leave out `--gpu` and `--per-hour`, and set `service.prices` for the cost"
+        raise UserError("a service bills tokens, not hours of a GPU", hint=hint)
+    known = _known_workload(config, wishes)
+    return estimate_hosted(config, work=known or assumed(source="assumed, as a trial would cost money"))
 
 
 def _card(config: Config, gpu: str | None) -> Card:
@@ -81,11 +92,9 @@ def _card(config: Config, gpu: str | None) -> Card:
 
 
 def _workload(config: Config, sizes: dict[str, Sizes], wishes: Wishes, *, console: Console) -> Workload:
-    folder = _earlier_run(config, wishes.run_dir)
-    if wishes.tokens:
-        return assumed(**wishes.tokens, source="your options")
-    if folder is not None and (found := asyncio.run(_of_run(config, folder))) is not None:
-        return found
+    known = _known_workload(config, wishes)
+    if known is not None:
+        return known
     missing = _no_engine(config, sizes)
     if missing:
         reason = "this machine has no engine for a trial" if wishes.gpu else missing  # another device is asked about
@@ -95,6 +104,14 @@ def _workload(config: Config, sizes: dict[str, Sizes], wishes: Wishes, *, consol
     except LightningError as error:
         say(console, ("warning: ", "bold yellow"), f"the trial rollouts failed: {error.message.splitlines()[0]}")
         return assumed(source="assumed, as the trial rollouts failed")
+
+
+def _known_workload(config: Config, wishes: Wishes) -> Workload | None:
+    """From options or an earlier run; None: there are neither."""
+    folder = _earlier_run(config, wishes.run_dir)
+    if wishes.tokens:
+        return assumed(**wishes.tokens, source="your options")
+    return None if folder is None else asyncio.run(_of_run(config, folder))
 
 
 def _earlier_run(config: Config, run_dir: Path | None) -> Path | None:
@@ -164,6 +181,9 @@ class _Quiet:
 
     def doing(self, what: str, done: int = 0, total: int = 0) -> None:
         self._progress.doing(what, done, total)
+
+    def voided(self, step: int, why: str) -> None:
+        pass
 
     def stepped(self, step: int, metrics: dict[str, float]) -> None:
         pass

@@ -192,7 +192,7 @@ def _with_weights(config: Config, given: Path) -> Config:
 
 def _model(folder: Path) -> dict[str, Any]:
     """Settings of `[model]` for a model folder. No new adapter is added; one in the folder is loaded."""
-    if not any((folder / name).exists() for name in ("config.json", "adapter_config.json")):
+    if not any((folder / name).exists() for name in ("config.json", "adapter_config.json", "hosted.json")):
         hint = "give a model folder (with a config.json), the folder of a finished run, or the URL of a server"
         raise UserError(f"no model at `{folder}`", hint=hint)
     return {"path": str(folder.resolve()), "lora_rank": 0}

@@ -124,6 +124,9 @@ class Journal:
     def doing(self, what: str, done: int = 0, total: int = 0) -> None:
         pass
 
+    def voided(self, step: int, why: str) -> None:
+        self._write({"kind": "void", "step": step, "why": why})
+
     def stepped(self, step: int, metrics: dict[str, float]) -> None:
         self._write({"kind": "step", "step": step, **metrics})
 

@@ -11,21 +11,29 @@ from rich.table import Table
 from lightningrl.cli.console import advise, say
 from lightningrl.config import Config
 from lightningrl.health import RECENT, Health
-from lightningrl.look.checkup import Checkup, steps_of
+from lightningrl.look.checkup import Checkup, example_of, steps_of
 from lightningrl.progress import Exam
 
 
 class HealthWatcher:
-    """A watcher that prints new warnings. `before`: rows of `metrics.jsonl` from before a resume."""
+    """A watcher that prints new warnings, and the first example of a void branch. `before`: rows of `metrics.jsonl`
+    from before a resume.
+    """
 
     def __init__(self, console: Console, config: Config, *, before: Sequence[Mapping[str, Any]] = ()) -> None:
         self._console = console
         self._health = Health(config.learners())
         for row in steps_of(before):
             self._health.stepped(row)
+        self._example = example_of(before)
 
     def doing(self, what: str, done: int = 0, total: int = 0) -> None:
         pass
+
+    def voided(self, step: int, why: str) -> None:
+        if self._example is None:
+            self._example = why
+            advise(self._console, f"step {step + 1}: void branch", "yellow", why)
 
     def stepped(self, step: int, metrics: dict[str, float]) -> None:
         for warning in self._health.stepped(metrics):
@@ -51,6 +59,8 @@ def show(found: Checkup, console: Console) -> None:
         console.print(table)
     for warning in found.warnings:
         advise(console, "warning", "bold yellow", warning.text)
+    if found.void:
+        advise(console, "a void branch", "yellow", found.void)
     for note in found.notes:
         advise(console, "note", "bold green", note.text)
     if not found.conclusive:

@@ -70,6 +70,7 @@ class Progress:
         self._step_times: list[float] = []
         self._train = {row["step"]: row["reward/mean"] for row in before if row["kind"] == "step"}
         self._heldout = {row["step"]: row["reward/mean"] for row in before if row.get("mode") == "sampled"}
+        self._usd = sum(row.get("service/usd", 0.0) for row in before)
         self._latest: dict[str, float] = {}  # exam mode → reward
         self._metrics: dict[str, float] = {}
         self._doing = ("starting", 0, 0)
@@ -123,14 +124,25 @@ class Progress:
         if self._live and fresh:
             self._live.refresh()  # the next activity may block this thread
 
+    def voided(self, step: int, why: str) -> None:
+        pass
+
     def stepped(self, step: int, metrics: dict[str, float]) -> None:
         self._train[step] = metrics["reward/mean"]
         self._metrics = metrics
+        self._usd += metrics.get("service/usd", 0.0)
         self._step_times.append(metrics["time/collect_s"] + metrics["time/learn_s"])
         if not self._live:
             reward = f"train reward {metrics['reward/mean']:.3f}  {self._tokens_per_s():>6,.0f} tokens/s"
             clocks = f"elapsed {self._elapsed()}  left {self._left()}"
-            facts = [f"step {step + 1:>3}/{self._steps}", reward, *_proof(metrics), clocks]
+            facts = [
+                f"step {step + 1:>3}/{self._steps}",
+                reward,
+                *_branches(metrics),
+                *_proof(metrics),
+                *self._cost(),
+                clocks,
+            ]
             say(self._console, "  ".join(facts))
 
     def examined(self, exam: Exam) -> None:
@@ -151,6 +163,10 @@ class Progress:
         """Estimate from the median of the last ten steps, without exams."""
         recent = sorted(self._step_times[-10:])
         return clock(recent[len(recent) // 2] * ((self._steps or 0) - len(self._train)))
+
+    def _cost(self) -> list[str]:
+        """`$0.0312`: what a service has cost so far; nothing if its prices are not known."""
+        return [f"${self._usd:,.4f}"] if "service/usd" in self._metrics else []
 
     def _frame(self) -> Group:
         """The panel and an empty line, on which the terminal echoes Ctrl-C without breaking the panel."""
@@ -199,8 +215,16 @@ class Progress:
             facts.append(f"{self._metrics.get('calls/per_rollout', 0):.1f} calls per rollout")
         if "policy/entropy" in self._metrics:  # with several policies, the key has a prefix
             facts.append(f"entropy {self._metrics['policy/entropy']:.2f}")
-        facts += _proof(self._metrics)
+        facts += [*_branches(self._metrics), *_proof(self._metrics), *self._cost()]
         return " · ".join(facts)
+
+
+def _branches(metrics: Mapping[str, float]) -> list[str]:
+    """`24 branches, 3 void`; nothing in a step without branches."""
+    if "forks/branches" not in metrics:
+        return []
+    branches, void = int(metrics["forks/branches"]), int(metrics["forks/void"])
+    return [f"{branches} branch{'' if branches == 1 else 'es'}" + (f", {void} void" if void else "")]
 
 
 def _proof(metrics: Mapping[str, float]) -> list[str]:

@@ -16,6 +16,12 @@ Json = Annotated[
     ),
 ]
 RunDir = Annotated[Path | None, typer.Option("--run-dir", help="The run's folder. Default: a new one under `runs/`.")]
+Backend = Annotated[
+    Literal["local", "tinker"] | None,
+    typer.Option(
+        "--backend", help="`tinker`: check a service that speaks the Tinker API. Default: `backend` of the recipe."
+    ),
+]
 Checkpoint = Annotated[
     str | None,
     typer.Option(
@@ -106,4 +112,35 @@ Shared = Annotated[
     typer.Option(
         "--shared", metavar="", help="With `--on ray`: do not copy the recipe; its folder has this path on every node."
     ),
+]
+At = Annotated[
+    int | None,
+    typer.Option("--at", min=1, help="Number of the call that is answered otherwise, as `lightningrl show` counts."),
+]
+Answer = Annotated[
+    str | None,
+    typer.Option("--answer", help="With `--at`: the answer, a text or JSON with `content` and `tool_calls`."),
+]
+Samples = Annotated[
+    int | None, typer.Option("--samples", min=1, help="With `--at`: sample the answer N times, and what follows it.")
+]
+Answering = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint",
+        help="With `--at`: a model folder or a run's folder, for fresh answers. Default: the weights that answered.",
+    ),
+]
+NoEngine = Annotated[
+    bool,
+    typer.Option(
+        "--no-engine", metavar="", help="With `--answer`: load no weights; stop at the next call that is not recorded."
+    ),
+]
+AttemptNumber = Annotated[
+    int | None,
+    typer.Option("--attempt", min=1, help="Replay this attempt of the rollout. Default: the accepted one."),
+]
+Every = Annotated[
+    bool, typer.Option("--all", metavar="", help="Replay all rollouts that succeeded; exit code 1 if any parts.")
 ]

@@ -16,6 +16,7 @@ from rich.console import Console
 from lightningrl import plugins
 from lightningrl.algorithms.options import discount_of
 from lightningrl.cli.console import say
+from lightningrl.cli.hosted_checks import check_service
 from lightningrl.config import Config
 from lightningrl.data.tasks import asked, derived_seed, in_both_splits, load_tasks
 from lightningrl.engine.vllm_flags import check_flags
@@ -77,8 +78,12 @@ def _naming(key: str) -> Iterator[None]:
 def check_servers(config: Config) -> None:
     """Raises `UserError` for the first server in `engine.urls` that takes no connection, if the run is to start its own
     vLLM and none is installed, or if the servers cannot answer for all policies. The embedded engine has no server.
+    A hosted backend has one service: see `hosted_checks`.
     """
     if config.engine.name == "embedded":
+        return
+    if config.backend == "tinker":
+        check_service(config)
         return
     check_served(config)
     if config.engine.owns_vllm:
@@ -99,7 +104,9 @@ def check_servers(config: Config) -> None:
 
 
 def check_device(config: Config) -> None:
-    """Raises `UserError` if a policy asks for a GPU that this machine lacks."""
+    """Raises `UserError` if a policy asks for a GPU that this machine lacks. A hosted backend needs none."""
+    if config.backend == "tinker":
+        return
     gpus = {learner.trainer.device for learner in config.learners().values()} - {"auto", "cpu"}
     if gpus:
         from lightningrl.models.devices import device_of  # loads torch
@@ -110,8 +117,10 @@ def check_device(config: Config) -> None:
 
 def check_memory_of(config: Config, *, training: bool = True) -> None:
     """Raises `UserError` for a recipe that this machine's memory cannot train, or not even hold if there is no
-    `training`. Loads torch, but no weights.
+    `training`. Loads torch, but no weights. With a hosted backend, no model is on this machine.
     """
+    if config.backend == "tinker":
+        return
     from lightningrl.estimate import check_memory
     from lightningrl.estimate.answering import check_held
     from lightningrl.estimate.machine import this_machine

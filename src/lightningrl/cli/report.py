@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from rich.console import Console, Group
@@ -49,13 +49,24 @@ class Result:
     """CPU seconds of this command by part: agents, gateway, engine, training, rest (`lightningrl.cpu`). Empty if the
     system does not report them.
     """
+    service: Mapping[str, float]
+    """What a service has processed in the whole run, by our count: tokens of kind `prefill`, `sample` and `train`, and
+    `usd` if their prices are known. Empty: this machine computed.
+    """
     steps: int
     rollouts: int
     run_dir: str
 
 
 def result_of(
-    summary: Summary, verdict: Verdict, *, seconds: float, cpu_s: Mapping[str, float], steps: int, run_dir: str
+    summary: Summary,
+    verdict: Verdict,
+    *,
+    seconds: float,
+    cpu_s: Mapping[str, float],
+    service: Mapping[str, float],
+    steps: int,
+    run_dir: str,
 ) -> Result:
     return Result(
         heldout_before=summary.before["sampled"].mean,
@@ -69,6 +80,7 @@ def result_of(
         heldout_failed=sum(exam.failed for exams in (summary.before, summary.after) for exam in exams.values()),
         seconds=round(seconds, 1),
         cpu_s={part: round(spent, 1) for part, spent in cpu_s.items()},
+        service=service,
         steps=steps,
         rollouts=summary.rollouts,
         run_dir=run_dir,
@@ -79,6 +91,22 @@ def cpu_spent(result: Result) -> str:
     """`CPU: agents 31 s, engine 12 s, …`, largest first."""
     parts = sorted(result.cpu_s.items(), key=lambda part: -part[1])
     return "CPU: " + ", ".join(f"{part} {spent:.0f} s" for part, spent in parts)
+
+
+def at_service(rows: Iterable[Mapping[str, Any]], last: Mapping[str, float]) -> dict[str, float]:
+    """Sums over the rows of a run's metrics and `last`, what came after them: kind → tokens, and `usd`."""
+    names = [name for name in last if name.startswith("service/")]
+    parts = [*rows, last]
+    sums = {name.removeprefix("service/"): sum(part.get(name, 0.0) for part in parts) for name in names}
+    return {name: round(amount, 6) for name, amount in sums.items()}
+
+
+def service_spent(result: Result) -> str:
+    """`at the service: 1,204,000 tokens of prompts, 90,100 sampled, 310,000 trained; $0.5200, by our count`"""
+    spent = result.service
+    tokens = f"{spent['prefill']:,.0f} tokens of prompts, {spent['sample']:,.0f} sampled, {spent['train']:,.0f} trained"
+    price = f"; ${spent['usd']:,.4f}" if "usd" in spent else ""
+    return f"at the service: {tokens}{price}, by our count"
 
 
 def before_after(summary: Summary) -> Table:

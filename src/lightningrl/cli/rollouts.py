@@ -165,6 +165,8 @@ def _shares_table(census: Census) -> Table:
     table.show_header = False
     reused = f"{census.reused_tokens:,} reused ({census.reused_tokens / max(census.prompt_tokens, 1):.0%})"
     table.add_row("sampled", f"{census.sampled_tokens:,} tokens")
+    if census.replayed:
+        table.add_row("played back", f"{census.replayed:,} calls of branches, without a token sampled")
     table.add_row("read", f"{census.prompt_tokens:,} tokens · {census.new_tokens:,} new, {reused}")
     for title, counts in (("agents", census.agents), ("dialects", census.dialects), ("policies", census.policies)):
         if counts:

@@ -10,10 +10,12 @@ from typing import Literal, TypeAlias
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.rule import Rule
+from rich.styled import Styled
 from rich.table import Table
 from rich.text import Text
 
 from lightningrl.look import RolloutView, look_at, opened
+from lightningrl.look.branches import branched_words
 from lightningrl.look.call import CallView
 from lightningrl.look.census import UNEXPLAINED
 from lightningrl.messages import Message
@@ -60,6 +62,8 @@ def _head(view: RolloutView) -> Group:
     facts.add_column(overflow="fold")
     facts.add_row("task", Text(f"{rollout.task.id} ({rollout.task.split})"))
     facts.add_row("group", _group(view))
+    for name, words in _branching(view):
+        facts.add_row(name, words)
     facts.add_row("taught", _taught(view))
     facts.add_row("input", Text(json.dumps(dict(rollout.task.input), ensure_ascii=False)))
     return Group(title, facts)
@@ -77,12 +81,32 @@ def _group(view: RolloutView) -> Text:
     """All rewards of the group; that of this rollout is marked."""
     if len(view.group) == 1:
         return Text("only this rollout, so there is nothing to compare")
-    text = Text(f"{len(view.group)} rollouts, mean {view.group_mean:.3g}: " if view.group_mean is not None else "")
+    branches = sum(sibling.trunk is not None for sibling in view.siblings)
+    parts = [f"{len(view.group) - branches} rollouts", *([f"{branches} branches"] if branches else [])]
+    mean = "mean without branches" if branches else "mean"
+    text = Text(f"{' and '.join(parts)}, {mean} {view.group_mean:.3g}: " if view.group_mean is not None else "")
     for place, (name, reward) in enumerate(view.group.items()):
         shown = "failed" if reward is None else f"{reward:.3g}"
         text.append(", " if place else "")
         text.append(f"▸{shown}◂" if name == view.rollout.id else shown, style="bold" if name == view.rollout.id else "")
     return text
+
+
+def _branching(view: RolloutView) -> Iterator[tuple[str, Text]]:
+    """What the rollout repeats, how its siblings did, and where it was branched itself."""
+    if (branch := view.branch) is not None:
+        yield "branch", Text(branch.words)
+        if branch.answers:
+            text = Text("")
+            for place, answer in enumerate(branch.answers):
+                own = answer.rollout == view.rollout.id
+                shown = answer.status if answer.reward is None else f"{answer.reward:.3g}"
+                text.append(", " if place else "").append(f"▸{shown}◂" if own else shown, style="bold" if own else "")
+            yield "siblings", text
+        if branch.void is not None:
+            yield "void", Text(branch.void, style="red")
+    for words in branched_words(view.branches):
+        yield "branches", Text(words)
 
 
 def _taught(view: RolloutView) -> Text:
@@ -105,17 +129,18 @@ def _taught(view: RolloutView) -> Text:
 
 
 def _call(view: CallView, *, tokens: Tokens, full: bool) -> Group:
-    return Group(Text(), _call_rule(view), *_turns(view, tokens=tokens, full=full))
+    turns = Group(*_turns(view, tokens=tokens, full=full))
+    return Group(Text(), _call_rule(view), turns if view.played is None else Styled(turns, "dim"))
 
 
 def _call_rule(view: CallView) -> Group:
     call = view.call
-    facts = [f"{len(call.completion_ids)} tokens", f"{call.ended_at - call.started_at:.2f} s"]
+    facts = [f"{view.sampled_tokens} tokens", f"{call.ended_at - call.started_at:.2f} s"]
     if call.finish_reason not in ("stop", "tool_calls"):
         facts.append("cut off at the token limit" if call.finish_reason == "length" else call.finish_reason)
     if view.advantage is not None and view.left_out is None:
         facts.append(f"advantage {view.advantage:+.3g}")
-    if view.left_out is not None:
+    if view.left_out is not None and view.played is None:
         facts.append(f"not trained: {view.left_out}")
     title = Text.assemble((f"call {view.number}", "bold"), f" {call.agent}" if call.agent else "", style="magenta")
     return Group(
@@ -252,6 +277,8 @@ def _print_next(console: Console, view: RolloutView, *, run_dir: Path, tokens: T
     others = [(reward, name) for name, reward in view.group.items() if reward is not None and name != view.rollout.id]
     best, name = max(others, default=(-math.inf, ""))
     rows = [("best of its group", f"lightningrl show {run_dir} {name}")] if best > (view.reward or 0) else []
+    if view.branch is not None and view.branch.rollout is not None:
+        rows.append(("its trunk", f"lightningrl show {run_dir} {view.branch.rollout}"))
     if tokens == "none" and any(call.pieces for call in view.calls):
         rows.append(("token probabilities", f"lightningrl show {run_dir} {view.rollout.id} --tokens logprob"))
     if any(reward is not None for reward in view.group.values()):

@@ -14,10 +14,20 @@ from lightningrl.cli.console import advise, say
 from lightningrl.cli.curve import CurveWatcher, draw_curve
 from lightningrl.cli.folder import Journal, RunFolder
 from lightningrl.cli.health import HealthWatcher
+from lightningrl.cli.hosted_checks import check_learnable
 from lightningrl.cli.live import Progress
 from lightningrl.cli.page import offered
 from lightningrl.cli.ready import check_device, check_memory_of, check_servers, check_tasks
-from lightningrl.cli.report import Result, before_after, cpu_spent, next_steps, result_of, then_and_now
+from lightningrl.cli.report import (
+    Result,
+    at_service,
+    before_after,
+    cpu_spent,
+    next_steps,
+    result_of,
+    service_spent,
+    then_and_now,
+)
 from lightningrl.cli.stop import Interrupted, run
 from lightningrl.config import Config
 from lightningrl.errors import Stopped
@@ -37,6 +47,10 @@ class Watchers:
         for watcher in self._watchers:
             watcher.doing(what, done, total)
 
+    def voided(self, step: int, why: str) -> None:
+        for watcher in self._watchers:
+            watcher.voided(step, why)
+
     def stepped(self, step: int, metrics: dict[str, float]) -> None:
         for watcher in self._watchers:
             watcher.stepped(step, metrics)
@@ -51,6 +65,8 @@ def train(config: Config, folder: RunFolder, *, console: Console, ui: bool = Fal
 
     `ui`: offer the page of the run meanwhile.
     """
+    if config.backend == "tinker":
+        check_learnable(config)
     check_device(config)
     check_servers(config)
     loggers = make_loggers(config)
@@ -103,13 +119,23 @@ async def _trained(config: Config, folder: RunFolder, *, console: Console) -> Re
     loop.cpu.lap("rest")
     seconds = time.monotonic() - began
     found = verdict.judge(summary, steps_of(rows), config)
-    result = result_of(summary, found, seconds=seconds, cpu_s=loop.cpu.seconds, steps=steps, run_dir=str(folder.path))
+    result = result_of(
+        summary,
+        found,
+        seconds=seconds,
+        cpu_s=loop.cpu.seconds,
+        service=at_service(rows, loop.service_metrics()),
+        steps=steps,
+        run_dir=str(folder.path),
+    )
     health.show(checkup(rows, config), console)
     console.print(before_after(summary))
     if example:
         console.print(example)
     verdict.show(found, summary, console)
     say(console, f"{result.steps} steps, {result.rollouts:,} rollouts, {result.seconds:.0f} s")
+    if result.service:
+        say(console, service_spent(result))
     if result.cpu_s:
         say(console, cpu_spent(result))
     write_cards(folder.model, config, result)

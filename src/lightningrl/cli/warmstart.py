@@ -87,6 +87,9 @@ class Narrator:
     def doing(self, what: str, done: int = 0, total: int = 0) -> None:
         self.now(f"running the agent: {done} of {total} rollouts" if total else what)
 
+    def voided(self, step: int, why: str) -> None:
+        """Never called: nothing branches here."""
+
     def stepped(self, step: int, metrics: dict[str, float]) -> None:
         """Never called: nothing learns from reward here."""
 

@@ -130,6 +130,21 @@ def unweighted(transition: Transition, *, rollout_id: str = "", group_id: str = 
     )
 
 
+def one_call(prompt_ids: Ints, completion_ids: Ints) -> Forest:
+    """A forest of one call without weight, for `Trainer.evaluate`."""
+    call = Transition(
+        call_id="",
+        parent_call_id=None,
+        agent="",
+        policy_version=0,
+        prompt_ids=prompt_ids,
+        completion_ids=completion_ids,
+        logprobs=np.zeros(len(completion_ids), np.float32),
+        reward=None,
+    )
+    return build_forest([unweighted(call)], whole=True)
+
+
 def next_token(context: Ints, token_id: int, *, call_id: str, rollout_id: str) -> Lesson:
     """A lesson without weights that asks how likely `token_id` is after `context`."""
     call = Transition(

@@ -13,10 +13,16 @@ import numpy as np
 from lightningrl.errors import GraderError
 from lightningrl.types import FINAL, Call, Reward, Rollout, Trajectory, Transition, by_attempt
 
+REPLAYED = "replayed"
+"""The reason for leaving out a call of a branch whose answer was played back: the engine sampled nothing for it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What happened to the sampled tokens of a batch. `trained_tokens` and `left_out_tokens` add up to all of them."""
+    """What happened to the sampled tokens of a batch. `trained_tokens` and `left_out_tokens` add up to all of them.
+
+    The tokens of a played-back call count nowhere here: they were sampled, and perhaps trained, in the trunk.
+    """
 
     succeeded: int
     """Number of rollouts with a trajectory."""
@@ -25,9 +31,9 @@ class Report:
     trained_calls: int
     trained_tokens: int
     left_out_calls: Mapping[str, int]
-    """Reason → number of calls that are not trained."""
+    """Reason → number of calls that are not trained, played-back calls among them."""
     left_out_tokens: Mapping[str, int]
-    """Reason → number of their sampled tokens."""
+    """Reason → number of their sampled tokens. `replayed` is not among the reasons."""
 
     def metrics(self) -> dict[str, float]:
         """`area/name` → value."""
@@ -76,6 +82,7 @@ def trajectories_of(
                     for c, why in zip(ordered, reasons, strict=True)
                 ),
                 reward=attempt_reward(given, name=reward, rollout_id=rollout.id),
+                branch=rollout.branch,
             )
         )
     return made, _report(made, excluded=len(rollouts) - len(made))
@@ -93,6 +100,7 @@ def why_left_out(call: Call, *, policy: str, trains: Callable[[str], bool], olde
         grammar                  `grammar`: log-probabilities are normalised over the tokens that the grammar allowed
     """
     reasons = {
+        REPLAYED: call.replays is not None,
         "incomplete": call.capture == "incomplete" or len(call.prompt_ids) == 0,
         call.finish_reason: call.finish_reason in ("cancelled", "error"),
         "logprobs": len(call.logprobs) != len(call.completion_ids) or not np.isfinite(call.logprobs).all(),
@@ -143,6 +151,7 @@ def _transition(call: Call, *, reward: float | None, left_out: str | None) -> Tr
         truncated=call.finish_reason == "length",
         started_at=call.started_at,
         ended_at=call.ended_at,
+        replays=call.replays,
         left_out=left_out,
     )
 
@@ -153,6 +162,7 @@ def _report(made: Sequence[Trajectory], *, excluded: int) -> Report:
     for transition in (t for trajectory in made for t in trajectory.transitions):
         calls[transition.left_out] += 1
         tokens[transition.left_out] += len(transition.completion_ids)
+    tokens.pop(REPLAYED, None)
     return Report(
         succeeded=len(made),
         excluded=excluded,

@@ -215,13 +215,17 @@ def _seconds(config: Config, sizes: Mapping[str, Sizes], card: Card, *, work: Wo
 
 
 def _exams_s(config: Config, seconds: Seconds, *, rollouts: int) -> float | None:
-    """Seconds of the evaluations: in two modes before and after training, and in one mode in between."""
+    """Seconds of the evaluations."""
     if seconds.generation is None:
         return None
+    return exam_tasks(config) * (seconds.generation + (seconds.agent or 0.0)) / rollouts
+
+
+def exam_tasks(config: Config) -> int:
+    """Rollouts of the evaluations: in two modes before and after training, and in one mode in between."""
     loop, heldout = config.loop, config.tasks.heldout
     between = len(range(loop.eval_every, loop.steps, loop.eval_every)) if loop.eval_every else 0
-    tasks = 2 * 2 * heldout + between * min(loop.eval_tasks, heldout)
-    return tasks * (seconds.generation + (seconds.agent or 0.0)) / rollouts
+    return 2 * 2 * heldout + between * min(loop.eval_tasks, heldout)
 
 
 def _assumptions(config: Config, card: Card, work: Workload, seconds: Seconds, memory: Memory) -> Iterator[str]:

@@ -18,7 +18,8 @@
     the stream, in the request's own dialect. So an agent has the end of an answer only if the call is durable.
 
 Read this file, `capture.py` and `generation.py` for one call. The rest is for rare cases: repeated requests and clients
-that go away (`answering.py`, `recorded.py`), other servers (`relay.py`), everything but calls (`endpoints.py`).
+that go away (`answering.py`, `recorded.py`), other servers (`relay.py`), branches that get recorded answers again
+(`playback.py`, `branched.py`), everything but calls (`endpoints.py`).
 
 It is a raw ASGI callable: it costs 1.7 times less per request than Starlette's router, and sees at once when a client
 goes away.
@@ -30,17 +31,21 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from lightningrl.chat import Prompt
 from lightningrl.dialects.base import ChatRequest, Dialect, Refused
 from lightningrl.gateway import http, routing
 from lightningrl.gateway.answering import Answering, Work
+from lightningrl.gateway.asked import Asked
 from lightningrl.gateway.backend import Backend
 from lightningrl.gateway.body import understood
-from lightningrl.gateway.capture import Exchange
+from lightningrl.gateway.branched import Branched, RelayedAgain, differs
+from lightningrl.gateway.capture import Exchange, bounds
 from lightningrl.gateway.delivery import Delivery
 from lightningrl.gateway.endpoints import Endpoints
 from lightningrl.gateway.hosts import Hosts
 from lightningrl.gateway.http import Gone, Incoming, Receive, Scope, Send, respond
 from lightningrl.gateway.identity import Caller
+from lightningrl.gateway.playback import Playback, conversation_key, keys_of
 from lightningrl.gateway.prompts import Prompts
 from lightningrl.gateway.recorded import recorded
 from lightningrl.gateway.refusals import is_shutdown, refusal_of, too_busy
@@ -167,7 +172,8 @@ class _Request:
         session = await self._gateway.sessions.open(self._caller)
         with session.busy():
             request = self._parse({**raw, **added} if added else raw, session)
-            if request.counted is not None and self._upstream_of(request) is None:
+            pure = session.playback is not None and session.playback.pure
+            if request.counted is not None and (pure or self._upstream_of(request) is None):
                 session.spent.read(len(body))
                 count = await self._gateway.prompts.count(session, request, receive)
                 await respond(self._incoming.send, 200, request.counted(count))
@@ -200,7 +206,8 @@ class _Request:
             return self._dialect.parse(raw, session.past)
         except Refused:
             request = outline(self._dialect, raw, session.past)
-            if self._upstream_of(request) is None:
+            recorded = session.playback is not None and session.playback.relayed(request, self._dialect)
+            if not recorded and self._upstream_of(request) is None:
                 raise
             return request  # an upstream may understand what the gateway does not, e.g. pictures
 
@@ -221,30 +228,44 @@ class _Request:
             return await recorded(store, session.attempt, self._dialect, request, request_id=request_id)
         session.spent.read(len(body), request_id=request_id)
         route = self._route(request)
-        agent = routing.role(route, request, caller=self._caller.agent)
-        upstream = gateway.upstreams.get(route.policy)
-        if upstream is not None:
-            return Relay(
-                gateway.backend,
-                upstream,
-                incoming,
-                body,
-                session=session,
-                dialect=self._dialect,
-                request=request,
-                policy=route.policy,
-                agent=agent,
-                request_id=request_id,
-            )
-        prompts = await gateway.prompts.of(session, request, incoming.receive)
-        session.unread.check(request_id)  # an exchange takes randomness
-        return Exchange(
-            gateway.backend,
+        asked = Asked(
             session=session,
             dialect=self._dialect,
             request=request,
-            prompts=prompts,
             policy=route.policy,
-            agent=agent,
+            agent=routing.role(route, request, caller=self._caller.agent),
             request_id=request_id,
         )
+        upstream = gateway.upstreams.get(route.policy)
+        if session.playback is not None and request.counted is None:  # counts are not recorded
+            return await self._branched(asked, session.playback, upstream, body)
+        if upstream is not None:
+            return Relay(gateway.backend, upstream, incoming, body, asked=asked)
+        prompts = await gateway.prompts.of(session, request, incoming.receive)
+        session.unread.check(request_id)  # an exchange takes randomness
+        return Exchange(gateway.backend, asked, prompts=prompts)
+
+    async def _branched(self, asked: Asked, playback: Playback, upstream: Upstream | None, body: bytes) -> Work:
+        """Prepare an answer from the record, or afresh. Raises `Refused` for a request that differs from the record."""
+        backend, session, request, dialect = self._gateway.backend, asked.session, asked.request, asked.dialect
+        relayed = playback.relayed(request, dialect)
+        if upstream is not None or playback.again(relayed):
+            prompts: Sequence[Prompt] = ()
+            keys = relayed or [conversation_key(request.body, dialect)]
+        else:
+            prompts = await self._gateway.prompts.of(session, request, self._incoming.receive)
+            if not relayed and not asked.policy.startswith("upstreams."):
+                bounds(backend, request, prompts)  # what the trunk was refused is refused again, and is no difference
+            keys = relayed or keys_of([prompt.ids for prompt in prompts], request, dialect)
+        session.unread.check(asked.request_id)
+        found = playback.find(keys)
+        if found is None:
+            raise await differs(backend, asked, playback, prompts=prompts)
+        played = [playback.played(record) for record in found]
+        if relayed and played[0] is not None:
+            work: Work = RelayedAgain(backend, asked, played[0])
+        elif upstream is not None:
+            work = Relay(backend, upstream, self._incoming, body, asked=asked)
+        else:
+            work = Exchange(backend, asked, prompts=prompts, records=() if relayed else played)
+        return Branched(work, playback, found)

@@ -21,11 +21,14 @@ from lightningrl.gateway.rewards import Rewards
 from lightningrl.gateway.routing import Route
 from lightningrl.gateway.server import BACKLOG, Certificate, listening
 from lightningrl.gateway.sessions import Sessions
+from lightningrl.gateway.tool_results import ToolResults
 from lightningrl.gateway.traces import Traces
 from lightningrl.gateway.upstream import Upstream
 from lightningrl.gateway.visitors import Visitors
 from lightningrl.gateway.workers import Workers
-from lightningrl.store import Store
+from lightningrl.store import Records, Store
+from lightningrl.tracing.tool_results import Tools
+from lightningrl.types import Call
 
 
 def make_gateway(
@@ -37,6 +40,8 @@ def make_gateway(
     visitors: Visitors | None = None,
     workers: Workers | None = None,
     name: str = "",
+    recordings: Records | None = None,
+    cassette: Sequence[Call] = (),
 ) -> Gateway:
     """The gateway that a recipe describes. See `create_app` for the arguments."""
     return create_app(
@@ -57,6 +62,9 @@ def make_gateway(
         limits=Limits(calls=config.agent.max_calls, tokens=config.agent.max_tokens, bytes=config.agent.max_bytes),
         may_reward=config.agent.may_reward,
         shared_processes=config.agent.entry is not None,
+        recordings=recordings,
+        cassette=cassette,
+        replay_tools=config.replay.tools,
     )
 
 
@@ -101,6 +109,9 @@ def create_app(
     limits: Limits = NO_LIMITS,
     may_reward: bool = False,
     shared_processes: bool = False,
+    recordings: Records | None = None,
+    cassette: Sequence[Call] = (),
+    replay_tools: Tools = "rerun",
 ) -> Gateway:
     """The ASGI application. `engines`: by policy. `max_length`: tokens of prompt and completion that fit into them.
 
@@ -108,22 +119,37 @@ def create_app(
     strict tools are constrained to their schema. `visitors` admits callers without a token. `name`: this server's; the
     attempts of other servers before the same store are refused. `hosts`: names of this server, see `Hosts`. `limits`:
     of an attempt. `may_reward`: agents may reward their own calls. `shared_processes`: attempts share a process, so its
-    telemetry may come without a token. For `history`, see `ConversationTree`. Raises `LightningError` if a route leads
-    to an unknown policy.
+    telemetry may come without a token. `recordings`: has the attempts that branches repeat; None: `store`.
+    `cassette`: recorded calls that answer the requests of all other attempts; empty: they are sampled.
+    `replay_tools`: the setting `replay.tools`. For `history`, see `ConversationTree`. Raises `LightningError` if a
+    route leads to an unknown policy.
     """
     others = {f"upstreams.{upstream.name}": upstream for upstream in upstreams}
     missing = sorted({route.policy for route in routes} - set(engines) - set(others))
-    if missing:
+    if missing and not cassette:
         raise LightningError(f"no engine for policy `{missing[0]}`", hint=f"engines: {', '.join([*engines, *others])}")
     backend = Backend(store=store, template=chat, engines=engines, max_length=max_length, strict=strict)
     spoken = [plugins.load(name, kind="dialect")() for name in dialects or plugins.names("dialect")]
-    sessions = Sessions(store, chat, spoken, history=history, seed=seed, name=name, limits=limits, visitors=visitors)
+    sessions = Sessions(
+        store,
+        chat,
+        spoken,
+        history=history,
+        seed=seed,
+        name=name,
+        limits=limits,
+        visitors=visitors,
+        recordings=recordings,
+        cassette=cassette,
+    )
     prefixes = [dialect.id_prefix for dialect in spoken]
     endpoints = Endpoints(
         sessions,
         traces=Traces(store, sessions, prefixes=prefixes, shared=shared_processes),
         rewards=Rewards(store, sessions, allowed=may_reward),
+        tools=ToolResults(sessions, recordings or store, tools=replay_tools),
         embeddings=others.get(embeddings),
+        recorded=bool(cassette),
         workers=workers,
     )
     return Gateway(

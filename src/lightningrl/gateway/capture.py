@@ -8,28 +8,42 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import repeat
 from typing import cast
 
 import numpy as np
 
 from lightningrl.chat import AnswerStream, Prompt
-from lightningrl.dialects.base import ChatRequest, Dialect, Refused, Reply, TokenLogprob
+from lightningrl.dialects.base import ChatRequest, Refused, Reply, TokenLogprob
 from lightningrl.engine.base import Delta, EngineBusy, affinity
 from lightningrl.errors import LightningError, StoreError, StoreFailed
+from lightningrl.gateway.asked import Asked
 from lightningrl.gateway.backend import Backend
 from lightningrl.gateway.constraint import constraint
 from lightningrl.gateway.delivery import Answered, Delivery, Show, delivery_of
-from lightningrl.gateway.generation import Generation
+from lightningrl.gateway.generation import Generation, Recording
 from lightningrl.gateway.prompts import too_long
 from lightningrl.gateway.refusals import ENDED, GONE, engine_refusal
 from lightningrl.gateway.sampling import sampling_of
 from lightningrl.gateway.scripted import current_request
-from lightningrl.gateway.sessions import Session
 from lightningrl.types import Call
 
 log = logging.getLogger(__name__)
+
+
+def bounds(backend: Backend, request: ChatRequest, prompts: Sequence[Prompt]) -> tuple[int, str | None]:
+    """(tokens that fit behind each prompt, the grammar of the answers or None).
+
+    Raises `Refused` for a request that no engine can answer, whatever came before it.
+    """
+    longest = max(len(prompt.ids) for prompt in prompts)
+    room = backend.max_length - longest
+    if room < 1:
+        raise too_long(f"`{longest}` tokens", most=backend.max_length - 1)
+    return room, constraint(request, backend.template, strict=backend.strict)
 
 
 class Exchange:
@@ -38,34 +52,31 @@ class Exchange:
     def __init__(
         self,
         backend: Backend,
+        asked: Asked,
         *,
-        session: Session,
-        dialect: Dialect,
-        request: ChatRequest,
         prompts: Sequence[Prompt],
-        policy: str,
-        agent: str,
-        request_id: str,
+        records: Sequence[Call | None] = (),
     ) -> None:
-        """Raises `Refused` for a request that cannot be answered; the session is unchanged then."""
+        """`records`: of each answer, the recorded call that is played back; None: the engine
+        answers. Empty: it gives all answers.
+
+        Raises `Refused` for a request that cannot be answered; the session is unchanged then.
+        """
+        session, request, dialect = asked.session, asked.request, asked.dialect
         self._backend = backend
+        self._asked = asked
         self._session = session
         self._dialect = dialect
         self._request = request
         self._prompts = prompts
-        self._policy = policy
-        self._agent = agent
-        self._request_id = request_id
         self._started_at = time.time()
-        longest = max(len(prompt.ids) for prompt in prompts)
-        room = backend.max_length - longest
-        if room < 1:
-            raise too_long(f"`{longest}` tokens", most=backend.max_length - 1)
-        grammar = constraint(request, backend.template, strict=backend.strict)
+        room, grammar = bounds(backend, request, prompts)
         prompt_of_choice = [prompt for prompt in prompts for _ in range(request.n)]
         session.spent.ask(len(prompt_of_choice))
+        planned = enumerate(zip(prompt_of_choice, records or repeat(None), strict=bool(records)))
         self._generations = [
-            self._plan(choice, prompt, room=room, grammar=grammar) for choice, prompt in enumerate(prompt_of_choice)
+            self._plan(choice, prompt, room=room, grammar=grammar, record=record)
+            for choice, (prompt, record) in planned
         ]
         self.delivery = partial(delivery_of, dialect, self._reply())
         """Makes the delivery of this answer to one client."""
@@ -93,17 +104,22 @@ class Exchange:
         """Sampling is over, and only recording is left to do."""
         return all(generation.broken is None for generation in self._generations)
 
-    def _plan(self, choice: int, prompt: Prompt, *, room: int, grammar: str | None) -> Generation:
+    def _plan(self, choice: int, prompt: Prompt, *, room: int, grammar: str | None, record: Call | None) -> Generation:
         template, request, session = self._backend.template, self._request, self._session
         index = session.next_index()
         randomness, ends = session.randomness(prompt.ids), template.stop_token_ids
-        sampling = sampling_of(
-            request, session, choice=choice, room=room, randomness=randomness, ends=ends, grammar=grammar
-        )
+        recording = None
+        if record is None:
+            sampling = sampling_of(
+                request, session, choice=choice, room=room, randomness=randomness, ends=ends, grammar=grammar
+            )
+        else:
+            sampling = record.sampling
+            recording = Recording(call=record, reply=self._dialect.reply(request, record.response))
         tools = bool(request.tools) and request.tool_choice != "none"
         return Generation(
             choice=choice,
-            call_id=f"{self._dialect.id_prefix}{session.attempt.id}-{index}",
+            call_id=self._asked.call_id(index),
             index=index,
             prompt=prompt,
             randomness=randomness,
@@ -113,6 +129,7 @@ class Exchange:
             ),
             single_call=not request.parallel_tool_calls,
             started_at=self._started_at,
+            recording=recording,
         )
 
     async def _sample_all(self, show: Show | None) -> None:
@@ -129,12 +146,7 @@ class Exchange:
 
     async def _sample(self, generation: Generation, show: Show | None) -> None:
         """Sample one answer to its end. An engine's error is kept in `broken`; only cancellation is raised."""
-        deltas = self._backend.engines[self._policy].generate(
-            generation.prompt.ids.tolist(),
-            sampling=generation.sampling,
-            policy=self._policy,
-            stream=show is not None,
-        )
+        deltas = self._deltas(generation, stream=show is not None)
         try:
             # `aclose`, which frees the engine's slot, is part of the engine's contract
             async with contextlib.aclosing(cast("AsyncGenerator[Delta, None]", deltas)) as closing:
@@ -151,7 +163,14 @@ class Exchange:
         except Exception as error:  # noqa: BLE001 - an engine may raise anything
             generation.broken = f"the engine raised `{type(error).__name__}`: {error}"
         finally:
-            self._session.spent.tokens += len(generation.token_ids)
+            self._session.spent.tokens += len(generation.token_ids)  # played back or not: as in the trunk
+
+    def _deltas(self, generation: Generation, *, stream: bool) -> AsyncIterator[Delta]:
+        if generation.recording is not None:
+            return generation.recording.deltas(stream=stream)
+        return self._backend.engines[self._asked.policy].generate(
+            generation.prompt.ids.tolist(), sampling=generation.sampling, policy=self._asked.policy, stream=stream
+        )
 
     async def _refuse_broken(self) -> None:
         """If an answer broke, record all as incomplete and raise `Refused`: the agent gets none of them."""
@@ -182,23 +201,25 @@ class Exchange:
             log.warning("incomplete call of attempt %s was not recorded: %s", self._session.attempt.id, error.message)
 
     def _remember(self, call: Call, generation: Generation) -> None:
-        prompt, answer = generation.prompt, generation.finished().message
+        prompt, answer = generation.prompt, generation.message()
         self._session.tokens += len(prompt.ids) - prompt.shared
         self._session.remember(call, self._dialect, self._request, key=prompt.key, answer=answer)
 
     def _call(self, generation: Generation, reply: Reply) -> Call:
         broken, prompt = generation.broken, generation.prompt
+        record = None if generation.recording is None else generation.recording.call
+        response = self._dialect.respond(reply) if record is None or broken is not None else record.response
         return Call(
             id=generation.call_id,
             attempt_id=self._session.attempt.id,
             index=generation.index,
             parent_call_id=prompt.parent_call_id,
-            agent=self._agent,
-            policy=self._policy,
+            agent=self._asked.agent,
+            policy=self._asked.policy if record is None else record.policy,
             policy_version=generation.policy_version,
             dialect=self._dialect.name,
             request=self._request.body,
-            response=self._dialect.respond(reply),
+            response=response,
             prompt_ids=prompt.ids,
             completion_ids=np.array(generation.token_ids, np.int32),
             logprobs=np.array(generation.logprobs, np.float32),
@@ -208,19 +229,23 @@ class Exchange:
             capture_reason=prompt.reason if broken is None else broken,
             started_at=generation.started_at,
             ended_at=time.time(),
-            request_id=self._request_id,
+            request_id=self._asked.request_id,
+            replays=None if record is None else record.id,
         )
 
     def _reply(self, *generations: Generation) -> Reply:
         """The answer with these generations; with none: all that is known before anything is sampled."""
-        alone = len(generations) == 1
+        alone, first = len(generations) == 1, (generations or self._generations)[0]
+        choices = tuple(g.as_choice(0 if alone else g.choice, tokens=self._tokens(g)) for g in generations)
+        if first.recording is not None:
+            return replace(first.recording.reply, choices=choices)
         return Reply(
-            id=(generations or self._generations)[0].call_id,
+            id=first.call_id,
             request=self._request,
             created=int(self._started_at),
             prompt_tokens=sum(len(prompt.ids) for prompt in self._prompts),
             reused_tokens=sum(prompt.shared for prompt in self._prompts),
-            choices=tuple(g.as_choice(0 if alone else g.choice, tokens=self._tokens(g)) for g in generations),
+            choices=choices,
         )
 
     def _tokens(self, generation: Generation, start: int = 0) -> tuple[TokenLogprob, ...] | None:

@@ -1,4 +1,6 @@
-"""What does the gateway serve besides calls? Health, models, telemetry, rewards, embeddings; and requests may end."""
+"""What does the gateway serve besides calls? Health, models, telemetry, rewards, recorded tool results, embeddings; and
+requests may end.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,11 +18,12 @@ from lightningrl.gateway.refusals import too_busy
 from lightningrl.gateway.rewards import Rewards
 from lightningrl.gateway.routing import Route
 from lightningrl.gateway.sessions import Sessions
+from lightningrl.gateway.tool_results import ToolResults
 from lightningrl.gateway.traces import Traces
 from lightningrl.gateway.upstream import Relayed, Upstream
 from lightningrl.gateway.workers import Workers
 
-EMBEDDINGS, ABANDON = "/embeddings", "/abandon"
+EMBEDDINGS, ABANDON, TOOLS = "/embeddings", "/abandon", "/replay/tools"
 ABANDON_LIMIT = 1024
 """Bytes of a body that gives up a request."""
 
@@ -32,13 +35,19 @@ class Endpoints:
         *,
         traces: Traces,
         rewards: Rewards,
+        tools: ToolResults,
         embeddings: Upstream | None,
         workers: Workers | None = None,
+        recorded: bool = False,
     ) -> None:
-        """`embeddings`: the upstream for embedding requests; None: they are refused. `workers`: as `embeddings`."""
+        """`embeddings`: the upstream for embedding requests; None: they are refused. `workers`: as `embeddings`.
+        `recorded`: answers come from a recording.
+        """
+        self._recorded = recorded
         self._workers = workers
         self._sessions = sessions
         self._embeddings = embeddings
+        self._tools = tools
         self._posts: Mapping[str, Traces | Rewards] = {"/traces": traces, "/rewards": rewards}
 
     async def serve(self, incoming: Incoming, routes: Sequence[Route], *, known: bool, busy: bool) -> None:
@@ -48,6 +57,8 @@ class Endpoints:
             await self._workers.serve(incoming)
         elif method in ("GET", "HEAD") and (body := _get(incoming, routes)) is not None:
             await respond(incoming.send, 200, body)
+        elif (method, path) == ("GET", TOOLS):
+            await self._tools.serve(incoming)
         elif method == "POST" and not known and path in self._posts:
             await self._posts[path].serve(incoming)
         elif (method, path) == ("POST", ABANDON):
@@ -81,6 +92,10 @@ class Endpoints:
         await relayed.give(incoming.send)
 
     async def _relayed(self, incoming: Incoming, body: bytes, added: Mapping[str, Any]) -> Relayed:
+        if self._recorded:
+            hint = "answer them in the test itself, or leave them out of it"
+            message = "embeddings are not recorded, so they cannot be played back"
+            raise Refused(404, message, code="not_found", hint=hint, final=True)
         if self._embeddings is None:
             hint = "set `gateway.embeddings` to an upstream"
             raise Refused(404, "this server has no model for embeddings", code="not_found", hint=hint)

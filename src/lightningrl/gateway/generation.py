@@ -1,18 +1,45 @@
 """One answer while it is being sampled: the tokens that have come from the engine so far, and how it ended."""
 
+import asyncio
 import math
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 
 from lightningrl.chat import Answer, AnswerStream, ChatTemplate, Piece, Prompt
-from lightningrl.dialects.base import Choice, TokenLogprob
+from lightningrl.dialects.base import Choice, Reply, TokenLogprob
 from lightningrl.engine.base import Delta, Top
 from lightningrl.errors import EngineError, LightningError
 from lightningrl.gateway.refusals import ENDED, GONE
 from lightningrl.gateway.sessions import Randomness
-from lightningrl.types import FinishReason, Sampling
+from lightningrl.messages import Message
+from lightningrl.types import Call, FinishReason, Sampling
 
 NO_VERSION = -1
 """`policy_version` of a call that broke before its first token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """A recorded answer that is played back."""
+
+    call: Call
+    reply: Reply
+    """What the recorded response says."""
+
+    async def deltas(self, *, stream: bool) -> AsyncIterator[Delta]:
+        """What an engine would yield that samples these tokens; one at a time for a stream."""
+        call = self.call
+        ids, logprobs = call.completion_ids.tolist(), call.logprobs.tolist()
+        size = 1 if stream else max(1, len(ids))
+        reason: FinishReason = "stop" if call.finish_reason == "tool_calls" else call.finish_reason
+        for start in range(0, max(1, len(ids)), size):
+            await asyncio.sleep(0)  # several answers to one request take turns
+            yield Delta(
+                token_ids=tuple(ids[start : start + size]),
+                logprobs=tuple(logprobs[start : start + size]),
+                policy_version=call.policy_version,
+                finish_reason=reason if start + size >= len(ids) else None,
+            )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,6 +60,8 @@ class Generation:
     """The agent gets only the first tool call; tokens sampled after it stay in the record."""
     started_at: float
     """Unix seconds."""
+    recording: Recording | None = None
+    """Its tokens come from the record; None: from the engine."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top: list[Top] = field(default_factory=list)
@@ -79,14 +108,31 @@ class Generation:
             self.answer = answer
         return self.answer
 
+    def message(self) -> Message:
+        """The finished answer. Arguments of recorded tool calls are the sampled text: a response may hold its value."""
+        own = self.finished().message
+        if self.recording is None:
+            return own
+        reply = self.recording.reply
+        message = replace(reply.choices[0].message, reply_id=reply.id)  # its client knows it by the id that it had
+        if len(own.tool_calls) != len(message.tool_calls):  # this request forbids tools, the recorded one did not
+            return message
+        pairs = zip(message.tool_calls, own.tool_calls, strict=True)
+        calls = tuple(replace(call, arguments=sampled.arguments) for call, sampled in pairs)
+        return replace(message, tool_calls=calls)
+
     def reason(self) -> FinishReason:
         if self.broken is not None or self.finish_reason is None:
             return "cancelled" if self.broken in (GONE, ENDED) else "error"
+        if self.recording is not None:
+            return self.recording.call.finish_reason
         if self.finish_reason == "stop" and self.finished().message.tool_calls:
             return "tool_calls"
         return self.finish_reason
 
     def as_choice(self, index: int, *, tokens: tuple[TokenLogprob, ...] | None) -> Choice:
+        if self.recording is not None and self.broken is None:
+            return replace(self.recording.reply.choices[0], index=index, message=self.message())
         answer = self.finished()
         return Choice(
             index=index,
@@ -100,6 +146,8 @@ class Generation:
 
     def shown(self, template: ChatTemplate, *, start: int = 0) -> tuple[TokenLogprob, ...]:
         """The sampled tokens from `start` on, with log-probabilities, as an agent may see them."""
+        if self.recording is not None:
+            return (self.recording.reply.choices[0].tokens or ())[start : len(self.token_ids)]
         text = template.token_text
         tops = self.top or [()] * len(self.token_ids)
         return tuple(

@@ -19,7 +19,8 @@ class Limits:
     calls: int = 0
     """Answers that it may request."""
     tokens: int = 0
-    """Tokens that may be sampled for it. An answer that has begun is sampled to its end."""
+    """Tokens of its answers, played back or sampled: a branch meets the limit where its trunk did. An answer that has
+    begun is sampled to its end."""
     bytes: int = 0
     """Bytes of its requests, without headers."""
 

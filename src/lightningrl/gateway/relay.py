@@ -15,11 +15,11 @@ import numpy as np
 
 from lightningrl.dialects.base import ChatRequest, Dialect, Past, Refused, Reply
 from lightningrl.gateway import routing
+from lightningrl.gateway.asked import Asked
 from lightningrl.gateway.backend import Backend
 from lightningrl.gateway.generation import NO_VERSION
 from lightningrl.gateway.http import Incoming, Send
 from lightningrl.gateway.refusals import ENDED, GONE
-from lightningrl.gateway.sessions import Session
 from lightningrl.gateway.upstream import RECORDED, Relayed, Upstream, json_object
 from lightningrl.types import Call, FinishReason, Sampling
 
@@ -27,35 +27,20 @@ from lightningrl.types import Call, FinishReason, Sampling
 class Relay:
     """One request, answered by an upstream. See `answering.Work`."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        upstream: Upstream,
-        incoming: Incoming,
-        body: bytes,
-        *,
-        session: Session,
-        dialect: Dialect,
-        request: ChatRequest,
-        policy: str,
-        agent: str,
-        request_id: str,
-    ) -> None:
+    def __init__(self, backend: Backend, upstream: Upstream, incoming: Incoming, body: bytes, *, asked: Asked) -> None:
+        session, dialect, request = asked.session, asked.dialect, asked.request
         self._backend = backend
         self._upstream = upstream
         self._incoming = incoming
         self._body = body
+        self._asked = asked
         self._session = session
-        self._dialect = dialect
         self._request = request
-        self._policy = policy
-        self._agent = agent
-        self._request_id = request_id
         self._relayed = Relayed()
         if request.counted is None:  # a request that only counts tokens is no call
             session.spent.ask(1)
         self._index = session.next_index()
-        self._call_id = f"{dialect.id_prefix}{session.attempt.id}-{self._index}"
+        self._call_id = asked.call_id(self._index)
         begun = Reply(
             id=self._call_id,
             request=request,
@@ -98,10 +83,10 @@ class Relay:
             attempt_id=self._session.attempt.id,
             index=self._index,
             parent_call_id=None,
-            agent=self._agent,
-            policy=self._policy,
+            agent=self._asked.agent,
+            policy=self._asked.policy,
             policy_version=NO_VERSION,
-            dialect=self._dialect.name,
+            dialect=self._asked.dialect.name,
             request=self._request.body,
             response=response,
             prompt_ids=np.array([], np.int32),
@@ -113,7 +98,7 @@ class Relay:
             capture_reason=relayed.broken,
             started_at=relayed.started_at,
             ended_at=time.time(),
-            request_id=self._request_id,
+            request_id=self._asked.request_id,
         )
 
 

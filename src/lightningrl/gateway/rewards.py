@@ -11,6 +11,7 @@ from lightningrl.errors import StoreError, StoreFailed
 from lightningrl.gateway import http
 from lightningrl.gateway.body import decode
 from lightningrl.gateway.http import Incoming
+from lightningrl.gateway.playback import played_back_as
 from lightningrl.gateway.sessions import Sessions
 from lightningrl.store import Store
 from lightningrl.types import FINAL, Reward
@@ -40,6 +41,9 @@ class Rewards:
             raise Refused(403, message, code="not_allowed", hint=hint)
         value, name = _value(body), _name(body)
         call_id = await self._call(attempt.id, body.get("call"))
+        if session.playback is not None:
+            names = played_back_as(await self._store.calls([attempt.id]))
+            call_id = names.get((attempt.id, call_id), call_id)
         reward = Reward(attempt_id=attempt.id, call_id=call_id, name=name, value=value, source="agent")
         try:
             await self._store.append(reward)

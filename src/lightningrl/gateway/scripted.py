@@ -46,6 +46,11 @@ current_request: ContextVar[ChatRequest | None] = ContextVar("lightningrl_reques
 """The request that the engine is answering; None: no agent sent one, there is only a prompt."""
 
 
+def no_model(prompt: str, messages: object, tools: object) -> str:
+    """A script for runs whose routes all lead to other servers. A request that no such route fits has no answer."""
+    raise ValueError("no route of this request leads to a model")
+
+
 class ScriptError(EngineError):
     """A script raised, or returned no valid answer. Repeating the request would not help."""
 
@@ -135,28 +140,11 @@ class ScriptedEngine:
             returned = await _call(self._script, *arguments, **named)
         except Exception as error:  # a script may raise anything
             raise ScriptError(f"script `{self._name}` raised {_told(error)}") from error
-        message = self._message(returned)
+        message = message_of(returned, name=self._name)
         if not messages and not message.tool_calls:
             end = self._template.turn_end_id
             return self._template.encode(message.content) + ([] if end is None else [end])
         return self._template.answer_ids(message, messages=messages, tools=tools)
-
-    def _message(self, returned: Any) -> Message:
-        """The script's answer as a message. Raises `ScriptError` if it is no valid one."""
-        answer: Any = returned
-        if isinstance(answer, str):
-            answer = {"content": answer}
-        elif isinstance(answer, list | tuple):
-            answer = {"tool_calls": answer}
-        try:
-            if not isinstance(answer, Mapping) or answer.keys() - {"content", "reasoning", "tool_calls"}:
-                raise TypeError(f"`{answer!r:.200}`")
-            content, reasoning = _text(answer.get("content")), _text(answer.get("reasoning"))
-            calls = tuple(_tool_call(call) for call in answer.get("tool_calls") or ())
-            return Message(role="assistant", content=content, reasoning=reasoning, tool_calls=calls)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            message = f"script `{self._name}` returned no valid answer: {_told(error)}"
-            raise ScriptError(message, hint=f"return a text, {ANSWER}, or a list of such tool calls") from error
 
     def _until_stopped(self, ids: Sequence[int], sampling: Sampling) -> tuple[tuple[int, ...], FinishReason]:
         """The answer up to the first stop string, stop token or the token limit, and which of them ended it."""
@@ -167,6 +155,24 @@ class ScriptedEngine:
             if length == sampling.max_tokens:
                 return begun, "length"
         return tuple(ids), "stop"
+
+
+def message_of(returned: Any, *, name: str) -> Message:
+    """The answer of the script `name` as a message. Raises `ScriptError` if it is no valid one."""
+    answer: Any = returned
+    if isinstance(answer, str):
+        answer = {"content": answer}
+    elif isinstance(answer, list | tuple):
+        answer = {"tool_calls": answer}
+    try:
+        if not isinstance(answer, Mapping) or answer.keys() - {"content", "reasoning", "tool_calls"}:
+            raise TypeError(f"`{answer!r:.200}`")
+        content, reasoning = _text(answer.get("content")), _text(answer.get("reasoning"))
+        calls = tuple(_tool_call(call) for call in answer.get("tool_calls") or ())
+        return Message(role="assistant", content=content, reasoning=reasoning, tool_calls=calls)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        message = f"script `{name}` returned no valid answer: {_told(error)}"
+        raise ScriptError(message, hint=f"return a text, {ANSWER}, or a list of such tool calls") from error
 
 
 async def _call(script: Script, *arguments: Any, **named: Any) -> Any:

@@ -6,9 +6,9 @@ calls.
 
 import hashlib
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from lightningrl.chat import ChatTemplate, ConversationTree
@@ -18,10 +18,11 @@ from lightningrl.errors import UserError
 from lightningrl.gateway.answering import Unread
 from lightningrl.gateway.identity import Caller, is_local
 from lightningrl.gateway.limits import Limits, Spent
+from lightningrl.gateway.playback import Playback, trunk_of
 from lightningrl.gateway.refusals import attempt_ended, other_gateway
 from lightningrl.gateway.visitors import Visitors
 from lightningrl.messages import Message
-from lightningrl.store import Store
+from lightningrl.store import Records, Store
 from lightningrl.types import Attempt, Call, Ints, Rollout, Sampling
 
 KEPT_TOKENS = 8_000_000
@@ -61,6 +62,7 @@ class Session:
         history: Literal["exact", "template"],
         run_seed: int,
         limits: Limits,
+        playback: Playback | None = None,
     ) -> None:
         unknown = sorted(set(rollout.sampling) - {field.name for field in fields(Sampling)})
         if unknown:
@@ -79,6 +81,8 @@ class Session:
         self.past = Past()
         self.unread = Unread()
         self.spent = Spent(limits)
+        self.playback = playback
+        """The record that requests are answered from; None: all are sampled."""
         self.answered: set[str] = set()
         """The names of requests (`identity.REQUEST`) whose answers are recorded."""
         self.active = 0
@@ -131,15 +135,20 @@ class Session:
         """Take in a call that an earlier session answered. `dialect` is None if its dialect is not served any more."""
         self._calls = max(self._calls, call.index + 1)
         self.spent.recall(call)
+        if self.playback is not None:
+            self.playback.recall(call)
         if call.finish_reason != "cancelled":  # a cancelled call gave its randomness back
-            self._take(_digest(call.prompt_ids), call.sampling.seed)
+            self._take(_digest(call.prompt_ids), call.sampling.seed)  # also a call that was played back
         if call.capture != "incomplete":
             self.given(call)
         if call.capture in ("incomplete", "upstream") or dialect is None:
             return
         request = dialect.parse(call.request, self.past)
         key = None if request.prompts else self.tree.key(request.messages, tools=request.tools)
-        self.remember(call, dialect, request, key=key, answer=dialect.answer(call.response))
+        answer = dialect.answer(call.response)
+        if call.replays is not None:  # its client knows it by the id that it had
+            answer = replace(answer, reply_id=dialect.reply(request, call.response).id)
+        self.remember(call, dialect, request, key=key, answer=answer)
 
     @contextmanager
     def busy(self) -> Iterator[None]:
@@ -189,17 +198,27 @@ class Sessions:
         name: str,
         limits: Limits,
         visitors: Visitors | None,
+        recordings: Records | None = None,
+        cassette: Sequence[Call] = (),
     ) -> None:
-        """`seed`: the run's. `name`: this server's. Attempts of another server are refused. `limits`: of an attempt."""
+        """`seed`: the run's. `name`: this server's. Attempts of another server are refused. `limits`: of an attempt.
+
+        `recordings`: has the attempts that branches repeat; None: `store`. `cassette`: recorded calls that answer
+        all other attempts together; empty: these are sampled.
+        """
         self._store = store
+        self._recordings: Records = recordings or store
         self._template = template
         self._dialects: Mapping[str, Dialect] = {dialect.name: dialect for dialect in dialects}
+        self._cassette = Playback(cassette, branch=None, dialects=self._dialects) if cassette else None
         self._history: Literal["exact", "template"] = history
         self._seed = seed
         self._name = name
         self._limits = limits
         self._visitors = visitors
         self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._branches: dict[str, set[str]] = {}
+        """Trunk → the attempts in memory that repeat it."""
         self._checks: deque[str] = deque()
         """Attempts, in the order in which the next checks ask whether they are still running."""
 
@@ -229,6 +248,8 @@ class Sessions:
             self._drop_idle()
             await self._drop_ended()
             session = self._sessions.setdefault(attempt.id, await self._build(rollout, attempt))
+            if rollout.branch is not None:
+                self._branches.setdefault(rollout.branch.attempt_id, set()).add(attempt.id)
             self._checks.append(attempt.id)
         self._sessions.move_to_end(attempt.id)
         return session
@@ -253,6 +274,10 @@ class Sessions:
         """The attempts that have a session in memory."""
         return [session.attempt for session in self._sessions.values()]
 
+    def branches_of(self, trunk: str) -> Collection[str]:
+        """The attempts in memory that repeat this attempt."""
+        return self._branches.get(trunk, ())
+
     def requester(self, tool_call_id: str) -> str | None:
         """The id of the attempt whose model requested this tool call.
 
@@ -263,11 +288,23 @@ class Sessions:
 
     async def _build(self, rollout: Rollout, attempt: Attempt) -> Session:
         session = Session(
-            rollout, attempt, self._template, history=self._history, run_seed=self._seed, limits=self._limits
+            rollout,
+            attempt,
+            self._template,
+            history=self._history,
+            run_seed=self._seed,
+            limits=self._limits,
+            playback=await self._playback(rollout),
         )
         for call in await self._store.calls([attempt.id]):
             session.recall(call, self._dialects.get(call.dialect))
         return session
+
+    async def _playback(self, rollout: Rollout) -> Playback | None:
+        if rollout.branch is None:
+            return self._cassette
+        trunk = await trunk_of(rollout.branch, self._recordings)
+        return Playback(trunk, branch=rollout.branch, dialects=self._dialects)
 
     def _drop_idle(self) -> None:
         """Drop the sessions that have been idle longest, if there are too many or they hold too many tokens."""
@@ -300,6 +337,12 @@ class Sessions:
         session = self._sessions.get(attempt_id)
         if session is not None and not session.active:
             del self._sessions[attempt_id]
+            if session.rollout.branch is not None:
+                trunk = session.rollout.branch.attempt_id
+                siblings = self._branches.get(trunk, set())
+                siblings.discard(attempt_id)
+                if not siblings:
+                    self._branches.pop(trunk, None)
 
 
 def _digest(prompt_ids: Ints) -> bytes:

@@ -4,6 +4,8 @@
 A span belongs to the attempt whose token came with it. Attempts that share a process also share its exporter, which has
 no token. Then the attempt follows from the span itself: from its mark (set by `attach`), from the answer or tool call
 that it names, or from other spans of its trace.
+
+The answers of a branch that were played back have the ids that they had. Their spans get the branch's own calls.
 """
 
 import asyncio
@@ -16,6 +18,7 @@ from lightningrl.dialects.base import Refused
 from lightningrl.errors import StoreError, StoreFailed
 from lightningrl.gateway import http
 from lightningrl.gateway.http import Incoming
+from lightningrl.gateway.playback import played_back_as
 from lightningrl.gateway.sessions import Sessions
 from lightningrl.gateway.threads import in_thread
 from lightningrl.store import Store
@@ -64,7 +67,7 @@ class Traces:
                 spans = await self._read_unsigned(incoming, encoding)
             else:
                 spans = await _read(incoming, encoding, limit=http.BODY_LIMIT)
-            rejected, why = await self._take(await self._attributed(spans, own))
+            rejected, why = await self._take(await self._renamed(await self._attributed(spans, own)))
             status, answer = 200, otlp.answer(encoding, rejected=rejected, message=why)
         except (otlp.BadTelemetry, Refused, StoreFailed) as error:
             status, code = _status(error)
@@ -102,13 +105,42 @@ class Traces:
         marks = await self._marks({_mark(span) for span in spans} - {""})
         joined: list[Span] = []
         for span in spans:
-            caller = self._attempt_of(_answer(span))
-            joined.append(_joined(span, marks.get(_mark(span)) or caller or "", caller))
+            marked = marks.get(_mark(span))
+            caller = self._caller(span, marked or own)
+            joined.append(_joined(span, marked or caller or "", caller))
         self._remember(joined)
         joined = [span if span.attempt_id else replace(span, attempt_id=self._neighbours(span)) for span in joined]
         if own is None or any(span.attempt_id not in ("", own) for span in joined):
             return joined
         return [replace(span, attempt_id=own) for span in joined]
+
+    async def _renamed(self, spans: Sequence[Span]) -> Sequence[Span]:
+        """Spans that name an answer of another attempt get the call of their own attempt that played it back."""
+        attempts = {span.attempt_id for span in spans if self._names_another(span)} - {""}
+        if not attempts:
+            return spans
+        names = played_back_as(await self._store.calls(sorted(attempts)))
+        return [
+            replace(span, call_id=names.get((span.attempt_id, _answer(span) or "")))
+            if self._names_another(span)
+            else span
+            for span in spans
+        ]
+
+    def _caller(self, span: Span, owner: str | None) -> str | None:
+        """The attempt that the span's answer was given to. Branches get the answers of their trunk, whose own spans may
+        be late: while one runs, it is unknown unless a mark or token names the `owner`.
+        """
+        found = self._attempt_of(_answer(span))
+        if found is None or found == owner:
+            return found
+        branches = self._sessions.branches_of(found)
+        if not branches:
+            return found
+        return owner if owner in branches else None
+
+    def _names_another(self, span: Span) -> bool:
+        return self._attempt_of(_answer(span)) not in (None, span.attempt_id)
 
     def _attempt_of(self, call_id: str | None) -> str | None:
         found = self._call_id.fullmatch(call_id or "")

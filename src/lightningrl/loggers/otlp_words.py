@@ -47,6 +47,8 @@ def attempt_words(ended: Ended, attempt: Attempt, *, run: str, texts: bool) -> d
         "lightningrl.group.id": rollout.group_id,
         "lightningrl.task.id": rollout.task.id,
         "lightningrl.task.split": rollout.task.split,
+        "lightningrl.branch.attempt": None if rollout.branch is None else rollout.branch.attempt_id,
+        "lightningrl.branch.call": None if rollout.branch is None else rollout.branch.call_id,
         "lightningrl.attempt.id": attempt.id,
         "lightningrl.attempt.number": attempt.number,
         "lightningrl.attempt.status": attempt.status,
@@ -61,7 +63,7 @@ def attempt_words(ended: Ended, attempt: Attempt, *, run: str, texts: bool) -> d
 
 
 def call_words(call: Call) -> dict[str, Any]:
-    """Of the span `chat`."""
+    """Of the span `chat`. A played-back call used no tokens: the trunk's call has them."""
     sampling, asked = call.sampling, call.request.get("model")
     return {
         "gen_ai.operation.name": OF_DIALECT.get(call.dialect, "chat"),
@@ -76,8 +78,8 @@ def call_words(call: Call) -> dict[str, Any]:
         "gen_ai.response.id": call.id,
         "gen_ai.response.model": f"{call.policy}@{call.policy_version}",
         "gen_ai.response.finish_reasons": [call.finish_reason],
-        "gen_ai.usage.input_tokens": len(call.prompt_ids),
-        "gen_ai.usage.output_tokens": len(call.completion_ids),
+        "gen_ai.usage.input_tokens": len(call.prompt_ids) if call.replays is None else 0,
+        "gen_ai.usage.output_tokens": len(call.completion_ids) if call.replays is None else 0,
         "lightningrl.call.index": call.index,
         "lightningrl.call.parent": call.parent_call_id,
         "lightningrl.policy": call.policy,
@@ -85,6 +87,7 @@ def call_words(call: Call) -> dict[str, Any]:
         "lightningrl.capture": call.capture,
         "lightningrl.capture.reason": call.capture_reason,
         "lightningrl.dialect": call.dialect,
+        "lightningrl.replays": call.replays,
     }
 
 

@@ -70,7 +70,7 @@ class WeightsAndBiases:
 
     def _line(self, step: int, ended: Ended) -> list[Any]:
         task, last = ended.rollout.task, ended.attempts[-1] if ended.attempts else None
-        tokens = sum(len(call.completion_ids) for call in ended.calls)
+        tokens = sum(len(call.completion_ids) for call in ended.calls if call.replays is None)
         told = [ended.rollout.status, ended.reward, len(ended.attempts), len(ended.calls), tokens]
         line = [ended.rollout.id, step, task.split, task.id, *told, error_type(last.error) if last else ""]
         texts = [msgspec.json.encode(value).decode() for value in (task.input, last.output if last else None)]

@@ -1,10 +1,11 @@
 """One call of an attempt: its place in the tree of calls, what was said, its tools, rewards, and what it taught."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lightningrl.data.forest import Lesson
+from lightningrl.look.branches import PLAYED_BACK, Played
 from lightningrl.look.census import UNEXPLAINED
 from lightningrl.look.conversation import Said, conversation
 from lightningrl.look.credit import CallCredit
@@ -17,6 +18,7 @@ from lightningrl.types import Call, Capture, Reward, Span
 
 SHOWN = ("tool", "retrieval", "agent", "guardrail")
 """Kinds of spans that are shown beside the calls."""
+UNKNOWN = Played(rollout=None, call=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,8 @@ class CallView:
     """Number of the call that it continues, or from which it was forked; None: it begins a conversation."""
     lane: int = 0
     """Its lane in the timeline: parallel calls and spans lie in different ones."""
+    played: Played | None = None
+    """The recorded call whose answer was played back; None: the answer is this call's own."""
 
     @property
     def number(self) -> int:
@@ -47,7 +51,9 @@ class CallView:
 
     @property
     def origin(self) -> str:
-        """How its prompt was made, in words."""
+        """How its prompt was made, or where its answer is from, in words."""
+        if self.played is not None:
+            return self.played.words
         return origin(self.call, parent=self.parent)
 
     @property
@@ -58,7 +64,14 @@ class CallView:
     @property
     def left_out(self) -> str | None:
         """Why the call is not trained; None: it is trained, or that is not known."""
+        if self.played is not None:
+            return PLAYED_BACK
         return None if self.lesson is None else self.lesson.transition.left_out
+
+    @property
+    def sampled_tokens(self) -> int:
+        """0 for an answer that was played back."""
+        return len(self.call.completion_ids) if self.played is None else 0
 
     def with_pieces(self, texts: Texts) -> "CallView":
         """The same with the text of each sampled token."""
@@ -77,7 +90,8 @@ class CallView:
             "lane": self.lane,
             "seconds": round(call.ended_at - call.started_at, 3),
             "prompt_tokens": len(call.prompt_ids),
-            "sampled_tokens": len(call.completion_ids),
+            "sampled_tokens": self.sampled_tokens,
+            "replays": None if self.played is None else asdict(self.played),
             "grammar": call.sampling.grammar is not None,
             **self.said.as_json(),
             "tools": [
@@ -123,9 +137,10 @@ def views(
     rewards: Sequence[Reward],
     teaching: Teaching,
     texts: Mapping[str, Texts | None],
+    played: Mapping[str, Played],
 ) -> tuple[tuple[CallView, ...], tuple[SpanView, ...]]:
     """The calls and spans of an attempt. `recorded`: spans of its telemetry. `texts`: by policy; other calls have no
-    `pieces`.
+    `pieces`. `played`: id of a recorded call → what is told of it.
     """
     shown = [span for span in united(recorded, spans_of(calls)) if span.kind in SHOWN]
     numbers = {call.id: call.index + 1 for call in calls}
@@ -141,9 +156,10 @@ def views(
             tools=tuple(by_call.get(call.id, ())),
             rewards=tuple(reward for reward in rewards if reward.call_id == call.id),
             lesson=teaching.lessons.get(call.id),
-            credit=teaching.credits.get(call.id),
+            credit=teaching.credits.get(call.id) if call.replays is None else None,
             parent=numbers.get(call.parent_call_id or ""),
             lane=lane[f"call {call.id}"],
+            played=None if call.replays is None else played.get(call.replays, UNKNOWN),
         )
         for call, said in zip(calls, conversation(calls), strict=True)
     )

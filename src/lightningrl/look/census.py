@@ -52,6 +52,8 @@ class Census:
     policies: Counter[str] = field(default_factory=Counter[str])
     roles: dict[str, Role] = field(default_factory=dict[str, Role])
     """By fingerprint."""
+    replayed: int = 0
+    """Part of `calls`: those of branches whose answers were played back. They count in no number of tokens."""
     sampled_tokens: int = 0
     prompt_tokens: int = 0
     reused_tokens: int = 0
@@ -82,6 +84,7 @@ class Census:
             **{capture: self.captures[capture] for capture in CAPTURES},
             "agents": self.agents,
             "dialects": self.dialects,
+            "replayed": self.replayed,
             "sampled_tokens": self.sampled_tokens,
             "prompt_tokens": self.prompt_tokens,
             "reused_tokens": self.reused_tokens,
@@ -93,15 +96,21 @@ class Census:
         self.agents[call.agent] += 1
         self.dialects[call.dialect] += 1
         self.policies[call.policy] += 1
+        if call.replays is None:
+            self._add_tokens(call, parent)
+        else:
+            self.replayed += 1
+        reasons = self.reasons().get(call.capture)
+        if reasons is not None:
+            reason = reasons.setdefault(call.capture_reason or UNEXPLAINED, Reason(example=call.id))
+            reason.calls += 1
+
+    def _add_tokens(self, call: Call, parent: Call | None) -> None:
         self.sampled_tokens += len(call.completion_ids)
         self.prompt_tokens += len(call.prompt_ids)
         if parent is not None:
             before = np.concatenate((parent.prompt_ids, parent.completion_ids))
             self.reused_tokens += common_prefix(before, call.prompt_ids)
-        reasons = self.reasons().get(call.capture)
-        if reasons is not None:
-            reason = reasons.setdefault(call.capture_reason or UNEXPLAINED, Reason(example=call.id))
-            reason.calls += 1
 
     def _add_role(self, call: Call, request: ChatRequest | None) -> None:
         if request is None:
@@ -112,5 +121,5 @@ class Census:
             tools = tuple(str(tool.get("function", {}).get("name", "?")) for tool in request.tools)
             role = self.roles[name] = Role(system=system, tools=tools)
         role.calls += 1
-        role.sampled_tokens += len(call.completion_ids)
+        role.sampled_tokens += len(call.completion_ids) if call.replays is None else 0
         role.agents[call.agent] += 1

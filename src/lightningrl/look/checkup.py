@@ -53,6 +53,7 @@ SHARES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "calls cut off": (["calls/truncated"], CALLS),
     "calls with a rewritten history": (["calls/forked", "calls/partly"], CALLS),
     "groups that teach nothing": (["groups/silent"], ["groups/count"]),
+    "branches that are void": (["forks/void"], ["forks/branches"]),
 }
 NUMBERS: Mapping[str, str] = {
     "calls of a rollout": "calls/per_rollout",
@@ -130,6 +131,8 @@ class Checkup:
     """Warnings that are true at the end."""
     notes: tuple[Advice, ...]
     """Notes at the end that are not warnings."""
+    void: str | None = None
+    """Why one of the branches is void; None: none is."""
 
     @property
     def conclusive(self) -> bool:
@@ -143,7 +146,7 @@ class Checkup:
             signal["first"] = None if math.isnan(signal["first"]) else signal["first"]
         raised = [{"step": step, "warning": text} for step, text in self.raised]
         warnings, notes = ([advice.text for advice in found] for found in (self.warnings, self.notes))
-        told = {"warnings": warnings, "notes": notes, "conclusive": self.conclusive}
+        told = {"warnings": warnings, "notes": notes, "void": self.void, "conclusive": self.conclusive}
         return {"steps": self.steps, "signals": signals, "raised": raised, **told}
 
     def for_page(self) -> dict[str, Any]:
@@ -183,7 +186,13 @@ def checkup(rows: Sequence[Mapping[str, Any]], config: Config) -> Checkup:
         raised=tuple(raised),
         warnings=tuple(warnings_of(metrics, learners)),
         notes=tuple(notes_of(metrics, learners)),
+        void=example_of(rows),
     )
+
+
+def example_of(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """The latest example of a void branch among the rows of a `metrics.jsonl`."""
+    return next((row["why"] for row in reversed(rows) if row["kind"] == "void"), None)
 
 
 def steps_of(rows: Sequence[Mapping[str, Any]]) -> list[Row]:

@@ -20,7 +20,8 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 STATUSES: tuple[RolloutStatus, ...] = ("queued", "running", "succeeded", "failed")
 ENDS: tuple[AttemptStatus | None, ...] = (None, "running", "succeeded", "failed", "timeout", "lost")
-KINDS = ("train", "exam", "run")
+KINDS = ("train", "exam", "run", "branch")
+"""`branch`: a rollout of a training step that repeats another one at first."""
 
 ROW = np.dtype(
     [
@@ -104,7 +105,7 @@ class Columns:
         kind, step, retry = _named(outcome.id)
         return (
             outcome.place,
-            KINDS.index(kind),
+            KINDS.index("branch" if outcome.branch and kind == "train" else kind),
             step,
             retry,
             self.groups.number(outcome.group_id),

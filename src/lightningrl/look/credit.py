@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lightningrl.algorithms.causal import consequences, distances
 from lightningrl.algorithms.lessons import Account
 from lightningrl.algorithms.options import discount_of
+from lightningrl.causal import consequences, distances
 from lightningrl.config import AlgorithmConfig
 from lightningrl.data.forest import Lesson
+from lightningrl.look.siblings import Standing, standings
 from lightningrl.look.step import PolicyStep, StepTaught
 from lightningrl.types import Reward, Trajectory
 
@@ -25,6 +26,8 @@ CREDITS: Mapping[str, str] = {
     "gae_calls": "Each call is worth what followed from it, compared with what the critic expected.",
     "gigpo": "Each call is worth the final reward and what followed from it, compared with calls from the same state.",
     "tree_loo": "Each call is worth what followed from it, compared with other rollouts that came to the same state.",
+    "fork": "Each call is worth what followed from it. It is compared with its siblings, that is, other answers to the "
+    "same prompt, and where there are none, with the other rollouts of the task.",
 }
 ADVANTAGES: Mapping[str, str] = {
     "grpo": "The mean of {group} is subtracted, and the difference is divided by their spread.",
@@ -40,10 +43,13 @@ SCALED: Mapping[str, str] = {
     "reinforce++": "their spread over all tokens of the step",
     "reinforce++-baseline": "their spread over all tokens of the step",
 }
+AT_A_PLACE = "their spread at this place, and in the group"
+"""What `grpo` divides by where the credit compares siblings."""
 BASELINES: Mapping[str, str] = {
     "gae_calls": "what the critic expected",
     "gigpo": "mean of what followed from this state",
     "tree_loo": "what the other rollouts got from this state",
+    "fork": "mean of its siblings",
 }
 VALUES: Mapping[str, str] = {
     "gae_calls": "return by `gae_calls`",
@@ -99,17 +105,34 @@ def credits_of(
         if trajectory is None:
             continue
         terms = _terms(policy.algorithm, trajectory, recorded=recorded, air=air)
-        finals = [t.reward for t in policy.trajectories.values() if t.group_id == trajectory.group_id]
+        group = [t for t in policy.trajectories.values() if t.group_id == trajectory.group_id]
+        standing = standings(group) if policy.algorithm.credit == "fork" else dict[str, Standing]()
         for place, call in enumerate(trajectory.transitions):
             account = policy.accounts.get(call.call_id)
             if account is not None and call.call_id in lessons and call.call_id in policy.own:
                 advantage = float(lessons[call.call_id].advantages[0]) if len(call.completion_ids) else 0.0
-                named = _named(account, terms[place], truncated=call.truncated, algorithm=policy.algorithm)
+                among = standing.get(call.call_id)
                 own = tuple(Term(name=r.name, value=r.value) for r in air if r.call_id == call.call_id)
                 found[call.call_id] = _credit(
-                    policy, account, named, air=own, role=call.agent, finals=finals, advantage=advantage
+                    policy,
+                    account,
+                    _named(account, terms[place], among, truncated=call.truncated, algorithm=policy.algorithm),
+                    air=own,
+                    role=call.agent,
+                    group=group,
+                    against=_against(policy.algorithm, group, among, number=place + 1),
+                    spread=_spread(policy.algorithm, among),
+                    advantage=advantage,
                 )
     return found
+
+
+def _against(algorithm: AlgorithmConfig, group: Sequence[Trajectory], among: Standing | None, *, number: int) -> str:
+    """The name of the baseline of call `number`, if it is the credit's own."""
+    if among is None:
+        return BASELINES.get(algorithm.credit, f"baseline of credit `{algorithm.credit}`")
+    families = sum(trajectory.branch is None for trajectory in group)
+    return among.baseline(number, families=families, shrinkage=float(algorithm.credit_options.get("shrinkage", 1.0)))
 
 
 def words_of(algorithm: AlgorithmConfig) -> str:
@@ -125,6 +148,12 @@ def words_of(algorithm: AlgorithmConfig) -> str:
     return f"{credit} {advantage}"
 
 
+def _spread(algorithm: AlgorithmConfig, among: Standing | None) -> str | None:
+    """What the difference is divided by; None: by nothing."""
+    at_a_place = among is not None and among.place is not None and algorithm.advantage == "grpo"
+    return AT_A_PLACE if at_a_place else SCALED.get(algorithm.advantage)
+
+
 def _terms(
     algorithm: AlgorithmConfig, trajectory: Trajectory, *, recorded: Sequence[Reward], air: Sequence[Reward]
 ) -> list[list[Term]]:
@@ -132,7 +161,7 @@ def _terms(
     name, R = algorithm.reward, trajectory.reward
     if algorithm.credit in ("uniform", "gigpo"):
         return [[Term(name=name, value=R)] for _ in trajectory.transitions]
-    if algorithm.credit not in ("discounted", "air", "tree_loo"):
+    if algorithm.credit not in ("discounted", "air", "tree_loo", "fork"):
         return [[] for _ in trajectory.transitions]
     discount = discount_of(algorithm)
     D = distances(consequences(trajectory.transitions))
@@ -163,10 +192,14 @@ def _own_terms(
     return [*(Term(name=name, value=value) for name, value in named.items() if value), *shaping]
 
 
-def _named(account: Account, terms: Sequence[Term], *, truncated: bool, algorithm: AlgorithmConfig) -> list[Term]:
+def _named(
+    account: Account, terms: Sequence[Term], among: Standing | None, *, truncated: bool, algorithm: AlgorithmConfig
+) -> list[Term]:
     """The parts of the value. What is not known of it is one part."""
     penalty = algorithm.truncation_penalty if truncated else 0.0
     less = [Term(name="truncation penalty", value=-penalty)] if penalty else []
+    if among is not None and among.ways > 1:
+        return [Term(name=f"mean of what followed in {among.ways} rollouts", value=account.value + penalty), *less]
     if terms and algorithm.credit not in VALUES:
         return [*terms, *less]
     name = VALUES.get(algorithm.credit, f"value by `{algorithm.credit}`")
@@ -181,11 +214,13 @@ def _credit(
     *,
     air: tuple[Term, ...],
     role: str,
-    finals: Sequence[float],
+    group: Sequence[Trajectory],
+    against: str,
+    spread: str | None,
     advantage: float,
 ) -> CallCredit:
     known = account.baseline is not None
-    parts = _baselines(policy.algorithm, account, role=role, finals=finals) if known else []
+    parts = _baselines(policy.algorithm, account, role=role, group=group, against=against) if known else []
     if account.silent:
         parts = [Term(name="nothing to compare with", value=account.value)]
     return CallCredit(
@@ -195,31 +230,32 @@ def _credit(
         baselines=tuple(parts),
         scale=account.scale if known else None,
         air=air,
-        words=_words(policy.algorithm, account, terms, parts, advantage=advantage),
+        words=_words(policy.algorithm, account, terms, parts, spread=spread, advantage=advantage),
     )
 
 
-def _baselines(algorithm: AlgorithmConfig, account: Account, *, role: str, finals: Sequence[float]) -> list[Term]:
-    """The parts of the baseline, of which one is known. `finals`: final rewards of the task's rollouts."""
+def _baselines(
+    algorithm: AlgorithmConfig, account: Account, *, role: str, group: Sequence[Trajectory], against: str
+) -> list[Term]:
+    """The parts of the baseline, of which one is known. `group`: the task's rollouts. `against`: the credit's own."""
     baseline = account.baseline or 0.0
     batch = f"all `{role}` calls" if algorithm.group_by == "role" else "all calls"
     shift = Term(name=f"mean over the tokens of {batch} in the step", value=account.shift)
     if account.own:
-        own = BASELINES.get(algorithm.credit, f"baseline of credit `{algorithm.credit}`")
         overall = []
         if algorithm.credit == "gigpo":
-            name = f"mean {algorithm.reward} reward of the task's {len(finals)} rollouts"
-            overall = [Term(name=name, value=sum(finals) / len(finals))]
-        rest = Term(name=own, value=baseline - sum(term.value for term in overall))
+            name = f"mean {algorithm.reward} reward of the task's {len(group)} rollouts"
+            overall = [Term(name=name, value=sum(t.reward for t in group) / len(group))]
+        rest = Term(name=against, value=baseline - sum(term.value for term in overall))
         return [*overall, rest, *([shift] if account.shift else [])]
     if algorithm.advantage == "reinforce++":
         return [shift]
-    group = _group(account, algorithm, role=role)
+    all_ = _group(account, algorithm, role=role)
     others = f"mean of the other {account.rollouts - 1} rollouts of the task"
     if algorithm.group_by == "role":
         others = f"mean of the `{role}` calls in the other {account.rollouts - 1} rollouts"
-    means = {"rloo": others, "opo": f"mean of {group}, weighted by tokens"}
-    mean = Term(name=means.get(algorithm.advantage, f"mean of {group}"), value=baseline)
+    means = {"rloo": others, "opo": f"mean of {all_}, weighted by tokens"}
+    mean = Term(name=means.get(algorithm.advantage, f"mean of {all_}"), value=baseline)
     return [mean, *([shift] if account.shift else [])]
 
 
@@ -235,6 +271,7 @@ def _words(
     terms: Sequence[Term],
     parts: Sequence[Term],
     *,
+    spread: str | None,
     advantage: float,
 ) -> str:
     value = _sum(terms)
@@ -246,9 +283,9 @@ def _words(
         return f"{value}; the advantage is 0, as all values that it is compared with are the same."
     minus = "".join(f" {_minus(part.value)} ({part.name})" for part in parts)
     difference = account.value - sum(part.value for part in parts)
-    if algorithm.advantage not in SCALED:
+    if spread is None:
         return f"{value}{minus} = advantage {_signed(difference)}."
-    divided = f"divided by {_shown(account.scale)} ({SCALED[algorithm.advantage]})"
+    divided = f"divided by {_shown(account.scale)} ({spread})"
     return f"{value}{minus} = {_signed(difference)}; {divided}, that is an advantage of {_signed(advantage)}."
 
 

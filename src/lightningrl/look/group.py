@@ -9,6 +9,14 @@ calls and white space at the ends make no difference. A rollout never comes back
     b         who?   eva, then wait     → done     a         1
     c         who?   tom                → wait     b         0
                                       who? → tom   c         0
+
+A branch that plays a call back is a member there, too, but the call was sampled once. So it counts once in the mean,
+with the mean of what followed from it: of its trunk and all branches that repeat it, where siblings at one place have
+equal weights. That is the value `Q` of `credit = "fork"`. If b were a branch of a at its second call, and c as above:
+
+    who? → eva   (1 + 0) / 2, sampled once by a, and played back by b
+      → done     1            siblings: the answers of a and b to the same prompt
+      → wait     0
 """
 
 import statistics
@@ -18,15 +26,19 @@ from typing import Any, TypeAlias
 
 from lightningrl.data.forest import Lesson
 from lightningrl.errors import Missing
+from lightningrl.look.branches import trunk_name
 from lightningrl.look.conversation import Said, conversation, plain
+from lightningrl.look.families import Families, families_of
 from lightningrl.look.opened import Opened
-from lightningrl.look.rollout import chosen, final_rewards, mean_of
+from lightningrl.look.rollout import chosen, final_rewards, group_mean
 from lightningrl.look.step import TRAINED
 from lightningrl.messages import Message
 from lightningrl.types import Attempt, Call, Rollout, RolloutStatus, Task
 
 Lessons: TypeAlias = Mapping[str, Mapping[str, Lesson]]
 """Rollout id → call id → lesson."""
+NONE = Families()
+"""For rollouts of which none is a branch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +56,10 @@ class Member:
     """None: the attempt has not ended."""
     advantage: float | None
     """Mean over its trained tokens; None: it teaches nothing, or that is not known."""
+    trunk: str | None
+    """The rollout that it is a branch of; None: it is no branch."""
+    place: int | None
+    """Number of the branching call in the trunk, from 1; None: as above, or it is not known."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,11 +78,16 @@ class Node:
     answer: Message | None
     """None: the answer broke off, or cannot be read."""
     reward: float | None = None
-    """Mean of the members' rewards; None: none has a reward."""
+    """Mean over the members that sampled it, of what followed from it; None: nothing has a reward."""
     advantages: dict[str, float] = field(default_factory=dict[str, float])
     """Rollout id → advantage of this call, where it is trained."""
     calls: dict[str, int] = field(default_factory=dict[str, int])
-    """Rollout id → number of this call in it, for each member of the branch."""
+    """Rollout id → number of this call in it, for each member."""
+    played_back: dict[str, str] = field(default_factory=dict[str, str])
+    """Rollout id → the rollout that sampled the call, for the members that are branches and played it back."""
+    siblings: list[str] = field(default_factory=list[str])
+    """Members whose answer here is one of several to the same prompt: a trunk where it was branched, and its branches.
+    """
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -74,7 +95,8 @@ class Node:
             "messages": [plain(message) for message in self.messages],
             "answer": None if self.answer is None else plain(self.answer),
             "members": list(self.calls),
-            **{name: getattr(self, name) for name in ("reward", "advantages", "calls")},
+            **{name: getattr(self, name) for name in ("reward", "advantages", "calls", "siblings")},
+            "played_back": list(self.played_back),
         }
 
 
@@ -95,17 +117,15 @@ class GroupView:
 
     @property
     def mean(self) -> float | None:
-        """Of the final rewards; None: there is none."""
-        return mean_of(self._rewards)
+        """Of the final rewards, as `group_mean`; None: there is none."""
+        rewards = {member.id: member.reward for member in self.members}
+        return group_mean(rewards, branches={member.id for member in self.members if member.trunk is not None})
 
     @property
     def std(self) -> float | None:
-        """Standard deviation of the final rewards, unbiased; None: there are fewer than two."""
-        return statistics.stdev(self._rewards) if len(self._rewards) > 1 else None
-
-    @property
-    def _rewards(self) -> list[float]:
-        return [member.reward for member in self.members if member.reward is not None]
+        """Standard deviation of the final rewards without branches, unbiased; None: there are fewer than two."""
+        own = [member.reward for member in self.members if member.reward is not None and member.trunk is None]
+        return statistics.stdev(own) if len(own) > 1 else None
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -138,13 +158,21 @@ async def look_at_group(run: Opened, group_id: str) -> GroupView:
     for call in await run.records.calls(list(of)):
         calls[of[call.attempt_id]].append(call)
     step, lessons = await _lessons(run, rollouts[0])
-    trunk, nodes = branches(calls, rewards=rewards, lessons=lessons)
+    families = families_of(rollouts, calls)
+    trunk, nodes = branches(calls, rewards=rewards, lessons=lessons, families=families)
     return GroupView(
         group=group_id,
         step=step,
         task=rollouts[0].task,
         members=tuple(
-            _member(rollout, shown[rollout.id], calls[rollout.id], rewards[rollout.id], lessons.get(rollout.id, {}))
+            _member(
+                rollout,
+                shown[rollout.id],
+                calls[rollout.id],
+                rewards[rollout.id],
+                lessons.get(rollout.id, {}),
+                place=families.place(rollout.id),
+            )
             for rollout in rollouts
         ),
         trunk=trunk,
@@ -153,7 +181,11 @@ async def look_at_group(run: Opened, group_id: str) -> GroupView:
 
 
 def branches(
-    calls: Mapping[str, Sequence[Call]], *, rewards: Mapping[str, float | None], lessons: Lessons
+    calls: Mapping[str, Sequence[Call]],
+    *,
+    rewards: Mapping[str, float | None],
+    lessons: Lessons,
+    families: Families = NONE,
 ) -> tuple[tuple[Message, ...], tuple[Node, ...]]:
     """(trunk, nodes) of the calls of each rollout."""
     said = {rollout_id: conversation(own) for rollout_id, own in calls.items() if own}
@@ -171,11 +203,16 @@ def branches(
                 nodes[key] = _node(call, turn, parent=parent, place=place, trunk=len(trunk))
             parent = nodes[key]
             parent.calls[rollout_id] = call.index + 1
+            sampler = families.samplers.get(call.replays or "")
+            if sampler is not None:
+                parent.played_back[rollout_id] = sampler
+            if call.id in families.answers:
+                parent.siblings.append(rollout_id)
             advantage = _advantage(lessons.get(rollout_id, {}).get(call.id))
             if advantage is not None:
                 parent.advantages[rollout_id] = advantage
     for node in nodes.values():
-        node.reward = mean_of(rewards.get(member) for member in node.calls)
+        node.reward = families.mean(node.calls, node.played_back, rewards)
     return trunk, tuple(nodes.values())
 
 
@@ -209,6 +246,8 @@ def _member(
     calls: Sequence[Call],
     reward: float | None,
     lessons: Mapping[str, Lesson],
+    *,
+    place: int | None,
 ) -> Member:
     trained = [lesson for lesson in lessons.values() if lesson.weights.any()]
     tokens = sum(len(lesson.advantages) for lesson in trained)
@@ -218,9 +257,11 @@ def _member(
         status=rollout.status,
         reward=reward,
         calls=len(calls),
-        tokens=sum(len(call.completion_ids) for call in calls),
+        tokens=sum(len(call.completion_ids) for call in calls if call.replays is None),
         seconds=round(attempt.ended_at - attempt.started_at, 3) if attempt and attempt.ended_at else None,
         advantage=total / tokens if tokens else None,
+        trunk=None if rollout.branch is None else trunk_name(rollout.branch.attempt_id),
+        place=place,
     )
 
 

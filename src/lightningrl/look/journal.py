@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 Row: TypeAlias = dict[str, Any]
-"""`kind` (`step`, `exam`, `began`), `step`, and what was measured."""
+"""`kind` (`step`, `exam`, `began`, `void`), `step`, and what was measured."""
 START = "0-0"
 """The cursor before the first row."""
 

@@ -118,7 +118,7 @@ async def _line(
         status=rollout.status,
         attempts=len(tries),
         calls=len(calls),
-        sampled_tokens=sum(len(call.completion_ids) for call in calls),
+        sampled_tokens=sum(len(call.completion_ids) for call in calls if call.replays is None),
         reward=reward,
         seconds=round(told.ended_at - told.started_at, 3) if told and told.ended_at else None,
         error=_first_line(told.error) if told else None,

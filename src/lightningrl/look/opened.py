@@ -11,7 +11,7 @@ from lightningrl.look.step import Steps, StepTaught, state_of, step_taught
 from lightningrl.look.texts import Texts, texts_from
 from lightningrl.recipe import load_config
 from lightningrl.store import Records, open_records
-from lightningrl.store.place import records_at
+from lightningrl.store.place import found_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +61,7 @@ class Opened:
 @asynccontextmanager
 async def opened(path: Path) -> AsyncIterator[Opened]:
     """Open a run's folder, or its store.sqlite, for reading. Raises `UserError` if there are no records."""
-    found = records_at(path)
-    if found is None:
-        raise UserError(f"no records at `{path}`", hint="give the folder of a run, e.g. `runs/…`, or its store.sqlite")
-    file, url = found
+    file, url = found_at(path)
     config, why = settings_of(file.parent / "config.toml")
     records = await open_records(url)
     try:

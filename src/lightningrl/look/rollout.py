@@ -5,11 +5,12 @@ records → `look_at` → `RolloutView` → terminal, page, or `as_json` (docs/l
 
 import asyncio
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lightningrl.errors import Missing, UserError
+from lightningrl.look.branches import Branched, BranchView, branch_of, branches_of, trunk_name, void_of
 from lightningrl.look.call import CallView, SpanView, reward_json, views
 from lightningrl.look.logs import Logs, logs_of
 from lightningrl.look.opened import Opened
@@ -18,6 +19,8 @@ from lightningrl.look.teaching import Rule, Teaching, teaching_of
 from lightningrl.store import Records, Where
 from lightningrl.types import FINAL, Attempt, Call, Reward, Rollout, RolloutStatus, Span
 
+VOID_TEACHES = "its agent went another way than the recorded attempt, so it is left out of its group"
+"""What is told of a void branch."""
 RECENT = 500
 """If no rollout is named, one of this many latest rollouts is shown."""
 
@@ -30,6 +33,8 @@ class Sibling:
     reward: float | None
     """Final reward; None: it has none (yet)."""
     status: RolloutStatus
+    trunk: str | None
+    """The rollout that it is a branch of; None: it is no branch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +53,10 @@ class RolloutView:
     """Rewards of that attempt as a whole."""
     siblings: tuple[Sibling, ...]
     """The rollouts of the group, this one among them, in queue order."""
+    branch: BranchView | None
+    """Where it parts from the attempt that it repeats; None: it repeats none."""
+    branches: tuple[Branched, ...]
+    """The rollouts of the group that repeat the shown attempt, by place."""
     teaching: Teaching
     logs: Logs | None
     """What that attempt printed; None: nothing, or it is not in the run's folder (any more)."""
@@ -68,7 +77,7 @@ class RolloutView:
 
     @property
     def group_mean(self) -> float | None:
-        return mean_of(self.group.values())
+        return group_mean(self.group, branches={one.id for one in self.siblings if one.trunk is not None})
 
     def as_json(self, *, tokens: bool = True) -> dict[str, Any]:
         """`tokens`: also the sampled tokens of each call, which are most of the answer."""
@@ -82,6 +91,8 @@ class RolloutView:
             "reward": self.reward,
             "rewards": [reward_json(reward) for reward in self.rewards],
             "group": {"id": self.rollout.group_id, "mean": self.group_mean, "rewards": self.group},
+            "branch": None if self.branch is None else self.branch.as_json(),
+            "branches": [asdict(branch) for branch in self.branches],
             "attempts": [_attempt_json(attempt) for attempt in self.attempts],
             "siblings": [asdict(sibling) for sibling in self.siblings],
             "previous": self.beside(-1),
@@ -109,7 +120,7 @@ async def look_at(
     `attempt`: the number of the attempt to show. `texts`: also the text of each sampled token. `logs`: also what
     the attempt printed. Raises `Missing` for an unknown id or attempt.
     """
-    rollout = await _named(run.records, rollout_id) if rollout_id else await pick(run.records)
+    rollout = await named(run.records, rollout_id) if rollout_id else await pick(run.records)
     attempts = await run.records.attempts([rollout.id])
     shown = chosen(rollout, attempts, attempt)
     ids = [shown.id] if shown else []
@@ -117,7 +128,9 @@ async def look_at(
     teaching = await _teaching(run, rollout, attempts, shown)
     air = _air(run, teaching, calls, spans)
     members = await run.records.rollouts(group_ids=[rollout.group_id])
-    final = await final_rewards(run.records, members)
+    trunk, recorded = await _trunk(run.records, rollout)
+    final = await final_rewards(run.records, [*members, *([] if trunk is None else [trunk])])
+    branch = branch_of(rollout, shown=shown, calls=calls, trunk=trunk, recorded=recorded, among=members, rewards=final)
     rewards = (*await run.records.rewards(ids), *air)
     policies = {call.policy for call in calls} if texts else set[str]()
     of_call, of_span = views(
@@ -126,6 +139,7 @@ async def look_at(
         rewards=rewards,
         teaching=teaching,
         texts={policy: run.texts(policy) for policy in policies},
+        played={} if branch is None else branch.played,
     )
     return RolloutView(
         store=str(run.file),
@@ -135,7 +149,9 @@ async def look_at(
         calls=of_call,
         spans=of_span,
         rewards=tuple(reward for reward in rewards if reward.call_id is None),
-        siblings=tuple(Sibling(id=member.id, reward=final[member.id], status=member.status) for member in members),
+        siblings=tuple(_sibling(member, final[member.id]) for member in members),
+        branch=branch,
+        branches=branches_of(shown, calls, among=members, rewards=final),
         teaching=teaching,
         logs=await asyncio.to_thread(logs_of, run.file.parent, shown.id) if shown and logs else None,
     )
@@ -153,7 +169,9 @@ async def pick(records: Records) -> Rollout:
     rewards = await final_rewards(records, recent)
     groups: dict[str, list[float | None]] = {}
     for rollout in recent:
-        groups.setdefault(rollout.group_id, []).append(rewards[rollout.id])
+        known_rewards = groups.setdefault(rollout.group_id, [])
+        if rollout.branch is None:
+            known_rewards.append(rewards[rollout.id])
     for rollout in reversed(recent):
         reward, mean = rewards[rollout.id], mean_of(groups[rollout.group_id])
         if reward is not None and mean is not None and reward < mean - 1e-9:
@@ -177,7 +195,8 @@ async def final_rewards(records: Records, rollouts: Sequence[Rollout]) -> dict[s
     return found
 
 
-async def _named(records: Records, rollout_id: str) -> Rollout:
+async def named(records: Records, rollout_id: str) -> Rollout:
+    """The rollout with this id, or the only one whose id begins so. Raises `Missing`."""
     for rollout in await records.rollouts(ids=[rollout_id]):
         return rollout
     begins = await records.rollouts(where=Where(prefix=rollout_id), limit=2)
@@ -204,10 +223,25 @@ def chosen(rollout: Rollout, attempts: Sequence[Attempt], number: int | None) ->
     return found
 
 
+async def _trunk(records: Records, rollout: Rollout) -> tuple[Rollout | None, list[Call]]:
+    """The rollout that a branch repeats, and the calls of that attempt; without its records, nothing."""
+    if rollout.branch is None:
+        return None, []
+    trunk = await records.rollouts(ids=[trunk_name(rollout.branch.attempt_id)])
+    return (trunk[0], await records.calls([rollout.branch.attempt_id])) if trunk else (None, [])
+
+
+def _sibling(member: Rollout, reward: float | None) -> Sibling:
+    trunk = None if member.branch is None else trunk_name(member.branch.attempt_id)
+    return Sibling(id=member.id, reward=reward, status=member.status, trunk=trunk)
+
+
 async def _teaching(run: Opened, rollout: Rollout, attempts: Sequence[Attempt], shown: Attempt | None) -> Teaching:
     """What the shown attempt taught."""
     teaching = await teaching_of(run, rollout)
     accepted = next((attempt for attempt in attempts if attempt.id == rollout.accepted_attempt_id), None)
+    if accepted is None and void_of(shown) is not None:
+        return replace(teaching, why_not=VOID_TEACHES)
     if accepted is None or accepted is shown or teaching.step is None:
         return teaching
     why = f"attempt {accepted.number} was accepted, and only that one teaches"
@@ -222,6 +256,14 @@ def _air(run: Opened, teaching: Teaching, calls: Sequence[Call], spans: Sequence
         return tuple(air_of(run.config, spans, calls))
     except UserError:  # `teaching.why_not` has the message
         return ()
+
+
+def group_mean(rewards: Mapping[str, float | None], *, branches: Collection[str]) -> float | None:
+    """Mean of the final rewards of a group, by rollout. A branch repeats a part of its trunk, which counts already; so
+    branches count only if nothing else has a reward.
+    """
+    own = mean_of(reward for name, reward in rewards.items() if name not in branches)
+    return mean_of(rewards.values()) if own is None else own
 
 
 def mean_of(rewards: Iterable[float | None]) -> float | None:

@@ -34,6 +34,8 @@ class Query:
 
     step: int | None = None
     """Optimizer step, from 1: its rollouts, and those of the held-out evaluation after it."""
+    kind: str | None = None
+    """One of `KINDS`."""
     split: str | None = None
     status: RolloutStatus | None = None
     reward: tuple[float, float] | None = None
@@ -66,6 +68,8 @@ class Selection:
     """(first line, number of rollouts, id of the latest of them)"""
     steps: tuple[int, int] | None
     """First and last step of the whole run; None: it has none."""
+    kinds: tuple[str, ...]
+    """All kinds of rollouts in the run."""
     splits: tuple[str, ...]
     """All splits of the run."""
     offset: int
@@ -79,6 +83,7 @@ class Selection:
             "histogram": {"edges": list(self.edges), "counts": list(self.histogram)},
             "errors": [dict(zip(names, error, strict=True)) for error in self.errors],
             "steps": None if self.steps is None else list(self.steps),
+            "kinds": list(self.kinds),
             "splits": list(self.splits),
             "rows": list(self.rows),
         }
@@ -89,12 +94,16 @@ def query_of(parameters: Mapping[str, str]) -> Query:
     status, reward = parameters.get("status"), parameters.get("reward")
     if status is not None and status not in STATUSES:
         raise UserError(f"`{status}` is not a status", hint="one of: " + ", ".join(STATUSES))
+    kind = parameters.get("kind")
+    if kind is not None and kind not in KINDS:
+        raise UserError(f"`{kind}` is not a kind of rollout", hint="one of: " + ", ".join(KINDS))
     sort = parameters.get("sort", "-queue")
     if sort.removeprefix("-") not in SORTS:
         hint = "one of: " + ", ".join(SORTS) + "; `-` in front for the largest first"
         raise UserError(f"cannot sort by `{sort}`", hint=hint)
     return Query(
         step=_whole(parameters, "step", 0) if "step" in parameters else None,
+        kind=kind,
         split=parameters.get("split"),
         status=status,
         reward=None if reward is None else reward_range(reward),
@@ -159,6 +168,7 @@ def select(
         histogram=histogram,
         errors=_errors(columns, _all_but(masks, "error")),
         steps=(int(steps.min()), int(steps.max())) if len(steps) else None,
+        kinds=tuple(KINDS[kind] for kind in np.unique(rows["kind"]).tolist()),
         splits=tuple(sorted(columns.splits.texts, key=lambda split: (split != "train", split))),
         offset=query.offset,
     )
@@ -178,6 +188,8 @@ def _masks(
     masks: dict[str, Mask] = {"": np.ones(len(rows), np.bool_)}
     if query.step is not None:
         masks["step"] = rows["step"] == query.step
+    if query.kind is not None:
+        masks["kind"] = rows["kind"] == KINDS.index(query.kind)
     if query.split is not None:
         masks["split"] = rows["split"] == columns.splits.find(query.split)
     if query.group is not None:

@@ -206,7 +206,9 @@ def air_of(config: Config, spans: Sequence[Span], calls: Sequence[Call]) -> list
 
 
 async def step_batch(records: Records, step: int, *, names: set[str]) -> list[Rollout]:
-    """The rollouts that a step learns from. Dynamic sampling replaces silent groups, as in `Rollouts.collect`."""
+    """The rollouts that a step learns from, branches last. Dynamic sampling replaces silent groups. The order is as in
+    `Rollouts.collect`, so that sums over the batch are the same bit for bit.
+    """
     rounds: dict[int, list[Rollout]] = {}
     for rollout in await records.rollouts(where=Where(prefix=f"train-{step:05d}-")):
         found = TRAINED.match(rollout.id)
@@ -216,4 +218,4 @@ async def step_batch(records: Records, step: int, *, names: set[str]) -> list[Ro
         rewards = await records.rewards(accepted_attempts(batch))
         silent = silent_groups(batch, rewards, names=names)
         batch = [rollout for rollout in batch if rollout.group_id not in silent] + rounds[retry]
-    return batch
+    return sorted(batch, key=lambda rollout: rollout.branch is not None)

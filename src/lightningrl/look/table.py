@@ -99,15 +99,17 @@ class Table:
 
 
 def reward_intervals(columns: Columns) -> dict[int, tuple[float, float]]:
-    """Step from 1 → 95 % interval of the mean final reward, clustered by group. Left out: steps with one group."""
+    """Step from 1 → 95 % interval of the mean final reward without branches, as `reward/mean`, clustered by group. Left
+    out: steps with one group.
+    """
     rows = columns.rows
     rows = rows[(rows["kind"] == KINDS.index("train")) & ~np.isnan(rows["reward"])]
     rows = rows[np.argsort(rows["step"], kind="stable")]
     steps, starts = np.unique(rows["step"], return_index=True)
     found: dict[int, tuple[float, float]] = {}
     for step, of_step in zip(steps.tolist(), np.split(rows, starts)[1:], strict=True):
-        learnt = of_step[~_replaced(of_step)]
-        interval = clustered_mean(learnt["reward"], learnt["group"])
+        kept = of_step[~_replaced(of_step)]
+        interval = clustered_mean(kept["reward"], kept["group"])
         if interval is not None:
             found[step] = interval
     return found

@@ -30,21 +30,25 @@ transformers_logging.set_verbosity_error()  # missing weights and wrong shapes a
 hub_logging.set_verbosity_error()  # it would tell of every retry; what fails in the end is an error here
 
 ADAPTER = "adapter_config.json"
-FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt"]
+WEIGHTS = "*.safetensors"
+FILES = ["*.json", WEIGHTS, "*.jinja", "*.txt"]
 """What is downloaded of a hub id."""
 DTypeName: TypeAlias = Literal["float32", "bfloat16", "float16", "float64"]
 
 
-def local_folder(path: str, *, root: Path) -> str:
-    """The model's folder on this machine: `path` relative to `root`, or the files of a hub id, downloaded once."""
+def local_folder(path: str, *, root: Path, weights: bool = True) -> str:
+    """The model's folder on this machine: `path` relative to `root`, or the files of a hub id, downloaded once. Without
+    `weights`, only its tokenizer and configuration.
+    """
     beside = root / Path(path).expanduser()
     if beside.is_dir():
-        check_files(beside)
+        if weights:
+            check_files(beside)
         return str(beside)
     if looks_local(path):
         raise no_folder(beside)
     try:
-        return snapshot_download(path, allow_patterns=FILES)
+        return snapshot_download(path, allow_patterns=FILES if weights else [name for name in FILES if name != WEIGHTS])
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise UserError(
             f"cannot get `{path}` from the hub: {first_line(error)}",

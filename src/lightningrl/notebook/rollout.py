@@ -7,6 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from lightningrl.look.branches import branched_words
 from lightningrl.look.call import CallView
 from lightningrl.look.rollout import RolloutView
 from lightningrl.look.teaching import Teaching
@@ -43,10 +44,12 @@ class ShownCall:
 
     def markup(self) -> Markup:
         call = self.view.call
-        facts = [call.capture, f"{len(self.tokens)} tokens", f"{call.ended_at - call.started_at:.2f} s"]
-        if self.advantage is not None:
+        played = self.view.played
+        facts = [call.capture, f"{len(self.tokens)} tokens"] if played is None else [played.words]
+        facts += [f"{call.ended_at - call.started_at:.2f} s"]
+        if self.advantage is not None and played is None:
             facts.append(f"advantage {self.advantage:+.3f}")
-        if self.left_out is not None:
+        if self.left_out is not None and played is None:
             facts.append(f"not trained: {self.left_out}")
         title = f"call {self.number}" + (f" · {call.agent}" if call.agent else "")
         parts = [turn(message.role, _spoken(message)) for message in self.messages]
@@ -98,6 +101,9 @@ class ShownRollout:
             yield f"step {self.view.teaching.step}"
         yield f"task {self.task.id}"
         yield "no reward" if self.reward is None else f"reward {self.reward:.3g}"
+        if self.view.branch is not None:
+            yield self.view.branch.words
+        yield from branched_words(self.view.branches)
         if self.view.teaching.why_not:
             yield f"teaches nothing: {self.view.teaching.why_not}"
 

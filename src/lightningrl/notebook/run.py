@@ -39,7 +39,7 @@ class RolloutRow:
     group: str
     """Rollouts of the same task and step are one group."""
     kind: str
-    """`train`, `exam`, or `run` for another."""
+    """`train`, `exam`, `branch` (of a training rollout), or `run` for another."""
     step: int | None
     """Training step, from 1; of an exam the number of steps before it. None: neither."""
     split: str

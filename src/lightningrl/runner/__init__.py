@@ -8,6 +8,7 @@ attach        tells apart the calls of attempts that share a worker
 printed       marks what an attempt prints, so that it can be found in agents.log
 watchdog, exhaustion, leftovers     what protects attempts from each other
 remote        claims attempts from a server on another machine; `relay` answers agents there; `remote_worker` joins both
+tool_playback, tool_hooks, replayed     play recorded tool results back in branches; `asking` asks the gateway
 environment   the variables that an agent gets
 """
 

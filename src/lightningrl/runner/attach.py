@@ -9,20 +9,18 @@ serve another. Better the gateway refuses a request than credits it to the wrong
 """
 
 import functools
-import importlib
 import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 from urllib.parse import SplitResult, quote, urlsplit
 
 from lightningrl.errors import UserError
+from lightningrl.runner.patching import Patches, patch, wrap
+from lightningrl.runner.tool_playback import ToolPlayback
 from lightningrl.tracing.mark import BAGGAGE_KEY, MARK, mark_of
 from lightningrl.types import hash_token
 
@@ -39,6 +37,8 @@ class Identity:
     """The token is sent only to URLs below this one. Without `/v1`."""
     attempt_id: str = ""
     """"" if only the token is known."""
+    tools: ToolPlayback | None = None
+    """The tool results that the attempt plays back; None: the gateway has not been asked."""
 
 
 identity: ContextVar[Identity | None] = ContextVar("lightningrl_identity", default=None)
@@ -87,12 +87,8 @@ def gateway_of(base_url: str) -> SplitResult:
 
 def install() -> None:
     """Patch the HTTP clients and thread pools of this process, now or when they are imported. Idempotent."""
-    _wrap(ThreadPoolExecutor, "submit", _handing_on)
-    for name, patch in CLIENTS.items():
-        if name in sys.modules:
-            patch(importlib.import_module(name))  # waits for a thread that is importing it right now
-    if not any(isinstance(finder, _OnImport) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _OnImport())
+    wrap(ThreadPoolExecutor, "submit", _handing_on)
+    patch(CLIENTS)
 
 
 def belongs(url: str, gateway: SplitResult) -> bool:
@@ -108,59 +104,29 @@ def belongs(url: str, gateway: SplitResult) -> bool:
 
 def _patch_httpx(module: ModuleType) -> None:
     """httpx serves the SDKs of most vendors; openai ≥ 3 and anthropic ≥ 2 send through httpx2."""
-    _wrap(module.Client, "send", _tagging)
-    _wrap(module.AsyncClient, "send", _tagging)
+    wrap(module.Client, "send", _tagging)
+    wrap(module.AsyncClient, "send", _tagging)
 
 
 def _patch_aiohttp(module: ModuleType) -> None:
-    _wrap(module.ClientSession, "_request", _tagging_aiohttp)
+    wrap(module.ClientSession, "_request", _tagging_aiohttp)
 
 
 def _patch_requests(module: ModuleType) -> None:
-    _wrap(module.Session, "send", _tagging)
+    wrap(module.Session, "send", _tagging)
 
 
 def _patch_opentelemetry(module: ModuleType) -> None:
-    _wrap(module.Tracer, "start_span", _marking)
+    wrap(module.Tracer, "start_span", _marking)
 
 
-CLIENTS: Mapping[str, Callable[[ModuleType], None]] = {
+CLIENTS: Patches = {
     "httpx": _patch_httpx,
     "httpx2": _patch_httpx,
     "aiohttp": _patch_aiohttp,
     "requests": _patch_requests,
     "opentelemetry.sdk.trace": _patch_opentelemetry,
 }
-
-
-class _OnImport(MetaPathFinder):
-    """Patches a client right after its import; the client's own finder and loader do the importing."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname not in CLIENTS:
-            return None
-        others = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
-        spec = next((spec for spec in others if spec is not None), None)
-        if spec is not None and spec.loader is not None:
-            load = spec.loader.exec_module
-
-            def load_and_patch(module: ModuleType) -> None:
-                load(module)
-                if module.__name__ == fullname:  # a loader may serve more than one module
-                    CLIENTS[fullname](module)
-
-            spec.loader.exec_module = load_and_patch
-        return spec
-
-
-def _wrap(owner: type, name: str, wrapper: Callable[[Any], Any]) -> None:
-    original = owner.__dict__[name]
-    if "__lightningrl__" not in original.__dict__:
-        wrapped = functools.wraps(original)(wrapper(original))
-        wrapped.__dict__["__lightningrl__"] = True
-        setattr(owner, name, wrapped)
 
 
 def _tagging(send: Callable[..., Any]) -> Callable[..., Any]:

@@ -272,6 +272,7 @@ def _job(rollout: Rollout, attempt: Attempt, env: Mapping[str, str]) -> wire.Job
         input=msgspec.Raw(msgspec.json.encode(dict(rollout.task.input))),
         env=dict(env),
         timeout_s=rollout.timeout_s,
+        branch=rollout.branch is not None,
     )
 
 

@@ -39,6 +39,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The task's input as JSON. Agent and grader each get a copy, so the grader never sees the agent's changes."""
     env: dict[str, str]
     timeout_s: float
+    branch: bool = False
+    """It repeats a recorded attempt: the gateway knows whether tool results are played back."""
 
 
 class Grading(Job, frozen=True, kw_only=True, tag=True):

@@ -16,8 +16,9 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -25,7 +26,7 @@ import msgspec
 
 from lightningrl import plugins
 from lightningrl.errors import AgentError, GraderError, UserError
-from lightningrl.runner import attach, watchdog, wire
+from lightningrl.runner import attach, tool_hooks, watchdog, wire
 from lightningrl.runner.boundary import Blame, as_json, as_rewards, attributed, call, describe
 from lightningrl.runner.command import run_command
 from lightningrl.runner.environment import telemetry
@@ -33,6 +34,8 @@ from lightningrl.runner.exhaustion import files_are_short, is_exhaustion
 from lightningrl.runner.flush import flush_spans
 from lightningrl.runner.isolation import Isolation, visible
 from lightningrl.runner.printed import Printed
+from lightningrl.runner.replayed import fetch
+from lightningrl.runner.tool_playback import NOTHING, ToolPlayback
 
 SETTLE_S = 1.0
 """Grace period for a coroutine or a command after it was cancelled."""
@@ -53,6 +56,8 @@ class Progress:
     """Seconds for which other attempts have blocked the event loop."""
     culprits_known: bool = True
     """Whether it is known which attempts those were."""
+    tools: ToolPlayback = NOTHING
+    """The tool results that it plays back."""
 
 
 class Worker:
@@ -117,11 +122,16 @@ class Worker:
             done = _late(progress) if late else wire.Done(id=job.id, status="lost", error="it was given up")
         else:
             goes_on, done = False, task.result()
+        void = progress.tools.why_void(succeeded=done.status == "succeeded")
+        if void is not None:
+            done = wire.Done(id=job.id, status="failed", error=wire.speakable(void), replace=done.replace)
         self._send(msgspec.structs.replace(done, replace=done.replace or goes_on or files_are_short()))
 
     async def _attempt(self, progress: Progress) -> wire.Done:
         job = progress.job
         output = b"null"
+        if job.branch and self._command is None and (done := await _begin_tools(progress)) is not None:
+            return done
         try:
             if isinstance(job, wire.Grading):
                 output = bytes(job.output)
@@ -165,8 +175,36 @@ class Worker:
                     isolation=self._isolation,
                 )
             os.environ.update({name: value for name, value in job.env.items() if job.token not in value})
-            attach.attach(job.token, base_url=job.env["OPENAI_BASE_URL"], attempt_id=job.id)
+            attach.identity.set(replace(_identity(job), tools=progress.tools))
             return await call(self._agent, msgspec.json.decode(job.input), threads=progress.threads)
+
+
+def _identity(job: wire.Job) -> attach.Identity:
+    gateway = attach.gateway_of(job.env["OPENAI_BASE_URL"])
+    return attach.Identity(token=job.token, gateway=gateway, attempt_id=job.id)
+
+
+async def _begin_tools(progress: Progress) -> wire.Done | None:
+    """Ask the gateway what a branch plays back of its trunk's tools, and patch frameworks if it does. Returns how the
+    attempt ends if it cannot begin.
+    """
+    job, loop, task = progress.job, asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+
+    def withheld() -> None:
+        loop.call_soon_threadsafe(loop.call_later, SETTLE_S, task.cancel)  # whatever the agent does
+
+    try:
+        progress.tools = tools = await asyncio.to_thread(fetch, _identity(job))
+        if tools.mode != "rerun":
+            await asyncio.to_thread(tool_hooks.install)
+            tools.on_withheld = withheld
+    except UserError as error:
+        return wire.Done(id=job.id, status="failed", error=wire.speakable(f"UserError: {error}"))
+    except (OSError, HTTPException) as error:
+        error_text = wire.speakable(f"the gateway does not tell recorded tool results: {error}")
+        return wire.Done(id=job.id, status="lost", error=error_text)
+    return None
 
 
 def _late(progress: Progress) -> wire.Done:

@@ -69,6 +69,9 @@ class Outcome(NamedTuple):
     """The final reward of the accepted attempt; None: it has none. If there are several, the grader's counts."""
     calls: int
     sampled_tokens: int
+    """Without those of played-back calls: they were sampled in the trunk."""
+    branch: bool = False
+    """Whether the rollout is a branch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,9 +43,9 @@ from lightningrl.types import Call, Floats, Reward, Sampling
 
 COLUMNS = """
     attempt, idx, kind, id, base, continues, shared, ids, logprobs, head, tail, blocks, body,
-    policy_version, max_tokens, seed, capture_reason, started_at, ended_at, request_id
+    policy_version, max_tokens, seed, capture_reason, started_at, ended_at, request_id, replays
 """
-_VALUES = f"SELECT {', '.join('?' * 20)} FROM attempts WHERE seq = ? AND status = 'running'"
+_VALUES = f"SELECT {', '.join('?' * 21)} FROM attempts WHERE seq = ? AND status = 'running'"
 INSERT = f"INSERT INTO calls ({COLUMNS}) {_VALUES}"
 """Inserts nothing if the attempt does not run."""
 NUMBERED = f"INSERT INTO calls (seq, {COLUMNS}) {_VALUES.replace('?', '?, ?', 1)}"
@@ -55,7 +55,7 @@ CONTENT = "base, shared, ids, logprobs, head, tail, blocks, body"
 
 WHOLE = f"""
     SELECT seq, {CONTENT}, calls.id, idx, continues, policy_version, max_tokens, seed, capture_reason, started_at,
-        ended_at, request_id, name, agent, policy, dialect, finish_reason, capture, sampling
+        ended_at, request_id, replays, name, agent, policy, dialect, finish_reason, capture, sampling
     FROM calls JOIN kinds ON kinds.id = calls.kind WHERE attempt = ?
 """
 
@@ -135,7 +135,7 @@ def row_of(
         *(attempt, call.index, kind, None if named else call.id, base, call.parent_call_id is not None),
         *(written.shared, written.ids, written.logprobs, written.head, written.tail, blocks, written.body),
         *(call.policy_version, sampling.max_tokens, seed, clean(call.capture_reason), call.started_at, ended_at),
-        *(clean(call.request_id) or None, attempt),
+        *(clean(call.request_id) or None, call.replays, attempt),
     )
 
 
@@ -228,8 +228,8 @@ def blocks_of(column: str | None) -> tuple[Block, ...]:
 def _call_of(row: tuple[Any, ...], content: Content, logprobs: Floats, *, attempt_id: str, ids: dict[int, str]) -> Call:
     """`ids`: {row: call id} of the attempt's calls. This call is added."""
     seq, base, call_id, index, continues = row[0], row[1], *row[9:12]
-    policy_version, max_tokens, seed, capture_reason, started_at, ended_at, request_id = row[12:19]
-    name, agent, policy, dialect, finish_reason, capture, sampling = row[19:]
+    policy_version, max_tokens, seed, capture_reason, started_at, ended_at, request_id, replays = row[12:20]
+    name, agent, policy, dialect, finish_reason, capture, sampling = row[20:]
     ids[seq] = call_id or _id_of(name, attempt_id, index)
     prompt_length = len(content.ids) - len(logprobs)
     return Call(
@@ -253,6 +253,7 @@ def _call_of(row: tuple[Any, ...], content: Content, logprobs: Floats, *, attemp
         started_at=started_at,
         ended_at=ended_at if isinstance(ended_at, float) else _float(_bits(started_at) + ended_at),
         request_id=request_id or "",
+        replays=replays,
     )
 
 

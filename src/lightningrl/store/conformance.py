@@ -20,7 +20,7 @@ from lightningrl.errors import StoreError
 from lightningrl.store import conformance_claims, conformance_many
 from lightningrl.store.base import Changes, Store, Where, wait
 from lightningrl.store.examples import begin, call, refuses, rollout, same
-from lightningrl.types import Call, Reward, Sampling, Span, Task, Weights, hash_token
+from lightningrl.types import Branch, Call, Reward, Sampling, Span, Task, Weights, hash_token
 
 
 async def check_enqueueing_twice_changes_nothing(store: Store) -> None:
@@ -93,6 +93,33 @@ async def check_calls_come_back_as_they_were(store: Store) -> None:
     assert [c.index for c in kept] == [0, 1, 2, 3, 4]
     assert all(same(one, other) for one, other in zip(kept, [root, sibling, child, fork, odd], strict=True))
     assert await store.rewards([attempt.id]) == [reward]
+
+
+async def check_branches_and_their_calls_come_back_as_they_were(store: Store) -> None:
+    """The trunk may be in another store: here, too, it does not exist."""
+    branch = Branch(attempt_id="elsewhere.1", call_id="elsewhere.1/1")
+    made = [replace(rollout("b"), branch=branch), replace(rollout("p"), branch=replace(branch, call_id=None))]
+    await store.enqueue([*made, rollout("r")])
+    claimed = {r.id: (r, attempt) for r, attempt in await store.claim("w", limit=3, lease_s=60)}
+    wanted = {"b": branch, "p": Branch(attempt_id="elsewhere.1", call_id=None), "r": None}
+    assert {name: r.branch for name, (r, _) in claimed.items()} == wanted
+    assert {r.id: r.branch for r in await store.rollouts()} == wanted
+    assert {r.id: r.branch for r in await store.rollouts(ids=["p"])} == {"p": wanted["p"]}
+    assert {r.id: r.branch for r in (await store.changes(0)).rollouts} == wanted
+    attempt = claimed["b"][1]
+    found = await store.attempt_by_token(attempt.token)
+    assert found is not None and found[0].branch == branch
+    root = replace(call(attempt, 0, [1, 2, 3], [7, 8, 9]), replays="elsewhere.1/0")
+    child = call(attempt, 1, [1, 2, 3, 7, 8, 9, 4], [6], parent=root.id, capture="bridged")
+    await store.append(root, child)
+    assert [c.replays for c in await store.calls([attempt.id])] == ["elsewhere.1/0", None]
+    assert all(same(one, other) for one, other in zip(await store.calls([attempt.id]), [root, child], strict=True))
+    told = {row.id: (row.branch, row.sampled_tokens) for row in (await store.outcomes(after=0)).rows}
+    assert told == {"b": (True, 1), "p": (True, 0), "r": (False, 0)}, "played-back tokens were not sampled"
+    await store.finish(attempt.id, "failed", error="void: no")
+    await store.enqueue([rollout("b")])  # requested again: it stays a branch
+    ((again, _),) = await store.claim("w", limit=1, lease_s=60)
+    assert again.branch == branch
 
 
 TEXT = 'naïve 🙂 \u2028 \x00 \x7f \\n \n\t"\\'
@@ -378,6 +405,7 @@ CHECKS: tuple[Callable[[Store], Awaitable[None]], ...] = (
     check_a_token_leads_to_its_own_attempt,
     check_a_token_tells_at_once_how_its_attempt_stands,
     check_calls_come_back_as_they_were,
+    check_branches_and_their_calls_come_back_as_they_were,
     check_bodies_come_back_exactly,
     check_token_ids_and_logprobs_come_back_bit_for_bit,
     check_numbers_of_any_size_come_back,

@@ -28,10 +28,13 @@ _OUTCOMES = """
             ORDER BY source = 'grader' DESC, seq DESC LIMIT 1
         ),
         (SELECT count(*) FROM calls WHERE attempt = told.seq),
-        coalesce((SELECT sum({sampled}) FROM calls WHERE attempt = told.seq), 0)
+        coalesce((SELECT sum({sampled}) FROM calls WHERE attempt = told.seq AND replays IS NULL), 0),
+        tried.branch IS NOT NULL
     FROM tried LEFT JOIN attempts AS told ON told.rollout = tried.seq AND told.number = coalesce(accepted, tries)
 """
-"""The length of a column is in the head of its row: no logprob is read to count the sampled tokens."""
+"""The length of a column is in the head of its row: no logprob is read to count the sampled tokens.
+Played-back calls sampled none.
+"""
 
 
 def read_outcomes(
@@ -55,4 +58,4 @@ def _read(connection: Connection, chosen: str, *values: int, sampled: str) -> di
 
 def _outcome_of(row: tuple[Any, ...]) -> Outcome:
     error = row[12].splitlines()[0] if row[12] else None
-    return Outcome._make((*row[1:12], error, *row[13:]))
+    return Outcome._make((*row[1:12], error, *row[13:16], bool(row[16])))

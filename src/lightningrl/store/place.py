@@ -8,6 +8,8 @@ import re
 import secrets
 from pathlib import Path
 
+from lightningrl.errors import UserError
+
 FILE, NAMED = "store.sqlite", "store.url"
 
 
@@ -27,6 +29,14 @@ def records_at(path: Path) -> tuple[Path, str] | None:
     if file is None:
         return None
     return file, url_of(folder) if file.name == NAMED else f"sqlite://{file.resolve()}"
+
+
+def found_at(path: Path) -> tuple[Path, str]:
+    """As `records_at`. Raises `UserError` if there are no records."""
+    found = records_at(path)
+    if found is None:
+        raise UserError(f"no records at `{path}`", hint="give the folder of a run, e.g. `runs/…`, or its store.sqlite")
+    return found
 
 
 def settle(folder: Path, url: str) -> None:

@@ -73,6 +73,14 @@ MIGRATIONS: tuple[LiteralString, ...] = (
         SELECT attempts.*, rollouts.id || '.' || number AS id, rollouts.id AS rollout_id
         FROM attempts JOIN rollouts ON rollouts.seq = attempts.rollout;
     """,
+    """
+    ALTER TABLE rollouts ADD COLUMN branch text COLLATE "C";
+    ALTER TABLE calls ADD COLUMN replays text COLLATE "C";
+    DROP VIEW whole_rollouts;
+    CREATE VIEW whole_rollouts AS
+        SELECT rollouts.*, inputs.input AS task_input, rollouts.id || '.' || accepted AS accepted_attempt_id
+        FROM rollouts JOIN inputs ON inputs.id = rollouts.input_id;
+    """,
 )
 """A migration may not be changed once it was released. `version` has one row."""
 

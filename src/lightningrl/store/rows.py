@@ -11,17 +11,18 @@ import msgspec
 from lightningrl.errors import StoreError
 from lightningrl.store.connection import Connection
 from lightningrl.store.lease import Moment
-from lightningrl.types import Attempt, AttemptStatus, Reward, Rollout, Task, Weights
+from lightningrl.types import Attempt, AttemptStatus, Branch, Reward, Rollout, Task, Weights
 
 ROLLOUT = """
-    id, group_id, task_id, task_input, split, status, max_attempts, timeout_s, sampling, accepted_attempt_id, labels
+    id, group_id, task_id, task_input, split, status, max_attempts, timeout_s, sampling, accepted_attempt_id, labels,
+    branch
 """
 """Columns of the view `whole_rollouts`."""
 NEXT_CHANGE = "(SELECT coalesce(max(changed), 0) + 1 FROM rollouts)"
 ENQUEUE = f"""
     INSERT INTO rollouts (id, group_id, task_id, input_id, split, status, max_attempts, timeout_s, sampling, labels,
-        changed)
-    VALUES (?, ?, ?, (SELECT id FROM inputs WHERE digest = ?), ?, ?, ?, ?, ?, ?, {NEXT_CHANGE})
+        branch, changed)
+    VALUES (?, ?, ?, (SELECT id FROM inputs WHERE digest = ?), ?, ?, ?, ?, ?, ?, ?, {NEXT_CHANGE})
     ON CONFLICT (id) DO UPDATE
     SET status = 'queued', max_attempts = rollouts.max_attempts + excluded.max_attempts, changed = excluded.changed
     WHERE rollouts.status = 'failed'
@@ -90,7 +91,8 @@ def rollout_row(rollout: Rollout, *, digest: bytes) -> tuple[Any, ...]:
     task = rollout.task
     head = (rollout.id, rollout.group_id, task.id, digest, task.split)
     labels = to_json(rollout.labels) if rollout.labels else ""
-    return (*head, rollout.status, rollout.max_attempts, rollout.timeout_s, to_json(rollout.sampling), labels)
+    branch = None if rollout.branch is None else to_json((rollout.branch.attempt_id, rollout.branch.call_id))
+    return (*head, rollout.status, rollout.max_attempts, rollout.timeout_s, to_json(rollout.sampling), labels, branch)
 
 
 def rollout_of(row: tuple[Any, ...]) -> Rollout:
@@ -104,11 +106,19 @@ def rollout_of(row: tuple[Any, ...]) -> Rollout:
         sampling=msgspec.json.decode(row[8]),
         accepted_attempt_id=row[9],
         labels=labels_of(row[10]),
+        branch=branch_of(row[11]),
     )
 
 
 def labels_of(text: str) -> tuple[str, ...]:
     return msgspec.json.decode(text, type=tuple[str, ...]) if text else ()
+
+
+def branch_of(text: str | None) -> Branch | None:
+    if text is None:
+        return None
+    attempt_id, call_id = msgspec.json.decode(text, type=tuple[str, str | None])
+    return Branch(attempt_id=attempt_id, call_id=call_id)
 
 
 def attempt_id(rollout_id: str, number: int) -> str:

@@ -13,6 +13,8 @@ Columns that need a word:
     attempts.token                   SHA-256 of the token
     attempts.boot, lease_ticks       when the lease passes, see `lease`
     rollouts.labels                  JSON; "" without labels
+    rollouts.branch                  JSON: [attempt id, call id]; NULL without a branch
+    calls.replays                    the id of a call of another attempt, which may be in another store
     rollouts.changed                 numbers the changes of status in the order of their commits; the latest is greatest
 """
 
@@ -167,6 +169,10 @@ MIGRATIONS: tuple[LiteralString, ...] = (
     DROP INDEX attempts_running;
     CREATE INDEX attempts_running ON attempts (boot, lease_ticks) WHERE status = 'running';
     CREATE INDEX attempts_by_worker ON attempts (worker, gateway) WHERE status = 'running';
+    """,
+    """
+    ALTER TABLE rollouts ADD COLUMN branch TEXT;
+    ALTER TABLE calls ADD COLUMN replays TEXT;
     """,
 )
 

@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Protocol
 
 from lightningrl.data.forest import Forest
+from lightningrl.errors import LightningError
 from lightningrl.types import Doubles, Ints
+
+TRAINER = "trainer"
+"""Folder of a checkpoint from which a trainer resumes: float32 weights, optimizer state, counters."""
+
+
+class TrainerLost(LightningError):
+    """The trainer's weights are unknown: an update may have been made or not. `load` a version, and repeat it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,5 +71,9 @@ class Trainer(Protocol):
     def load(self, path: Path) -> None: ...
 
     def publish(self, path: Path) -> None:
-        """Export weights and tokenizer as a Hugging Face folder, complete or absent."""
+        """Write the folder from which the engine loads these weights, complete or absent."""
+        ...
+
+    def export(self, path: Path) -> None:
+        """Write weights and tokenizer as a Hugging Face folder, complete or absent."""
         ...

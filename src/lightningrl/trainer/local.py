@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lightningrl.config import LossConfig, TrainerConfig
-from lightningrl.data.forest import Forest, build_forest, unweighted
+from lightningrl.data.forest import Forest, one_call
 from lightningrl.models.base import Decoder
 from lightningrl.models.determinism import repeatable
 from lightningrl.trainer import checkpoint
@@ -31,7 +31,7 @@ from lightningrl.trainer.masters import Masters
 from lightningrl.trainer.objective import look_metrics, objective
 from lightningrl.trainer.reference import Reference
 from lightningrl.trainer.scaling import LossScale, smaller
-from lightningrl.types import Doubles, Ints, Transition
+from lightningrl.types import Doubles, Ints
 
 BETAS = (0.9, 0.95)
 """AdamW's β1 and β2. There is no weight decay: it would pull good initial weights towards zero."""
@@ -167,7 +167,7 @@ class LocalTrainer:
         }
 
     def logprobs(self, prompt_ids: Ints, completion_ids: Ints) -> Doubles:
-        return self.evaluate(_line(prompt_ids, completion_ids)).logprobs
+        return self.evaluate(one_call(prompt_ids, completion_ids)).logprobs
 
     def save(self, path: Path) -> None:
         counters = {"steps": self.steps, **self._scale.counters(), **budget_counters(self._budget)}
@@ -186,6 +186,9 @@ class LocalTrainer:
         self._give_back()
 
     def publish(self, path: Path) -> None:
+        self.export(path)
+
+    def export(self, path: Path) -> None:
         self._export(self.model, path)
 
     def _give_back(self) -> None:
@@ -212,21 +215,6 @@ def _computing(device: torch.device, *, threads: int) -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(before)
-
-
-def _line(prompt_ids: Ints, completion_ids: Ints) -> Forest:
-    """A forest of one call without weight, for `evaluate`."""
-    call = Transition(
-        call_id="",
-        parent_call_id=None,
-        agent="",
-        policy_version=0,
-        prompt_ids=prompt_ids,
-        completion_ids=completion_ids,
-        logprobs=np.zeros(len(completion_ids), np.float32),
-        reward=None,
-    )
-    return build_forest([unweighted(call)], whole=True)
 
 
 def _is_finite(forest: Forest) -> bool:

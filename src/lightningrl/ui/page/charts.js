@@ -20,6 +20,7 @@ export const SECTIONS = [
       chart("Spread of rewards in a group", "reward", "Mean standard deviation of the rewards of one task's rollouts. At 0 there is nothing to compare, and nothing is learnt.", [line("reward/std_in_group")], { zero: true }),
       chart("Groups that teach nothing", "% of groups", "All rollouts of the group got the same reward, so that none is better than the others.", [line("groups/silent", "", (at) => at("groups/silent") / at("groups/count"))], SHARE),
       chart("Rollouts that failed", "% of rollouts", "Rollouts without an accepted attempt. They are left out; they do not count as reward 0.", [line("rollouts/excluded", "", (at) => at("rollouts/excluded") / (at("rollouts/excluded") + at("rollouts/succeeded")))], SHARE),
+      chart("Branches that are void", "% of branches", "Their agents went another way than recorded. They are left out of their groups, like rollouts that failed.", [line("forks/void", "", (at) => at("forks/void") / at("forks/branches"))], SHARE),
     ],
   },
   {

@@ -7,7 +7,8 @@ export function isDeep(nodes) {
   return nodes.some((node) => node.depth >= COLUMNS);
 }
 
-/** The nodes as [{nodes, below}]: in deep trees, calls that the same rollouts made in a row are one branch. */
+/** The nodes as [{nodes, below}]: in deep trees, calls that the same rollouts made in a row are one branch. A
+ *  place with siblings ends one and begins another: there, each rollout has an advantage of its own. */
 export function branchesOf(nodes) {
   const below = new Map();
   for (const node of nodes) below.set(node.parent, [...(below.get(node.parent) ?? []), node]);
@@ -15,7 +16,7 @@ export function branchesOf(nodes) {
   const branch = (node) => {
     const chain = [node];
     let next = below.get(node.id) ?? [];
-    while (deep && next.length === 1 && next[0].members.length === node.members.length) {
+    while (deep && next.length === 1 && next[0].members.length === node.members.length && !next[0].siblings.length) {
       chain.push(next[0]);
       next = below.get(next[0].id) ?? [];
     }
@@ -26,6 +27,13 @@ export function branchesOf(nodes) {
 
 function best(one, other) {
   return (other.nodes[0].reward ?? -Infinity) - (one.nodes[0].reward ?? -Infinity) || other.nodes[0].members.length - one.nodes[0].members.length;
+}
+
+/** [{call, branches}]: the branches of each place. */
+export function placesOf(branches) {
+  const found = new Map();
+  for (const branch of branches) found.set(branch.call, [...(found.get(branch.call) ?? []), branch]);
+  return [...found].map(([call, there]) => ({ call, branches: there }));
 }
 
 /** The text of an answer, tool calls included. */

@@ -14,6 +14,7 @@ export const SOURCES = {
 
 /** Advantage, or the reason why there is none. */
 export function CreditChip({ call }) {
+  if (call.replays) return html`<${Chip} title="It cost no tokens, and is not trained again">played back<//>`;
   if (call.left_out) return html`<${Chip} tone="warn" title=${call.left_out}>not trained<//>`;
   if (call.advantage === null || call.advantage === undefined) return null;
   return html`<${AdvantageChip} advantage=${call.advantage} />`;
@@ -40,7 +41,7 @@ export function CreditLine({ call }) {
   return html`<span class="row credit">
     <${CreditChip} call=${call} />
     ${call.rewards.map((reward, at) => html`<${RewardChip} key=${at} reward=${reward} />`)}
-    ${call.left_out && html`<span class="soft">${visible(call.left_out)}</span>`}
+    ${call.left_out && !call.replays && html`<span class="soft">${visible(call.left_out)}</span>`}
   </span>`;
 }
 

@@ -5,7 +5,7 @@ import { figure } from "./figures.js";
 import { rangeOf, RewardBars } from "./rewardbars.js";
 
 const WAIT_MS = 250; // after the last key, before the table is asked for
-export const FILTERS = ["step", "split", "status", "reward", "task", "error", "text", "group"];
+export const FILTERS = ["step", "kind", "split", "status", "reward", "task", "error", "text", "group"];
 const LABELS = { text: "said" };
 const STATUSES = ["succeeded", "failed", "running", "queued"];
 
@@ -25,6 +25,7 @@ export function Filters({ query, data }) {
       <${Field} name="error" label="error" value=${query.error} placeholder="text of the error" />
       <${Field} name="step" label="step" value=${query.step} placeholder=${data?.steps ? `${data.steps[0]} to ${data.steps[1]}` : "all"} numeric />
       <${Field} name="reward" label="reward" value=${query.reward} placeholder="0 or 0..0.5" />
+      <${Choice} name="kind" label="kind" value=${query.kind} options=${data?.kinds ?? []} />
       <${Choice} name="split" label="split" value=${query.split} options=${data?.splits ?? []} />
     </div>
     <div class="row">

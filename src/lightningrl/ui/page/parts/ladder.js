@@ -1,7 +1,7 @@
 // How did each rollout do against the mean of its group? The distance to the mean is what a group-relative advantage is.
 import { html } from "../vendor/preact.js";
 import { link } from "../api.js";
-import { StatusChip } from "./chip.js";
+import { Chip, StatusChip } from "./chip.js";
 import { CreditChip } from "./credit.js";
 import { counted } from "./digits.js";
 import { duration, figure } from "./figures.js";
@@ -14,7 +14,7 @@ export function Ladder({ run, group, members, mean }) {
   const [low, high] = [Math.min(...known), Math.max(...known)];
   const ranked = [...members].sort((one, other) => (other.reward ?? -Infinity) - (one.reward ?? -Infinity));
   const at = (reward) => (high === low ? 50 : 4 + (92 * (reward - low)) / (high - low));
-  return html`<ol class="ladder" aria-label="The rollouts, best first">
+  return html`<ol class=${`ladder ${members.some(({ trunk }) => trunk !== null) ? "branched" : ""}`} aria-label="The rollouts, best first">
     <li class="axis" aria-hidden="true"><span></span><div class="track"><span class="mean-words" style=${{ left: `${at(mean ?? low)}%` }}>mean ${figure(mean)}</span></div></li>
     ${ranked.map(
       (member) => html`<li key=${member.id}>
@@ -26,6 +26,7 @@ export function Ladder({ run, group, members, mean }) {
         <span class="what">
           ${member.reward === null ? html`<${StatusChip} status=${member.status} />` : html`<span class="soft">reward</span> <strong>${figure(member.reward)}</strong>`}
           <${CreditChip} call=${{ advantage: member.advantage, left_out: null }} />
+          ${member.trunk !== null && html`<${Chip} title=${`It repeats ${member.trunk}, and answers this call afresh`}>branch of ${visible(nameIn(group, member.trunk))}${member.place === null ? "" : ` at call ${member.place}`}<//>`}
           <span class="soft">${counted(member.calls, "call")}, ${counted(member.tokens, "token")}, ${duration(member.seconds)}</span>
         </span>
       </li>`,

@@ -15,16 +15,25 @@ export function nameIn(group, id) {
   return id.startsWith(`${group}-`) ? id.slice(group.length + 1) : id;
 }
 
-/** `siblings`: [{id, reward, status}], the rollout itself among them. */
+function isBranch({ trunk }) {
+  return trunk !== null;
+}
+
+function triedBy(siblings) {
+  const branches = siblings.filter(isBranch).length;
+  return branches === 0 ? `${siblings.length} tried this task` : `${siblings.length - branches} tried this task, ${branches} branched off`;
+}
+
+/** `siblings`: [{id, reward, status, trunk}], the rollout itself among them. */
 export function Siblings({ run, group, mean, siblings, rollout }) {
   if (siblings.length < 2) return html`<p class="soft">Only this rollout tried the task, so there is nothing to compare it with.</p>`;
   return html`<nav class="siblings" aria-label="Rollouts of the same group">
-    <span class="soft">${siblings.length} tried this task${mean === null ? "" : `, mean ${figure(mean)}`}:</span>
+    <span class="soft">${triedBy(siblings)}${mean === null ? "" : `, ${siblings.some(isBranch) ? "mean without branches" : "mean"} ${figure(mean)}`}:</span>
     <ol>
       ${siblings.map(
-        ({ id, reward, status }) => html`<li key=${id}>
-          <a class=${`sibling ${against(reward, mean)}`} href=${link(run, "rollout", id)} aria-current=${id === rollout ? "page" : undefined}
-            title=${`${id}: ${reward === null ? `${status}, no reward` : `reward ${figure(reward)}`}`}>
+        ({ id, reward, status, trunk }) => html`<li key=${id}>
+          <a class=${`sibling ${against(reward, mean)} ${trunk === null ? "" : "branched"}`} href=${link(run, "rollout", id)} aria-current=${id === rollout ? "page" : undefined}
+            title=${`${id}${trunk === null ? "" : `, a branch of ${trunk}`}: ${reward === null ? `${status}, no reward` : `reward ${figure(reward)}`}`}>
             <span class="soft">${visible(nameIn(group, id))}</span> ${reward === null ? status : figure(reward)}
           </a>
         </li>`,

@@ -23,21 +23,22 @@ export function Timeline({ calls, spans, from, to, onCall }) {
       ${ticks(end - begin).map((at) => html`<span key=${at} class="tick" style=${{ left: `${share(at, end - begin)}%` }}>${at < 0.94 * (end - begin) && html`<span>${duration(at)}</span>`}</span>`)}
       ${items.map(bar)}
     </div>
-    <p class="told soft">${told === null ? keyOf(agents, spans.length > 0) : html`${told.words}, ${duration(told.from - begin)} after the beginning`}</p>
+    <p class="told soft">${told === null ? keyOf(agents, spans.length > 0, calls.some((call) => call.replays)) : html`${told.words}, ${duration(told.from - begin)} after the beginning`}</p>
   </div>`;
 }
 
 function callItem(call, agents) {
   const by = call.agent ? ` by ${call.agent}` : "";
+  const what = call.replays ? call.origin : `${call.sampled_tokens} tokens`;
   return {
     key: call.id,
     from: call.started_at,
     to: call.ended_at,
     lane: call.lane,
     call: call.number,
-    tone: `call-${(agents.indexOf(call.agent) % COLOURS) + 1}`,
+    tone: `call-${(agents.indexOf(call.agent) % COLOURS) + 1} ${call.replays ? "played" : ""}`,
     label: `${call.number}`,
-    words: `call ${call.number}${by}: ${duration(call.ended_at - call.started_at)}, ${call.sampled_tokens} tokens`,
+    words: `call ${call.number}${by}: ${duration(call.ended_at - call.started_at)}, ${what}`,
   };
 }
 
@@ -47,10 +48,10 @@ function spanItem(span) {
   return { key: span.id, from: span.started_at, to: span.ended_at, lane: span.lane, call: span.call, tone: failed ? "failed" : "tool", label: visible(span.name), words };
 }
 
-function keyOf(agents, tools) {
+function keyOf(agents, tools, played) {
   const named = agents.filter(Boolean);
   return html`${named.map((agent) => html`<span key=${agent} class="key"><span class=${`swatch bar call-${(agents.indexOf(agent) % COLOURS) + 1}`}></span> calls by ${visible(agent)}</span>`)}
-    ${tools && html`<span class="key"><span class="swatch bar tool"></span> tools</span>`} <span>The gaps are the agent's own work.</span>`;
+    ${tools && html`<span class="key"><span class="swatch bar tool"></span> tools</span>`} ${played && html`<span class="key"><span class="swatch bar call-1 played"></span> played back</span>`} <span>The gaps are the agent's own work.</span>`;
 }
 
 function share(part, whole) {

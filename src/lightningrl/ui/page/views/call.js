@@ -45,7 +45,7 @@ function nextColour(query, call) {
 function Shown({ call, total, query, href, run, rollout, stale }) {
   const show = ["tokens", "messages"].includes(query.show) ? query.show : "both";
   return html`<div class=${`stack ${stale ? "stale" : ""}`}>
-    <${Head} call=${call} total=${total} href=${href} back=${link(run, "rollout", rollout, { attempt: query.attempt })} />
+    <${Head} run=${run} call=${call} total=${total} href=${href} back=${link(run, "rollout", rollout, { attempt: query.attempt })} />
     <div class="segments show" role="group" aria-label="What is shown">
       ${[["both", "messages and tokens"], ["messages", "messages"], ["tokens", "tokens"]].map(
         ([name, words]) => html`<button key=${name} type="button" aria-pressed=${name === show} onClick=${() => setQuery({ show: name === "both" ? null : name })}>${words}</button>`,
@@ -59,7 +59,7 @@ function Shown({ call, total, query, href, run, rollout, stale }) {
   </div>`;
 }
 
-function Head({ call, total, href, back }) {
+function Head({ run, call, total, href, back }) {
   const { number, agent, policy, policy_version: version, left_out: leftOut, advantage } = call;
   const trained = advantage !== null && leftOut === null;
   return html`<header>
@@ -73,7 +73,9 @@ function Head({ call, total, href, back }) {
     </div>
     <p class="row">
       ${trained && html`<${Chip} tone=${tone(advantage)} title="How much better than its group: its tokens are pushed up (+) or down (−)">advantage ${signed(advantage)}<//>`}
-      ${leftOut && html`<${Chip} tone="warn">not trained: ${visible(leftOut)}<//>`}
+      ${leftOut && !call.replays && html`<${Chip} tone="warn">not trained: ${visible(leftOut)}<//>`}
+      ${call.replays && html`<${Chip} title="It cost no tokens, and is not trained again">played back<//>`}
+      ${call.replays?.rollout && html`<a href=${link(run, "rollout", call.replays.rollout, "call", call.replays.call)}>the recorded call</a>`}
       ${call.sampling?.grammar && html`<${Chip}>under a grammar<//>`}
       <span class="soft">${visible(call.origin)} · answered by ${visible(policy)}, version ${version} · ${counted(call.prompt_tokens, "token")} read, ${call.sampled_tokens} sampled in ${duration(call.seconds)}${endOf(call.finish_reason)}</span>
     </p>
@@ -97,7 +99,7 @@ function Messages({ call, href }) {
     <h2>Messages</h2>
     ${earlier > 0 && html`<p class="soft">${counted(earlier, "message")} as ${call.parent === null ? "before" : html`in <a href=${href(call.parent)}>call ${call.parent}</a>`}, then:</p>`}
     ${call.messages.map((message, at) => html`<${Message} key=${at} message=${message} />`)}
-    ${call.answer ? html`<${Message} message=${call.answer} fresh />` : html`<p class="soft">The answer broke off, or cannot be read.</p>`}
+    ${call.answer ? html`<${Message} message=${call.answer} fresh />` : html`<p class="soft">${call.capture === "incomplete" ? "There is no answer." : "The answer cannot be read."}</p>`}
   </section>`;
 }
 

@@ -27,7 +27,7 @@ export default function GroupView({ route }) {
   if (!data) return html`<${Loading} />`;
   return html`<div class=${`stack ${stale ? "stale" : ""}`}>
     <header>
-      <h1>${counted(data.members.length, "rollout")} of one task</h1>
+      <h1>${rolloutsAndBranches(data.members)} of one task</h1>
       <p class="soft">Group ${visible(data.group)}${data.step === null ? "" : html` · <a href=${link(run, "rollouts", { step: data.step })}>step ${data.step}</a>`} · task ${visible(data.task.id)}</p>
     </header>
     <section>
@@ -37,6 +37,13 @@ export default function GroupView({ route }) {
     <details class="card"><summary><strong>The task</strong></summary><${Fields} value=${data.task.input} /></details>
     <${Parting} run=${run} data=${data} />
   </div>`;
+}
+
+function rolloutsAndBranches(members) {
+  const branches = members.filter(({ trunk }) => trunk !== null).length;
+  const rollouts = counted(members.length - branches, "rollout");
+  if (branches === 0) return rollouts;
+  return `${rollouts} and ${branches === 1 ? "one branch" : `${branches} branches`}`;
 }
 
 function focusMember(by) {
@@ -49,12 +56,13 @@ function focusMember(by) {
 
 /** What the group teaches, in two sentences. */
 function lesson({ members, mean, std }) {
+  const branched = members.some(({ trunk }) => trunk !== null);
   const known = members.filter((member) => member.reward !== null);
   if (members.length === 1) return "Only one rollout tried this task, so there is nothing to compare.";
   if (known.length === 0) return "None of them has a reward yet.";
-  if (std !== null && std < 1e-9) return `All have the reward ${figure(mean)}. Equal rewards teach nothing: none did better than the others.`;
+  if (std !== null && std < 1e-9 && !branched) return `All have the reward ${figure(mean)}. Equal rewards teach nothing: none did better than the others.`;
   const spread = std === null ? "" : ` (standard deviation ${figure(std)})`;
-  const words = `Their mean reward is ${figure(mean)}${spread}.`;
+  const words = `Their mean reward${branched ? ", without branches," : ""} is ${figure(mean)}${spread}.`;
   if (!isRelative(members, mean)) return `${words} ▲ is pushed up by training, ▼ down; beside it is the mean advantage over the tokens of the rollout.`;
   return `${words} What did better than the mean is pushed up (▲), what did worse down (▼). The figure beside an arrow is the mean advantage over the tokens of the rollout.`;
 }
@@ -70,6 +78,7 @@ function Parting({ run, data }) {
   const ways = branchesOf(data.nodes).length;
   return html`<section>
     <h2>Where they part</h2>
+    ${data.nodes.some((node) => node.siblings.length > 0) && html`<p class="soft">Where a rollout was branched, its answer and those of its branches are <em>siblings</em>: they read the same. Above such a place, the figure is the mean of what the siblings got.</p>`}
     <p class="soft">All began with these messages. ${ways === 1 ? "Their first answer is the same." : `Then they parted into ${ways} ways, best first.`} Equal answers lie together; what they share is dim.</p>
     <details class="card" open=${data.trunk.length < 3}><summary><strong>What all of them read first</strong> <span class="soft">${counted(data.trunk.length, "message")}</span></summary><${Trunk} messages=${data.trunk} /></details>
     <${Branches} run=${run} data=${data} />

@@ -4,11 +4,13 @@ import { link, navigate, useApi } from "../api.js";
 import { useKeys } from "../keys.js";
 import { Attempts } from "../parts/attempts.js";
 import { CallTree } from "../parts/calltree.js";
+import { Chip } from "../parts/chip.js";
 import { CreditLine, SOURCES, toneOf } from "../parts/credit.js";
 import { counted, signed } from "../parts/digits.js";
 import { Loading } from "../parts/empty.js";
 import { ErrorBox } from "../parts/error.js";
 import { Fields } from "../parts/fields.js";
+import { Branched, BranchWords, Void } from "../parts/forked.js";
 import { duration, figure } from "../parts/figures.js";
 import { FailedTool, Message } from "../parts/message.js";
 import { Folded, visible } from "../parts/plain.js";
@@ -74,7 +76,7 @@ function Shown({ run, data, attempt, stale }) {
       <${Timeline} calls=${data.calls} spans=${data.spans ?? []} from=${shown?.started_at} to=${shown?.ended_at} onCall=${showCall} />
       <${CallTree} calls=${data.calls} href=${href} />
     </section>`}
-    <${Conversation} calls=${data.calls} href=${href} waits=${UNFINISHED.has(data.status)} />
+    <${Conversation} calls=${data.calls} places=${placesIn(data)} href=${href} waits=${UNFINISHED.has(data.status)} />
     <${Attempts} run=${run} rollout=${data.rollout} attempts=${data.attempts} shown=${shown} logs=${data.logs} />
     <${Spans} spans=${data.spans ?? []} from=${shown?.started_at} href=${href} />
   </div>`;
@@ -82,7 +84,7 @@ function Shown({ run, data, attempt, stale }) {
 
 /** The words about the credit, if they are the same for all calls; else null. */
 function sameCredit(calls) {
-  const words = new Set(calls.map((call) => call.credit?.words ?? null));
+  const words = new Set(calls.filter((call) => !call.replays).map((call) => call.credit?.words ?? null));
   return words.size === 1 ? [...words][0] : null;
 }
 
@@ -97,7 +99,7 @@ function Verdict({ run, data, shown }) {
     <div class=${`verdict card ${tone}`}>
       <div class="big" title="The final reward">${reward === null ? "–" : figure(reward)}<span>reward</span></div>
       <div class="why">
-        ${reasons(data, shown).map((reason, at) => html`<p key=${at}>${reason}</p>`)}
+        ${reasons(run, data, shown).map((reason, at) => html`<p key=${at}>${reason}</p>`)}
       </div>
     </div>
     <${Siblings} run=${run} group=${group.id} mean=${group.mean} siblings=${data.siblings} rollout=${data.rollout} />
@@ -105,9 +107,12 @@ function Verdict({ run, data, shown }) {
 }
 
 /** Why this reward, how that compares, and what it taught: one sentence each. */
-function reasons(data, shown) {
+function reasons(run, data, shown) {
   const found = [];
-  if (shown?.error) found.push(html`<strong class="bad">${visible(shown.error.split("\n")[0])}</strong>`);
+  if (data.branch) found.push(html`<${BranchWords} run=${run} branch=${data.branch} rollout=${data.rollout} />`);
+  if (data.branches.length) found.push(html`<${Branched} run=${run} branches=${data.branches} rollout=${data.rollout} />`);
+  if (data.branch?.void) found.push(html`<${Void} branch=${data.branch} />`);
+  else if (shown?.error) found.push(html`<strong class="bad">${visible(shown.error.split("\n")[0])}</strong>`);
   if (data.reward === null && !shown?.error) found.push(data.status === "running" ? "It is still running." : `It is ${data.status} and has no reward.`);
   const given = data.rewards.map((reward) => `${reward.source === "air" ? signed(reward.value) : figure(reward.value)} ${reward.name}, ${SOURCES[reward.source] ?? reward.source}`);
   if (given.length) found.push(html`<strong>Rewards:</strong> ${visible(given.join("; "))}`);
@@ -120,13 +125,14 @@ function reasons(data, shown) {
   return found;
 }
 
-function comparison({ reward, group }) {
-  const known = Object.values(group.rewards).filter((each) => each !== null);
+function comparison({ reward, group, siblings, rollout }) {
+  const among = siblings.filter(({ id, trunk }) => trunk === null || id === rollout); // branches repeat their trunk
+  const known = among.map((each) => each.reward).filter((each) => each !== null);
   if (reward === null || known.length < 2) return null;
   const better = known.filter((each) => each > reward + 1e-9).length;
   const worse = known.filter((each) => each < reward - 1e-9).length;
   const words = [better && `${better} did better`, worse && `${worse} did worse`].filter(Boolean).join(", ");
-  return html`<strong>Its group:</strong> ${words || "all did the same"}; the mean of ${known.length} is ${figure(group.mean)}.`;
+  return html`<strong>Its group:</strong> ${words || "all did the same"}; the mean${among.length < siblings.length ? " without branches" : ` of ${known.length}`} is ${figure(group.mean)}.`;
 }
 
 function taught({ teaching, calls, step }) {
@@ -146,28 +152,34 @@ function Outcome({ shown }) {
   return html`<${Fields} value=${shown.output} />`;
 }
 
-function Conversation({ calls, href, waits }) {
+/** Numbers of the calls where several answers were sampled. */
+function placesIn({ branch, branches }) {
+  return new Set([branch?.here, ...branches.map(({ call }) => call)].filter(Boolean));
+}
+
+function Conversation({ calls, href, waits, places }) {
   if (calls.length === 0 && waits) return html`<section class="card soft">No call has been answered yet.</section>`;
   if (calls.length === 0) return html`<section class="card"><strong>The agent did not call the model.</strong> <span class="soft">Does it use the address in its environment (OPENAI_BASE_URL)?</span></section>`;
   const same = sameCredit(calls) !== null;
   const results = new Set(calls.flatMap((call) => call.messages.map((message) => message.content)));
   return html`<section class=${`conversation ${calls.length > LONG ? "long" : ""}`}>
     <h2>The conversation, as the agent sent it</h2>
-    ${calls.map((call) => html`<${CallPart} key=${call.id} call=${call} href=${href} results=${results} words=${!same} />`)}
+    ${calls.map((call) => html`<${CallPart} key=${call.id} call=${call} href=${href} results=${results} words=${!same} places=${places} />`)}
   </section>`;
 }
 
-function CallPart({ call, href, results, words }) {
+function CallPart({ call, href, results, words, places }) {
   const failed = call.tools.filter((tool) => tool.status === "error");
-  return html`<section class="call" id=${`call-${call.number}`} aria-label=${`Call ${call.number}`}>
+  return html`<section class=${`call ${call.replays ? "played" : ""}`} id=${`call-${call.number}`} aria-label=${`Call ${call.number}`}>
     <header>
       <a href=${href(call.number)} title="Its tokens, as the engine read and sampled them">call ${call.number}${call.agent && html` · ${visible(call.agent)}`}</a>
-      <span class="soft">${visible(call.origin)} · ${counted(call.sampled_tokens, "token")} · ${duration(call.seconds)}${call.finish_reason === "length" ? " · cut off at the token limit" : ""}${call.grammar ? " · under a grammar" : ""}</span>
+      ${places.has(call.number) && html`<${Chip} tone="place" title="Its prompt was answered several times: see the siblings">branching call<//>`}
+      <span class="soft">${visible(call.origin)}${call.replays ? "" : ` · ${counted(call.sampled_tokens, "token")}`} · ${duration(call.seconds)}${call.finish_reason === "length" ? " · cut off at the token limit" : ""}${call.grammar ? " · under a grammar" : ""}</span>
       <${CreditLine} call=${call} />
     </header>
     ${words && call.credit && html`<p class="soft">${visible(call.credit.words)}</p>`}
     ${call.messages.map((message, at) => html`<${Message} key=${at} message=${message} />`)}
-    ${call.answer ? html`<${Message} message=${call.answer} fresh />` : html`<p class="soft">The answer broke off, or cannot be read.</p>`}
+    ${call.answer ? html`<${Message} message=${call.answer} fresh />` : html`<p class="soft">${call.capture === "incomplete" ? "There is no answer." : "The answer cannot be read."}</p>`}
     ${failed.map((tool, at) => html`<${FailedTool} key=${at} tool=${tool} told=${results.has(tool.error) || results.has(tool.output)} />`)}
   </section>`;
 }

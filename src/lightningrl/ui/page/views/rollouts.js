@@ -2,6 +2,7 @@
 import { html, useEffect, useRef } from "../vendor/preact.js";
 import { exported, get, link, questions, setQuery, useApi } from "../api.js";
 import { useKeys } from "../keys.js";
+import { Chip } from "../parts/chip.js";
 import { Empty, Loading } from "../parts/empty.js";
 import { ErrorBox } from "../parts/error.js";
 import { count, duration, reward } from "../parts/figures.js";
@@ -140,7 +141,7 @@ function columnsOf(low, high, query) {
   const text = (key, title, cell, more) => ({ key, title, cell, ...more });
   const number = (key, title, cell, tip) => ({ key, title, cell, tip, number: true, sort: key });
   return [
-    text("id", "rollout", (row) => html`<span class="nowrap">${visible(row.id)}</span>`, { sort: "queue", tip: "In the order they were enqueued" }),
+    text("id", "rollout", (row) => html`<span class="nowrap">${visible(row.id)}</span>${row.kind === "branch" && html` <${Chip} title="It repeats another rollout up to one of its calls">branch<//>`}`, { sort: "queue", tip: "In the order they were enqueued" }),
     number("step", "step", Step, "The optimizer step that learns from it, from 1; of an exam: the steps before it"),
     text("task", "task", (row) => html`<${Task} row=${row} text=${query.text} />`, { sort: "task" }),
     text("status", "status", (row) => html`<${Status} status=${row.status} />${row.attempts > 1 && html` <span class="soft" title="attempts">× ${row.attempts}</span>`}`),

@@ -11,12 +11,12 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from lightningrl.types import Ints, Transition
+from lightningrl.types import Call, Ints, Transition
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
-def consequences(transitions: Sequence[Transition]) -> Bools:
+def consequences(calls: Sequence[Call] | Sequence[Transition]) -> Bools:
     """[calls, calls] whether the column's call can be a consequence of the row's; False on the diagonal.
 
     A planner p calls two solvers s1 and s2 in parallel, and a judge j when both have ended:
@@ -27,11 +27,11 @@ def consequences(transitions: Sequence[Transition]) -> Bools:
         s2     2     3      s2 .  .  .  x
         j      4     5      j  .  .  .  .
     """
-    started = np.array([call.started_at for call in transitions], np.float64)
-    ended = np.array([call.ended_at for call in transitions], np.float64)
+    started = np.array([call.started_at for call in calls], np.float64)
+    ended = np.array([call.ended_at for call in calls], np.float64)
     after = np.triu(ended[:, None] <= started[None, :], k=1)
-    place = {call.call_id: c for c, call in enumerate(transitions)}
-    for d, call in enumerate(transitions):
+    place = {call.id if isinstance(call, Call) else call.call_id: c for c, call in enumerate(calls)}
+    for d, call in enumerate(calls):
         c = place.get(call.parent_call_id or "", d)
         if c < d:
             after[c, d] = True

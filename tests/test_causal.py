@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightningrl.algorithms.causal import consequences, distances
+from lightningrl.causal import consequences, distances
 from tests.algorithms.rollouts import call
 
 

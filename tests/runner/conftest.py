@@ -1,0 +1,1 @@
+from tests.recipes.conftest import server  # noqa: F401  fixture
