@@ -196,9 +196,24 @@ async def test_a_log_probability_that_is_not_a_number_is_never_learnt(
     with pytest.raises(ServiceError, match=NAN):
         policy.look()
     proxy.rewrite = None
-    assert proxy.count("optim_step") == updates, "an update was made of it"
+    assert proxy.count("optim_step") == updates + 2, "an update was made of it"  # each repetition drops gradients
     await policy.learner.load(policy.learner.weights(0))
     np.testing.assert_allclose(policy.look(), before, atol=NEAR)
+    await policy.update()
+    np.testing.assert_allclose(policy.look(), undisturbed, atol=NEAR)
+    policy.service.close()
+
+
+async def test_gradients_that_an_earlier_adapter_has_left_are_not_learnt(
+    proxy: Proxy, service_model: Path, tmp_path: Path, undisturbed: Doubles
+) -> None:
+    left = [Policy(proxy.url, service_model, tmp_path / f"left-{i}") for i in range(3)]
+    for policy in left:
+        policy.trainer.forward_backward(build_forest(taught(5)))
+    for policy in left:
+        policy.service.close()
+    policy = Policy(proxy.url, service_model, tmp_path / "run")
+    await policy.begin()
     await policy.update()
     np.testing.assert_allclose(policy.look(), undisturbed, atol=NEAR)
     policy.service.close()

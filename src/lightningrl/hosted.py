@@ -4,6 +4,7 @@ A `RemotePolicy` is one adapter at the service. Trainer and engine of a policy s
 sampling, and the engine samples from what was saved.
 """
 
+import contextlib
 import importlib
 import json
 import logging
@@ -43,6 +44,7 @@ UNKNOWN = 424
 """Status that the SDK does not retry: an answer is lost, and the service may have done what was asked."""
 CONNECT_S, READ_S = 5.0, 60.0
 """The SDK's own limits for one HTTP request."""
+UNLOAD_S = 10.0
 SAVES = 3
 """How often weights are saved, if the service fails. Each time has a name of its own."""
 
@@ -148,6 +150,8 @@ class Service:
         self.reduction: Reduction | None = None
         """None: not known yet."""
         self._client: Any = None
+        self._adapters: list[Any] = []
+        """Training clients of the adapters that the server holds for this session."""
 
     @property
     def client(self) -> Any:
@@ -165,6 +169,29 @@ class Service:
             raise self.late(what) from error
         except Exception as error:
             raise self.failed(what, error) from error
+
+    def adapter(self, what: str, make: Callable[[], Any]) -> Any:
+        """The SDK's training client of a new adapter. The server holds it until `unload`, or the end of the session."""
+        made = self.call(what, make)
+        self._adapters.append(made)
+        return made
+
+    def unload(self, adapter: Any) -> None:
+        """Have a server of one's own forget an adapter that nobody needs: it has room for few. What was saved stays."""
+        self._adapters.remove(adapter)
+        if not self.config.url:
+            return
+        with contextlib.suppress(httpx.HTTPError):  # the server forgets it later by itself
+            url = f"{self.config.url.rstrip('/')}/api/v1/unload_model"
+            headers = {"X-API-Key": os.environ.get(self.config.key_env, "")}
+            httpx.post(url, json={"model_id": adapter.model_id}, headers=headers, timeout=UNLOAD_S)
+
+    def still_update(self, adapter: Any) -> Mapping[str, float]:
+        """Drop the gradients that were added and not applied, by an update at rate 0. It changes the optimizer's
+        moments. Returns the service's metrics.
+        """
+        still = self.sdk.types.AdamParams(learning_rate=0.0)
+        return self.call("drop gradients", lambda: adapter.optim_step(still)).metrics or {}
 
     def late(self, what: str) -> ServiceError:
         hint = "is the service overloaded? raise `service.timeout_s`, or continue the run later"
@@ -188,7 +215,9 @@ class Service:
         return f"the service at `{self.config.url}`" if self.config.url else "the service"
 
     def close(self) -> None:
-        """End the session's threads, if there is one."""
+        """Give back what the service holds for this session, and end the session's threads."""
+        for adapter in list(self._adapters):
+            self.unload(adapter)
         if self._client is not None:
             self._client.holder.close()
             self._client = None
@@ -235,27 +264,47 @@ class RemotePolicy:
         """Checkpoint folder → path of its weights for sampling, for those that this session has saved."""
         self.training: Any = None
         """The SDK's `TrainingClient`."""
+        self._retired: list[Any] = []
         if begin is not None and begin.state:
             self.take_up(begin)
             return
-        self.training = service.call(
+        self.training = service.adapter(
             f"create an adapter of `{self.base}`",
             lambda: service.client.create_lora_training_client(base_model=self.base, rank=self.rank, seed=seed),
         )
+        self._clear(state="")
 
     def take_up(self, saved: Saved) -> None:
         """Continue from a version that the service keeps, in a new adapter: what the old one had begun is dropped."""
-        service = self.service
-        self.training = service.call(
+        service, old = self.service, self.training
+        self.training = service.adapter(
             f"continue from `{saved.state}`",
             lambda: service.client.create_training_client_from_state_with_optimizer(saved.state),
         )
+        self._clear(state=saved.state)
         self.steps = saved.steps
+        if old is not None:
+            self._retired.append(old)
+
+    def _clear(self, *, state: str) -> None:
+        """Drop the gradients that an adapter of somebody else has left in the new one: SkyRL 0.3 gives it the memory
+        of an adapter that has ended, as it is. `state`: what the new one was loaded from; empty: from nothing.
+        """
+        if not self.service.config.url:
+            return
+        state = state or self.save_state()
+        self.service.still_update(self.training)
+        self.service.call(f"load `{state}`", lambda: self.training.load_state_with_optimizer(state))
+
+    def unload_retired(self) -> None:
+        """Give back the adapters before the last `take_up`. Until then they answer for versions that they have saved."""
+        while self._retired:
+            self.service.unload(self._retired.pop())
 
     def scratch(self) -> Any:
         """A training client of a new adapter that nobody keeps. It computes what the model without it computes."""
         client = self.service.client
-        return self.service.call(
+        return self.service.adapter(
             f"create an adapter of `{self.base}`",
             lambda: client.create_lora_training_client(base_model=self.base, rank=1, seed=0),
         )
@@ -265,7 +314,8 @@ class RemotePolicy:
         begin, client = self._begin, self.service.client
         if begin is None or not begin.state:
             return self.scratch()
-        return self.service.call(f"load `{begin.state}`", lambda: client.create_training_client_from_state(begin.state))
+        make = client.create_training_client_from_state
+        return self.service.adapter(f"load `{begin.state}`", lambda: make(begin.state))
 
     def download(self, sampler: str, folder: Path) -> None:
         """Write the adapter at the path `sampler` into `folder`, as peft names its files."""

@@ -159,13 +159,14 @@ class Learner:
         lost = 0
         while True:
             try:
+                if lost and self._latest is not None:
+                    await self.load(self._latest)
                 metrics, taught = await self._run(self._update, lessons, seed, rate)
             except TrainerLost as error:
                 lost += 1
                 if self._latest is None or lost == UPDATES:
                     raise
                 log.warning("an update of `%s` is made again: %s", self.name, error.message)
-                await self.load(self._latest)
             else:
                 return metrics | ({"optim/repeated": float(lost)} if lost else {}), taught
 

@@ -236,9 +236,9 @@ from lightningrl.trainer.local import LocalTrainer
 
 
 class Slow(LocalTrainer):
-    def publish(self, path):
+    def export(self, path):
         time.sleep(0.8)
-        super().publish(path)
+        super().export(path)
 
     def save(self, path):
         time.sleep(0.8)

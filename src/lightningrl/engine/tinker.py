@@ -114,6 +114,8 @@ class TinkerEngine:
         make = service.client.create_sampling_client
         self._sampler = await asyncio.to_thread(service.call, f"sample from `{path}`", lambda: make(model_path=path))
         self.version = weights.version
+        if isinstance(self._remote, RemotePolicy):
+            await asyncio.to_thread(self._remote.unload_retired)
 
     async def pause(self, *, timeout_s: float = 60.0) -> None:
         await self._gate.pause(timeout_s=timeout_s)

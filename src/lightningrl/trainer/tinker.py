@@ -145,12 +145,17 @@ class TinkerTrainer:
             write_saved(draft, self._remote.describe(state=state, sampler=""))
 
     def load(self, path: Path) -> None:
-        """Continue from what the service keeps, in a new adapter. Gradients that were not applied are dropped."""
+        """Continue from what the service keeps, in a new adapter. Gradients that were not applied are dropped. Raises
+        `TrainerLost` if the service fails.
+        """
         saved = read_saved(path)
         if saved is None:
             hint = "this checkpoint is of another backend: start a new run with another `--run-dir`"
             raise UserError(f"`{path}` does not say where a service keeps its weights", hint=hint)
-        self._remote.take_up(saved)
+        try:
+            self._remote.take_up(saved)
+        except ServiceError as error:
+            raise TrainerLost(error.message, hint=error.hint) from error
         self._first, self._poisoned = 0, False
         # A service may serve only adapters that are loaded, and the one that saved these weights is not any more.
         self._remote.samplers[path.parent.resolve()] = self._remote.save_sampler()
@@ -261,6 +266,7 @@ def reduction_of(remote: RemotePolicy) -> Reduction:
     """
     service, client = remote.service, remote.scratch()
     types = service.sdk.types
+    service.still_update(client)  # SkyRL 0.3 may give it the gradients of an adapter that has ended
 
     def norm(rows: int) -> float | None:
         tensors = {
@@ -270,11 +276,11 @@ def reduction_of(remote: RemotePolicy) -> Reduction:
         datum = types.Datum(model_input=types.ModelInput.from_ints([4, 5, 6, 7]), loss_fn_inputs=tensors)
         service.call("learn", lambda: client.forward_backward([datum] * rows, "cross_entropy"))
         service.spent.add(train=4 * rows)
-        still = types.AdamParams(learning_rate=0.0)
-        metrics = service.call("update", lambda: client.optim_step(still)).metrics or {}
+        metrics = service.still_update(client)
         return next((value for name, value in metrics.items() if name.endswith(GRAD_NORM)), None)
 
     once, twice = norm(1), norm(2)
+    service.unload(client)
     if not once or twice is None or abs(twice / once - 2) < 0.1:
         return "sum"
     if abs(twice / once - 1) < 0.1:
