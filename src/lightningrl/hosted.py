@@ -297,7 +297,7 @@ class RemotePolicy:
         self.service.call(f"load `{state}`", lambda: self.training.load_state_with_optimizer(state))
 
     def unload_retired(self) -> None:
-        """Give back the adapters before the last `take_up`. Until then they answer for versions that they have saved."""
+        """Give back the adapters before the last `take_up`. Until then, they answer for versions they have saved."""
         while self._retired:
             self.service.unload(self._retired.pop())
 
