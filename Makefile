@@ -5,9 +5,9 @@
 
 BIN := .venv/bin
 CODE := src tests tests_gpu tests_loggers tests_page tests_ray tests_recipes tests_tinker tests_vllm recipes benchmarks docs_site
-# recipes.py and replayable.py need more venvs, gpu.py a GPU (make gpu), trl.py TRL's venv; precision.py takes an hour,
+# recipes.py, replayable.py and hosted.py need more venvs, gpu.py a GPU (make gpu), trl.py TRL's venv; precision.py takes an hour,
 # and chaos.py half of one
-BENCH ?= $(filter-out $(addprefix benchmarks/,chaos.py gpu.py precision.py recipes.py replay.py replayable.py trl.py),$(wildcard benchmarks/*.py))
+BENCH ?= $(filter-out $(addprefix benchmarks/,chaos.py gpu.py hosted.py precision.py recipes.py replay.py replayable.py trl.py),$(wildcard benchmarks/*.py))
 # Python compiles what it imports; compiling all that is installed takes most of the time of an installation.
 PIP := -qq --disable-pip-version-check --no-compile
 TORCH := torch>=2.9,<2.14
