@@ -1,6 +1,6 @@
 # Every verb does its own set-up. You need make and Python 3.11 to 3.14.
 .DEFAULT_GOAL := help
-.PHONY: help demo notebook test test-fast test-agents test-recipes recipes test-vllm test-ray test-tinker test-loggers \
+.PHONY: help demo notebook test test-fast long test-agents test-recipes recipes test-vllm test-ray test-tinker test-loggers \
 	gpu fuzz leases chaos test-page lint typecheck bench oracles road wheels reference docs clean
 
 BIN := .venv/bin
@@ -64,6 +64,8 @@ test-recipes: .venv/ready $(RECIPE_VENVS) $(NODE_RECIPE) ## test the recipes who
 
 recipes: .venv/ready $(RECIPE_VENVS) $(NODE_RECIPE) ## train every recipe briefly: each must learn, its calls captured
 	@$(BIN)/python benchmarks/recipes.py --check $(ARGS)
+
+long: wheels test-agents test-recipes recipes ## run what .ci/run leaves out: other environments, and every recipe (half an hour)
 
 fuzz: .venv/ready ## send the gateway 50,000 random requests (takes minutes)
 	@LIGHTNINGRL_FUZZ=50000 $(BIN)/python -m pytest tests/gateway/test_fuzz.py --timeout 3600 $(ARGS)

@@ -22,7 +22,7 @@ from lightningrl.trainer.tinker import TinkerTrainer
 from lightningrl.types import Doubles
 from tests_tinker.proxy import Fault, Proxy, proxied
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 300.0
 SHORT_S = 10.0
 NEAR = 1e-4
 """In nats. Measured: at most 5e-6; the update itself moves log-probabilities by 3."""
@@ -139,9 +139,10 @@ async def test_weights_are_saved_again_when_the_answer_is_lost(
     proxy: Proxy, service_model: Path, tmp_path: Path
 ) -> None:
     policy = Policy(proxy.url, service_model, tmp_path / "run")
+    before = proxy.count("save_weights")
     proxy.faults = [Fault(path="save_weights", breaks="after"), Fault(path="save_weights_for_sampler", breaks="cut")]
     await policy.learner.save(policy.learner.weights(0))
-    assert proxy.count("save_weights") == proxy.count("save_weights_for_sampler") == 2
+    assert proxy.count("save_weights") - before == proxy.count("save_weights_for_sampler") == 2
     await policy.learner.load(policy.learner.weights(0))
     policy.service.close()
 
