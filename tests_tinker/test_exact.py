@@ -33,6 +33,7 @@ from lightningrl.trainer.conformance import lessons
 from lightningrl.trainer.local import BETAS, LocalTrainer
 from lightningrl.trainer.tinker import TinkerTrainer
 from lightningrl.types import Trajectory, Transition
+from tests.trainer.test_forest_gradients import centred
 
 log = logging.getLogger(__name__)
 """The errors: `--log-cli-level INFO`."""
@@ -137,20 +138,6 @@ def scene(service_url: str, service_model: Path, tmp_path_factory: pytest.TempPa
 def warm(given: Sequence[Lesson]) -> list[Lesson]:
     """All at temperature 1, as a service learns."""
     return [dataclasses.replace(le, transition=dataclasses.replace(le.transition, temperature=1.0)) for le in given]
-
-
-def centred(given: Sequence[Lesson], trainer: LocalTrainer) -> list[Lesson]:
-    """Logprobs, recorded and proximal, around the true ones: some ratios are clipped, some not. Some weights are 0."""
-    rng = np.random.default_rng(1)
-    made: list[Lesson] = []
-    for i, lesson in enumerate(given):
-        found = trainer.evaluate(build_forest([lesson], whole=True)).logprobs
-        proximal, recorded = (found + 0.3 * rng.normal(size=found.shape) for _ in range(2))
-        weights = lesson.weights * (i % 7 != 4)
-        weights[0] *= i % 5 != 3
-        call = dataclasses.replace(lesson.transition, logprobs=recorded.astype(np.float32))
-        made.append(dataclasses.replace(lesson, transition=call, proximal=proximal, weights=weights))
-    return made
 
 
 def gradient_of(trainer: LocalTrainer) -> Tensors:

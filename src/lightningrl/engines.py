@@ -14,7 +14,7 @@ from lightningrl.engine.vllm_owned import OwnedVLLM
 from lightningrl.errors import LightningError, UserError
 from lightningrl.gateway.routing import FROZEN, frozen
 from lightningrl.gateway.scripted import ScriptedEngine
-from lightningrl.hosted import RemoteModel, RemotePolicy, Service, name_of, read_saved
+from lightningrl.hosted import RemoteModel, RemotePolicy, Saved, Service, name_of, read_saved
 from lightningrl.trainer.base import TRAINER
 
 
@@ -118,9 +118,13 @@ def make_engine(
 
 def _untrained(config: Config, policy: str, folder: Path, *, service: Service | None) -> RemoteModel:
     """What answers at a service from `folder`, a version that it keeps or one of its models."""
-    begin = read_saved(folder / TRAINER) or read_saved(folder)
     base = name_of(config, model_paths(config)[policy])
-    return RemoteModel(service or Service(config.service), base=base, begin=begin)
+    return RemoteModel(service or Service(config.service), base=base, begin=kept_at_service(folder))
+
+
+def kept_at_service(folder: Path) -> Saved | None:
+    """The version that a service keeps for `folder`, a checkpoint or an exported adapter; None: it keeps none."""
+    return read_saved(folder / TRAINER) or read_saved(folder)
 
 
 def load_engine(setup: EngineSetup, *, template: ChatTemplate, root: Path) -> Engine:

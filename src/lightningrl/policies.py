@@ -9,12 +9,12 @@ from lightningrl import plugins
 from lightningrl.config import Config
 from lightningrl.data.tasks import derived_seed
 from lightningrl.engine.base import Engine
-from lightningrl.hosted import RemotePolicy, Service, name_of, read_saved
+from lightningrl.engines import kept_at_service
+from lightningrl.hosted import RemotePolicy, Service, name_of
 from lightningrl.learner import Learner, needs_critic
 from lightningrl.models.base import Decoder
 from lightningrl.models.devices import device_of, set_up
 from lightningrl.models.load import export_folder, load_model, load_tokenizer
-from lightningrl.trainer.base import TRAINER
 
 
 def set_up_devices(config: Config) -> str:
@@ -38,7 +38,7 @@ def remote_policies(config: Config, folders: Mapping[str, Path]) -> dict[str, Re
             base=name_of(config, settings.path),
             rank=settings.lora_rank,
             seed=derived_seed(config.seed, "adapter", index) % 2**31,
-            begin=read_saved(folder / TRAINER) or read_saved(folder),
+            begin=kept_at_service(folder),
         )
     return found
 

@@ -22,6 +22,7 @@ from lightningrl.cli.verdict import signed
 from lightningrl.config import Config, RouteConfig, UpstreamConfig
 from lightningrl.data.intervals import RESAMPLES, Difference, paired_difference
 from lightningrl.errors import Stopped, UserError
+from lightningrl.hosted import RECORD
 from lightningrl.progress import MODES, Exam, Mode
 
 SERVER = "evaluated"
@@ -192,7 +193,7 @@ def _with_weights(config: Config, given: Path) -> Config:
 
 def _model(folder: Path) -> dict[str, Any]:
     """Settings of `[model]` for a model folder. No new adapter is added; one in the folder is loaded."""
-    if not any((folder / name).exists() for name in ("config.json", "adapter_config.json", "hosted.json")):
+    if not any((folder / name).exists() for name in ("config.json", "adapter_config.json", RECORD)):
         hint = "give a model folder (with a config.json), the folder of a finished run, or the URL of a server"
         raise UserError(f"no model at `{folder}`", hint=hint)
     return {"path": str(folder.resolve()), "lora_rank": 0}

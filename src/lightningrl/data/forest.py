@@ -160,6 +160,14 @@ def next_token(context: Ints, token_id: int, *, call_id: str, rollout_id: str) -
     return unweighted(call, rollout_id=rollout_id)
 
 
+def is_finite(forest: Forest) -> bool:
+    """Whether all values are finite, including those that the loss does not read."""
+    arrays = [forest.logprobs, forest.proximal, forest.advantages, forest.weights]
+    if forest.returns is not None:
+        arrays.append(forest.returns)
+    return all(bool(np.isfinite(array).all()) for array in arrays)
+
+
 def _proximal(lesson: Lesson) -> Floats | Doubles:
     return lesson.transition.logprobs if lesson.proximal is None else lesson.proximal
 

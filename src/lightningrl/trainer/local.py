@@ -13,12 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lightningrl.config import LossConfig, TrainerConfig
-from lightningrl.data.forest import Forest, one_call
+from lightningrl.data.forest import Forest, is_finite, one_call
 from lightningrl.models.base import Decoder
 from lightningrl.models.determinism import repeatable
 from lightningrl.trainer import checkpoint
@@ -101,7 +100,7 @@ class LocalTrainer:
             outputs = self._forward(forest)
             loss, metrics = objective(forest, outputs, self._loss, reference=reference)
             evaluation = _evaluation(forest, outputs, metrics)  # once the gradient is added, nothing may fail
-            if not _is_finite(forest) or not bool(torch.isfinite(loss)):
+            if not is_finite(forest) or not bool(torch.isfinite(loss)):
                 self._poisoned = True
             elif self._masters.add_gradient(loss, factor=factor):
                 self._scale.fits(factor)
@@ -215,14 +214,6 @@ def _computing(device: torch.device, *, threads: int) -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(before)
-
-
-def _is_finite(forest: Forest) -> bool:
-    """Whether all values are finite, including those that the loss does not read."""
-    arrays = [forest.logprobs, forest.proximal, forest.advantages, forest.weights]
-    if forest.returns is not None:
-        arrays.append(forest.returns)
-    return all(bool(np.isfinite(array).all()) for array in arrays)
 
 
 def _norm(parameters: Mapping[str, Tensor]) -> float:

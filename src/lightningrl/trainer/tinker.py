@@ -15,7 +15,8 @@ Legend: M sampled tokens · R rows · L tokens of a row.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 
 from lightningrl.config import LossConfig, TrainerConfig
-from lightningrl.data.forest import Forest, one_call
+from lightningrl.data.forest import Forest, is_finite, one_call
 from lightningrl.data.rows import Row, rows_of
 from lightningrl.errors import UserError
 from lightningrl.hosted import (
@@ -75,13 +76,13 @@ class TinkerTrainer:
         rows = rows_of(forest)
         if not rows:
             return _evaluation(forest, np.zeros(0), {})
-        if not _is_finite(forest):
+        if not is_finite(forest):
             self._poisoned = True
             return self.evaluate(forest)
         self._check(forest)
         built_in = _built_in(self._loss, reduction=self.reduction)
         reference = self._reference_logprobs(forest, rows)
-        try:
+        with _weights_unknown():
             if built_in is not None:
                 name, settings = built_in
                 logprobs = self._learn(forest, rows, name, settings, advantages=forest.advantages * forest.weights)
@@ -92,8 +93,6 @@ class TinkerTrainer:
                 if not np.isfinite(slopes).all():
                     raise ServiceError("a log-probability or the loss is not finite")
                 logprobs = self._learn(forest, rows, "importance_sampling", None, advantages=-slopes, old=before)
-        except ServiceError as error:
-            raise TrainerLost(error.message, hint=error.hint) from error
         return _evaluation(forest, logprobs, metrics | _row_metrics(forest, rows, passes=1 if built_in else 2))
 
     def evaluate(self, forest: Forest) -> Evaluation:
@@ -119,10 +118,8 @@ class TinkerTrainer:
                 weight_decay=0.0,
                 grad_clip_norm=MAX_GRAD_NORM,
             )
-            try:
+            with _weights_unknown():
                 answer = remote.service.call("update the weights", lambda: remote.training.optim_step(params))
-            except ServiceError as error:
-                raise TrainerLost(error.message, hint=error.hint) from error
             found = answer.metrics or {}
             remote.steps += 1
         self._first, self._poisoned = 0, False
@@ -152,10 +149,8 @@ class TinkerTrainer:
         if saved is None:
             hint = "this checkpoint is of another backend: start a new run with another `--run-dir`"
             raise UserError(f"`{path}` does not say where a service keeps its weights", hint=hint)
-        try:
+        with _weights_unknown():
             self._remote.take_up(saved)
-        except ServiceError as error:
-            raise TrainerLost(error.message, hint=error.hint) from error
         self._first, self._poisoned = 0, False
         # A service may serve only adapters that are loaded, and the one that saved these weights is not any more.
         self._remote.samplers[path.parent.resolve()] = self._remote.save_sampler()
@@ -260,6 +255,15 @@ class TinkerTrainer:
             )
 
 
+@contextmanager
+def _weights_unknown() -> Iterator[None]:
+    """What fails in here may have changed the weights or not."""
+    try:
+        yield
+    except ServiceError as error:
+        raise TrainerLost(error.message, hint=error.hint) from error
+
+
 def reduction_of(remote: RemotePolicy) -> Reduction:
     """How a service reduces a batch: from the gradients of one row, and of the same row twice. The API says that it
     adds; a service that reports no gradient norm is taken at its word.
@@ -331,8 +335,3 @@ def _evaluation(forest: Forest, logprobs: Doubles, metrics: dict[str, float]) ->
     found = torch.from_numpy(logprobs)
     looks = look_metrics(forest, Outputs(logprobs=found, entropies=-found, values=None)) if len(logprobs) else {}
     return Evaluation(metrics=metrics | looks, logprobs=logprobs)
-
-
-def _is_finite(forest: Forest) -> bool:
-    arrays = (forest.logprobs, forest.proximal, forest.advantages, forest.weights)
-    return all(bool(np.isfinite(array).all()) for array in arrays)
