@@ -8,8 +8,9 @@ CODE := src tests tests_gpu tests_loggers tests_page tests_ray tests_recipes tes
 # recipes.py, replayable.py and hosted.py need more venvs, gpu.py a GPU (make gpu), trl.py TRL's venv; precision.py takes an hour,
 # and chaos.py half of one
 BENCH ?= $(filter-out $(addprefix benchmarks/,chaos.py gpu.py hosted.py precision.py recipes.py replay.py replayable.py trl.py),$(wildcard benchmarks/*.py))
-# Python compiles what it imports; compiling all that is installed takes most of the time of an installation.
-PIP := -qq --disable-pip-version-check --no-compile
+PIP := -qq --disable-pip-version-check
+# Tests start hundreds of processes. Without bytecode, each of them compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 TORCH := torch>=2.9,<2.14
 VLLM := 0.32.0
 # the folder of another version has its number: two versions need two environments
@@ -138,8 +139,9 @@ clean: ## remove everything that was installed or built, except runs
 # the README).
 .venv/ready: pyproject.toml
 	@$(MAKE_VENV)
-	@$(BIN)/python -m pip install $(PIP) '$(TORCH)'
-	@$(BIN)/python -m pip install $(PIP) -e '.[dev]'
+	@$(BIN)/python -m pip install $(PIP) --no-compile '$(TORCH)'
+	@$(BIN)/python -m pip install $(PIP) --no-compile -e '.[dev]'
+	@$(BIN)/python -m compileall -qq -j 0 $(@D)/lib || true # on all cores; some packages carry files that do not compile
 	@touch $@
 
 .venv-%/ready: recipes/%/requirements.txt pyproject.toml
