@@ -1,10 +1,12 @@
 """A service that fails in the middle of an update: the weights end up as if it had not, or the update stops."""
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -47,11 +49,11 @@ def taught(seed: int = 0) -> list[Lesson]:
 class Policy:
     """One policy that learns at the service, as in a run, but from given lessons."""
 
-    def __init__(self, url: str, model: Path, folder: Path, *, timeout_s: float = TIMEOUT_S) -> None:
-        self.service = Service(ServiceConfig(url=url, timeout_s=timeout_s))
+    def __init__(self, url: str, model: Path, folder: Path, *, max_tokens: int | Literal["auto"] = "auto") -> None:
+        self.service = Service(ServiceConfig(url=url, timeout_s=TIMEOUT_S))
         self.remote = RemotePolicy(self.service, base=str(model), rank=4, seed=7)
         tokenizer = load_tokenizer(str(model))
-        config = TrainerConfig(minibatches=UPDATES, measured=0.0, learning_rate=1e-2)
+        config = TrainerConfig(minibatches=UPDATES, learning_rate=1e-2, max_tokens=max_tokens)
         self.trainer = TinkerTrainer(self.remote, config=config, loss=LossConfig(), tokenizer=tokenizer)
         setup = EngineSetup(
             policy="policy",
@@ -80,8 +82,8 @@ class Policy:
         assert self.trainer.reduction in ("sum", "row-mean")
         await self.learner.save(self.learner.weights(0))
 
-    async def update(self) -> dict[str, float]:
-        metrics, _ = await self.learner.update(taught(), seed=0, remaining=1.0)
+    async def update(self, given: Sequence[Lesson] | None = None) -> dict[str, float]:
+        metrics, _ = await self.learner.update(given or taught(), seed=0, remaining=1.0)
         return metrics
 
     def look(self) -> Doubles:
@@ -110,6 +112,7 @@ BROKEN = {
     "an update is made and its answer lost": (Fault(path="optim_step", breaks="after"), 1),
     "the second update is made and the connection cut": (Fault(path="optim_step", breaks="cut", skip=1), 1),
     "the adapter is forgotten": (Fault(path="forward_backward", status=404, skip=1), 1),
+    "a look at the weights is refused": (Fault(path="forward", status=404), 1),
     "two updates of one step are lost": (Fault(path="optim_step", breaks="after", times=2), 2),
     "the service is at its limit": (
         Fault(path="forward_backward", status=429, headers={"retry-after": "1"}, times=2),
@@ -194,7 +197,7 @@ async def test_a_log_probability_that_is_not_a_number_is_never_learnt(
     proxy.rewrite = poisoned
     with pytest.raises(TrainerLost, match=NAN):
         await policy.update()
-    with pytest.raises(ServiceError, match=NAN):
+    with pytest.raises(TrainerLost, match=NAN):
         policy.look()
     proxy.rewrite = None
     assert proxy.count("optim_step") == updates + 2, "an update was made of it"  # each repetition drops gradients
@@ -202,6 +205,45 @@ async def test_a_log_probability_that_is_not_a_number_is_never_learnt(
     np.testing.assert_allclose(policy.look(), before, atol=NEAR)
     await policy.update()
     np.testing.assert_allclose(policy.look(), undisturbed, atol=NEAR)
+    policy.service.close()
+
+
+async def test_making_an_adapter_is_given_up_in_time(proxy: Proxy, service_model: Path) -> None:
+    service = Service(ServiceConfig(url=proxy.url, timeout_s=SHORT_S))
+    assert service.client is not None
+    proxy.faults = [Fault(path="create_model", breaks="hang", hang_s=2 * SHORT_S)]
+    began = time.monotonic()
+    with pytest.raises(ServiceError, match="did not create an adapter"):
+        RemotePolicy(service, base=str(service_model), rank=4, seed=7)
+    assert time.monotonic() - began < 1.5 * SHORT_S
+    service.close()
+
+
+async def test_a_refused_key_ends_the_update_at_once(proxy: Proxy, service_model: Path, tmp_path: Path) -> None:
+    policy = Policy(proxy.url, service_model, tmp_path / "run")
+    await policy.begin()
+    asked = proxy.count("forward_backward")
+    proxy.faults = [Fault(path="forward_backward", status=401, times=9)]
+    with pytest.raises(ServiceError, match="401") as failed:
+        await policy.update()
+    assert failed.value.hint and "TINKER_API_KEY" in failed.value.hint
+    assert proxy.count("forward_backward") - asked == 1
+    proxy.faults = []
+    policy.service.close()
+
+
+async def test_a_batch_with_a_part_that_is_not_finite_is_skipped_whole(
+    proxy: Proxy, service_model: Path, tmp_path: Path
+) -> None:
+    policy = Policy(proxy.url, service_model, tmp_path / "run", max_tokens=1)  # a forest for each rollout
+    await policy.begin()
+    before, sent = policy.look(), proxy.count("forward_backward")
+    *good, last = taught()
+    given = [*good, replace(last, advantages=np.full_like(last.advantages, np.nan))]
+    metrics = await policy.update(given)
+    assert metrics["optim/skipped"] > 0 and metrics["optim/steps"] == UPDATES - 1
+    assert proxy.count("forward_backward") > sent, "the other minibatch is learnt"
+    assert np.isfinite(policy.look()).all() and np.abs(policy.look() - before).max() > 1e-3
     policy.service.close()
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from lightningrl import plugins
 from lightningrl.chat import ChatTemplate
@@ -14,8 +14,11 @@ from lightningrl.engine.vllm_owned import OwnedVLLM
 from lightningrl.errors import LightningError, UserError
 from lightningrl.gateway.routing import FROZEN, frozen
 from lightningrl.gateway.scripted import ScriptedEngine
-from lightningrl.hosted import RemoteModel, RemotePolicy, Saved, Service, name_of, read_saved
+from lightningrl.hosted import RECORD, RemoteModel, RemotePolicy, Saved, Service, name_of, read_saved
 from lightningrl.trainer.base import TRAINER
+
+Backend: TypeAlias = Literal["local", "tinker"]
+MODEL_FILES = ("config.json", "adapter_config.json")
 
 
 def model_paths(config: Config) -> dict[str, str]:
@@ -123,8 +126,31 @@ def _untrained(config: Config, policy: str, folder: Path, *, service: Service | 
 
 
 def kept_at_service(folder: Path) -> Saved | None:
-    """The version that a service keeps for `folder`, a checkpoint or an exported adapter; None: it keeps none."""
-    return read_saved(folder / TRAINER) or read_saved(folder)
+    """The version that a service keeps for `folder`, a checkpoint or an exported adapter; None: it keeps none. Raises
+    `UserError` for a checkpoint that was not finished.
+    """
+    saved = read_saved(folder / TRAINER) or read_saved(folder)
+    if saved is not None and not saved.state:
+        raise UserError(f"the checkpoint `{folder}` was not finished", hint="give an earlier one")
+    return saved
+
+
+def has_weights(folder: Path, *, backend: Backend) -> bool:
+    """Whether a backend can answer from a folder, a model or a checkpoint."""
+    return any((folder / name).is_file() for name in (MODEL_FILES if backend == "local" else (RECORD,)))
+
+
+def check_weights(folder: Path, *, backend: Backend) -> None:
+    """Raises `UserError` if `has_weights` does not hold."""
+    if has_weights(folder, backend=backend):
+        return
+    if backend == "tinker":
+        hint = "give a checkpoint of a run at this service; for a model folder, set `backend=local`"
+        raise UserError(f"the service keeps nothing for `{folder}`", hint=hint)
+    hint = "give a model folder (with a config.json), or the folder of a finished run"
+    if has_weights(folder, backend="tinker"):
+        hint = "its weights are at a service: set `backend=tinker`, or give the exported adapter, the run's `model`"
+    raise UserError(f"no model at `{folder}`", hint=hint)
 
 
 def load_engine(setup: EngineSetup, *, template: ChatTemplate, root: Path) -> Engine:

@@ -13,7 +13,9 @@ import secrets
 import tarfile
 import tempfile
 import threading
+from asyncio import CancelledError
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as OutOfTime
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -31,6 +33,8 @@ from lightningrl.types import Doubles
 
 RECORD = "hosted.json"
 """File of a checkpoint that says where the service keeps it."""
+ADDRESS = "https://tinker.thinkingmachines.dev/services/tinker-prod"
+"""Of Thinking Machines, as the SDK has it (tinker/_client.py)."""
 INSTALL = 'install the SDK: `pip install "lightningrl[tinker]"`'
 ADAPTER, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """Files of a peft folder."""
@@ -45,6 +49,8 @@ UNKNOWN = 424
 CONNECT_S, READ_S = 5.0, 60.0
 """The SDK's own limits for one HTTP request."""
 UNLOAD_S = 10.0
+REFUSED = (401, 402, 403)
+"""Statuses of requests that stay wrong however often they are repeated."""
 SAVES = 3
 """How often weights are saved, if the service fails. Each time has a name of its own."""
 
@@ -52,15 +58,18 @@ SAVES = 3
 class ServiceError(EngineError):
     """The service refused a request, failed, or did not answer in time."""
 
+    status: int | None = None
+    """Of the HTTP answer; None: there was none."""
+
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a service keeps a version of an adapter."""
+    """Where a service keeps a version of an adapter. Empty strings: it does not keep this part."""
 
     base: str
     """The service's name for the model below the adapter."""
     rank: int
     state: str
-    """`tinker://…` path of weights and optimizer; empty: only the weights for sampling were saved."""
+    """`tinker://…` path of weights and optimizer."""
     sampler: str
     """`tinker://…` path of the weights for sampling."""
     steps: int
@@ -146,6 +155,9 @@ class Service:
     def __init__(self, config: ServiceConfig) -> None:
         self.sdk = sdk()
         self.config = config
+        self.address = address_of(config)
+        self.own = self.address != ADDRESS
+        """Whether it is not that of Thinking Machines, but e.g. SkyRL's server on machines of one's own."""
         self.spent = Spent()
         self.reduction: Reduction | None = None
         """None: not known yet."""
@@ -161,10 +173,22 @@ class Service:
         return self._client
 
     def call(self, what: str, request: Callable[[], Any]) -> Any:
-        """The result of a request. A future is waited for, at most `timeout_s`. Raises `ServiceError`."""
+        """The result of a request, waited for at most `timeout_s`. Raises `ServiceError`.
+
+        The SDK has no limit for some requests, so each is made in a thread that may be left behind.
+        """
+        answer = Future[Any]()
+
+        def ask() -> None:
+            try:
+                asked = request()
+                answer.set_result(asked.result() if callable(getattr(asked, "result", None)) else asked)
+            except (Exception, CancelledError) as error:  # noqa: BLE001 - raised again below
+                answer.set_exception(error)
+
+        threading.Thread(target=ask, daemon=True, name=f"service: {what}").start()
         try:
-            asked = request()
-            return asked.result(timeout=self.config.timeout_s) if callable(getattr(asked, "result", None)) else asked
+            return answer.result(timeout=self.config.timeout_s)
         except (OutOfTime, TimeoutError) as error:
             raise self.late(what) from error
         except Exception as error:
@@ -179,10 +203,10 @@ class Service:
     def unload(self, adapter: Any) -> None:
         """Have a server of one's own forget an adapter that nobody needs: it has room for few. What was saved stays."""
         self._adapters.remove(adapter)
-        if not self.config.url:
+        if not self.own:
             return
         with contextlib.suppress(httpx.HTTPError):  # the server forgets it later by itself
-            url = f"{self.config.url.rstrip('/')}/api/v1/unload_model"
+            url = f"{self.address.rstrip('/')}/api/v1/unload_model"
             headers = {"X-API-Key": os.environ.get(self.config.key_env, "")}
             httpx.post(url, json={"model_id": adapter.model_id}, headers=headers, timeout=UNLOAD_S)
 
@@ -194,12 +218,11 @@ class Service:
         return self.call("drop gradients", lambda: adapter.optim_step(still)).metrics or {}
 
     def late(self, what: str) -> ServiceError:
-        hint = "is the service overloaded? raise `service.timeout_s`, or continue the run later"
+        hint = "is the service overloaded, or the account without credit? raise `service.timeout_s`, or continue later"
         return ServiceError(f"{self.name} did not {what} within `{self.config.timeout_s:g}` s", hint=hint)
 
     def failed(self, what: str, error: Exception) -> ServiceError:
-        said = (str(error) or type(error).__name__).strip().splitlines()[0][:300]
-        status = getattr(error, "status_code", None)
+        said, status = _said(error), _status(error)
         hints = {
             401: f"is `{self.config.key_env}` the key of this service?",
             402: "the account has no credit left",
@@ -208,11 +231,13 @@ class Service:
             429: "the service is at its limit: continue the run later",
         }
         hint = hints.get(status or 0, "continue the run with `--resume` once the service answers again")
-        return ServiceError(f"{self.name} did not {what}: {said}", hint=hint)
+        failure = ServiceError(f"{self.name} did not {what}: {said}", hint=hint)
+        failure.status = status
+        return failure
 
     @property
     def name(self) -> str:
-        return f"the service at `{self.config.url}`" if self.config.url else "the service"
+        return f"the service at `{self.address}`" if self.own else "the service"
 
     def close(self) -> None:
         """Give back what the service holds for this session, and end the session's threads."""
@@ -227,22 +252,19 @@ class Service:
         if not key:
             hint = f"set `{self.config.key_env}` to the key of the service (any `tml-…` for a server of your own)"
             raise UserError(f"`{self.config.key_env}` is not set", hint=hint)
-        return {"api_key": key} | self._server()
+        return {"api_key": key} | (self._server() if self.own else {})
 
     def _server(self) -> dict[str, Any]:
         """Where a server of one's own is, and how it is asked. Later SDKs take no client: their servers have to know
         repeated requests by their numbers, as the service of Thinking Machines does.
         """
-        if not self.config.url:
-            return {}
         if not takes_client(version("tinker")):
-            return {"base_url": self.config.url}
+            return {"base_url": self.address}
         limits = httpx.Limits(max_connections=1000, max_keepalive_connections=20)
         timeout = httpx.Timeout(READ_S, connect=CONNECT_S)
-        client = httpx.AsyncClient(
-            transport=Once(httpx.AsyncHTTPTransport(limits=limits)), timeout=timeout, follow_redirects=True
-        )
-        return {"base_url": self.config.url, "http_client": client}
+        # Redirects are not followed: the key would go with them.
+        client = httpx.AsyncClient(transport=Once(httpx.AsyncHTTPTransport(limits=limits)), timeout=timeout)
+        return {"base_url": self.address, "http_client": client}
 
 
 class RemotePolicy:
@@ -265,7 +287,7 @@ class RemotePolicy:
         self.training: Any = None
         """The SDK's `TrainingClient`."""
         self._retired: list[Any] = []
-        if begin is not None and begin.state:
+        if begin is not None:
             self.take_up(begin)
             return
         self.training = service.adapter(
@@ -281,16 +303,16 @@ class RemotePolicy:
             f"continue from `{saved.state}`",
             lambda: service.client.create_training_client_from_state_with_optimizer(saved.state),
         )
-        self._clear(state=saved.state)
-        self.steps = saved.steps
         if old is not None:
             self._retired.append(old)
+        self._clear(state=saved.state)
+        self.steps = saved.steps
 
     def _clear(self, *, state: str) -> None:
         """Drop the gradients that an adapter of somebody else has left in the new one: SkyRL 0.3 gives it the memory
         of an adapter that has ended, as it is. `state`: what the new one was loaded from; empty: from nothing.
         """
-        if not self.service.config.url:
+        if not self.service.own:
             return
         state = state or self.save_state()
         self.service.still_update(self.training)
@@ -312,7 +334,7 @@ class RemotePolicy:
     def untrained(self) -> Any:
         """A training client with the weights at the start of training."""
         begin, client = self._begin, self.service.client
-        if begin is None or not begin.state:
+        if begin is None:
             return self.scratch()
         make = client.create_training_client_from_state
         return self.service.adapter(f"load `{begin.state}`", lambda: make(begin.state))
@@ -352,7 +374,7 @@ class RemotePolicy:
             try:
                 return self.service.call("save the weights", lambda name=name: save(name)).path
             except ServiceError as error:
-                if not left or getattr(error.__cause__, "status_code", None) != UNKNOWN:
+                if not left or error.status != UNKNOWN:
                     raise
         raise AssertionError("unreachable")
 
@@ -380,19 +402,20 @@ class RemoteModel:
         self.samplers: dict[Path, str] = {}
 
     def sampler(self) -> Any:
-        """The SDK's `SamplingClient`. A version with a state is loaded for it: a service may serve no others."""
+        """The SDK's `SamplingClient`. A version is loaded for it: a service may serve no others."""
         service, begin = self.service, self._begin
         make = service.client.create_sampling_client
         if begin is None:
             return service.call(f"sample from `{self._base}`", lambda: make(base_model=self._base))
-        path = begin.sampler
-        if begin.state:
-            path = RemotePolicy(service, base=begin.base, rank=begin.rank, seed=0, begin=begin).save_sampler()
+        path = RemotePolicy(service, base=begin.base, rank=begin.rank, seed=0, begin=begin).save_sampler()
         return service.call(f"sample from `{path}`", lambda: make(model_path=path))
 
 
 def sdk() -> Any:
-    """The module `tinker`. Raises `UserError` if it is not installed."""
+    """The module `tinker`, which then reports nothing to the service, unless `TINKER_TELEMETRY` says so. Raises
+    `UserError` if it is not installed.
+    """
+    os.environ.setdefault("TINKER_TELEMETRY", "0")
     try:
         module = importlib.import_module("tinker")
     except ImportError as error:
@@ -400,6 +423,27 @@ def sdk() -> Any:
     for name in LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
     return module
+
+
+def address_of(config: ServiceConfig) -> str:
+    """Base URL of the service: that of the recipe, or of `TINKER_BASE_URL` as the SDK reads it, or `ADDRESS`."""
+    return config.url or os.environ.get("TINKER_BASE_URL", "") or ADDRESS
+
+
+def _status(error: BaseException) -> int | None:
+    """That of the HTTP answer behind an error. The SDK raises a `ValueError` from it for what was asked for later."""
+    for found in (error, error.__cause__):
+        status = getattr(getattr(found, "response", found), "status_code", None)
+        if isinstance(status, int):
+            return status
+    return None
+
+
+def _said(error: Exception) -> str:
+    """What it says in a line. The message of an `HTTPStatusError` has the whole address, which may be signed."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"status {error.response.status_code}"
+    return (str(error) or type(error).__name__).strip().splitlines()[0][:300]
 
 
 def check_learner(learner: LearnerConfig, *, section: str, root: Path) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from lightningrl.algorithms import lessons_of
 from lightningrl.algorithms.selection import learnable
 from lightningrl.config import LearnerConfig, RouteConfig
-from lightningrl.data.forest import Forest, Lesson, build_forest, next_token, unweighted
+from lightningrl.data.forest import Forest, Lesson, build_forest, is_finite, next_token, unweighted
 from lightningrl.data.measuring import by_call, measured_groups
 from lightningrl.data.packing import minibatches, pack, teaching_under
 from lightningrl.data.taught import Taught
@@ -181,7 +181,9 @@ class Learner:
         first: list[tuple[Forest, Evaluation]] = []
         for minibatch in minibatches(lessons, config.minibatches, seed=seed, teaching=teaching):
             packs = pack(minibatch, max_tokens=self.trainer.max_tokens, teaching=teaching)
-            parts = [(forest, self.trainer.forward_backward(forest)) for forest in map(build_forest, packs)]
+            # The forests that are not finite come first: a service cannot take back what others have added.
+            forests = sorted(map(build_forest, packs), key=is_finite)
+            parts = [(forest, self.trainer.forward_backward(forest)) for forest in forests]
             rows.append(merged([found.metrics for _, found in parts]) | self.trainer.optim_step(learning_rate=rate))
             first = first or parts
         if not rows:

@@ -26,11 +26,11 @@ def set_up_devices(config: Config) -> str:
     return ", ".join(sorted(f"`{device}`" for device in devices))
 
 
-def remote_policies(config: Config, folders: Mapping[str, Path]) -> dict[str, RemotePolicy]:
-    """Policy → its adapter at the service, all in one session. `folders`: model path → folder. A folder that says where
+def remote_policies(config: Config, folders: Mapping[str, Path], *, service: Service) -> dict[str, RemotePolicy]:
+    """Policy → its adapter at the service. `folders`: model path → folder. A folder that says where
     a service keeps its weights is where the policy begins.
     """
-    service, found = Service(config.service), dict[str, RemotePolicy]()
+    found: dict[str, RemotePolicy] = {}
     for index, (name, learner) in enumerate(config.learners().items()):
         settings, folder = learner.model, folders[learner.model.path]
         found[name] = RemotePolicy(

@@ -32,7 +32,7 @@ from lightningrl.gateway.assembly import make_gateway
 from lightningrl.gateway.scripted import PLAIN
 from lightningrl.gateway.server import bound
 from lightningrl.gateway.workers import Workers, worker_key
-from lightningrl.hosted import RemotePolicy, Spent
+from lightningrl.hosted import Service, Spent, address_of
 from lightningrl.learner import Learner
 from lightningrl.leases import never
 from lightningrl.loop import Loop
@@ -101,7 +101,11 @@ async def lightning(
         starting(_loading(config))
         folders = await asyncio.to_thread(_folders, config)
         template = await asyncio.to_thread(ChatTemplate.load, folders[config.model.path])
-        loading = load_models if config.backend == "local" else remote_policies
+        loading, service = load_models, None
+        if config.backend == "tinker":
+            service = Service(config.service)
+            stack.push_async_callback(asyncio.to_thread, service.close)
+            loading = partial(remote_policies, service=service)
         models = await asyncio.to_thread(loading, config, folders)
         store = await _open_store(stack, folder)
         starting(f"starting the engine `{config.engine.name}`")
@@ -128,7 +132,7 @@ async def lightning(
             checkpoints=Checkpoints(folder, store=store, learners=learners),
             workers=workers,
             port=sock.getsockname()[1],
-            spent=next((model.service.spent for model in models.values() if isinstance(model, RemotePolicy)), None),
+            spent=None if service is None else service.spent,
         )
 
 
@@ -215,7 +219,7 @@ def _loading(config: Config) -> str:
     devices = set_up_devices(config)
     if config.backend == "local":
         return f"loading the model `{config.model.path}` onto {devices}"
-    return f"opening a session at {config.service.url or 'the service'}"
+    return f"opening a session at {address_of(config.service)}"
 
 
 def _workers(config: Config) -> str:

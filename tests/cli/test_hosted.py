@@ -8,17 +8,20 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 
 import pytest
 
-from lightningrl.cli import hosted_checks
+import lightningrl.hosted
 from lightningrl.cli.check import Check
 from lightningrl.cli.hosted_checks import FORMATS, NOBODY, check_learnable, format_check, package_check, service_checks
 from lightningrl.config import Config
+from lightningrl.engines import check_weights, kept_at_service
 from lightningrl.errors import UserError
 from lightningrl.hosted import Saved, write_saved
 from lightningrl.recipe import load_config
+from lightningrl.trainer.base import TRAINER
 from tests.conftest import SmallRecipe
 
 KEY = "tml-right"
@@ -53,6 +56,8 @@ def service(*, reads: str, health: int = 200) -> Iterator[str]:
         def say(self, status: int, body: object) -> None:
             data = json.dumps(body).encode()
             self.send_response(status)
+            if status == 307:
+                self.send_header("location", "http://elsewhere/")
             self.send_header("content-length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
@@ -237,6 +242,8 @@ def test_an_address_is_closed_silent_elsewhere_or_no_address(small_recipe: Small
         assert "does not speak the Tinker API" in said(url)
     with service(reads="", health=503) as url:
         assert said(url).endswith("is not healthy: it answers `503`")
+    with service(reads="", health=307) as url:
+        assert said(url) == f"`{url}` leads to `http://elsewhere/`"
 
 
 def test_without_a_url_the_service_is_that_of_the_environment_or_of_thinking_machines(
@@ -246,7 +253,7 @@ def test_without_a_url_the_service_is_that_of_the_environment_or_of_thinking_mac
     monkeypatch.setenv("TINKER_BASE_URL", nowhere)
     assert nowhere in found(hosted(small_recipe))["address"].found
     monkeypatch.delenv("TINKER_BASE_URL")
-    monkeypatch.setattr(hosted_checks, "ADDRESS", f"{nowhere}/home")  # the tests ask nobody else's service
+    monkeypatch.setattr(lightningrl.hosted, "ADDRESS", f"{nowhere}/home")  # the tests ask nobody else's service
     assert f"{nowhere}/home" in found(hosted(small_recipe))["address"].found
 
 
@@ -260,6 +267,24 @@ def silent() -> Iterator[str]:
 def closed_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         return sock.getsockname()[1]
+
+
+def test_weights_that_the_backend_cannot_answer_from_are_refused(tmp_path: Path) -> None:
+    kept, local = tmp_path / "step-00001", tmp_path / "model"
+    write_saved(kept, Saved(base="org/large", rank=8, state="", sampler="tinker://run/step", steps=1))
+    local.mkdir()
+    (local / "config.json").touch()
+    check_weights(kept, backend="tinker")
+    check_weights(local, backend="local")
+    with pytest.raises(UserError, match="the service keeps nothing"):
+        check_weights(local, backend="tinker")
+    with pytest.raises(UserError, match="its weights are at a service"):
+        check_weights(kept, backend="local")
+    with pytest.raises(UserError, match="was not finished"):
+        kept_at_service(kept)
+    write_saved(kept / TRAINER, Saved(base="org/large", rank=8, state="tinker://run/state", sampler="", steps=1))
+    found = kept_at_service(kept)
+    assert found is not None and found.state == "tinker://run/state"
 
 
 def test_a_folder_without_a_record_is_a_name_like_any_other(small_recipe: SmallRecipe) -> None:

@@ -21,8 +21,8 @@ from lightningrl.cli.stop import Interrupted, run
 from lightningrl.cli.verdict import signed
 from lightningrl.config import Config, RouteConfig, UpstreamConfig
 from lightningrl.data.intervals import RESAMPLES, Difference, paired_difference
-from lightningrl.errors import Stopped, UserError
-from lightningrl.hosted import RECORD
+from lightningrl.engines import Backend, check_weights
+from lightningrl.errors import Stopped
 from lightningrl.progress import MODES, Exam, Mode
 
 SERVER = "evaluated"
@@ -184,16 +184,14 @@ def _with_weights(config: Config, given: Path) -> Config:
     folder = given / "model" if (given / "model").is_dir() else given
     if config.policies:
         policies = {
-            name: {**own, "model": {**own.get("model", {}), **_model(folder / name)}}
+            name: {**own, "model": {**own.get("model", {}), **_model(folder / name, config.backend)}}
             for name, own in config.policies.items()
         }
         return config.model_copy(update={"policies": policies})
-    return config.model_copy(update={"model": config.model.model_copy(update=_model(folder))})
+    return config.model_copy(update={"model": config.model.model_copy(update=_model(folder, config.backend))})
 
 
-def _model(folder: Path) -> dict[str, Any]:
+def _model(folder: Path, backend: Backend) -> dict[str, Any]:
     """Settings of `[model]` for a model folder. No new adapter is added; one in the folder is loaded."""
-    if not any((folder / name).exists() for name in ("config.json", "adapter_config.json", RECORD)):
-        hint = "give a model folder (with a config.json), the folder of a finished run, or the URL of a server"
-        raise UserError(f"no model at `{folder}`", hint=hint)
+    check_weights(folder, backend=backend)
     return {"path": str(folder.resolve()), "lora_rank": 0}

@@ -17,12 +17,10 @@ from lightningrl.cli.extras import version_of
 from lightningrl.config import Config, ServiceConfig
 from lightningrl.engines import model_paths
 from lightningrl.errors import UserError, meant
-from lightningrl.hosted import INSTALL, check_learner, name_of, read_saved
+from lightningrl.hosted import INSTALL, address_of, check_learner, name_of, read_saved
 
 ASK_S = 10.0
 """Timeout of a request."""
-ADDRESS = "https://tinker.thinkingmachines.dev/services/tinker-prod"
-"""Of Thinking Machines, as the SDK has it (tinker/_client.py); the SDK reads `TINKER_BASE_URL` first."""
 JSON_TOO = "0.24.1"
 """The last SDK that writes JSON as well. Later ones train with protobuf alone; SkyRL 0.3.0 only reads JSON."""
 KEYS = ("tml-", "eyJ")
@@ -75,9 +73,10 @@ def service_checks(config: Config, *, timeout_s: float = ASK_S) -> Iterator[Chec
     headers = {"X-API-Key": key} if malformed is None else None
     if malformed is not None:
         yield malformed
-    address = service.url or os.environ.get("TINKER_BASE_URL") or ADDRESS
+    address = address_of(service)
     try:
-        client = httpx.Client(base_url=address, headers=headers, timeout=timeout_s, follow_redirects=True)
+        # Redirects are not followed: the key would go with them.
+        client = httpx.Client(base_url=address, headers=headers, timeout=timeout_s)
     except (httpx.InvalidURL, ValueError) as error:
         yield Check(name="address", ok=False, found=f"`{address}` is no address: {error}", hint=_write_it())
         return
@@ -135,6 +134,9 @@ def _address_check(client: httpx.Client, address: str, *, timeout_s: float) -> C
     if answer.status_code == 404:
         hint = f"{_write_it()}, without `/api/v1`"
         return failed(f"`{address}` does not speak the Tinker API: it has no `/api/v1/healthz`", hint)
+    if answer.is_redirect:
+        hint = "set `service.url` to where it leads: the key is sent nowhere else"
+        return failed(f"`{address}` leads to `{answer.headers['location']}`", hint)
     if answer.status_code >= 500:
         return failed(f"`{address}` is not healthy: it answers `{answer.status_code}`", "try again later")
     return Check(name="address", ok=True, found=f"`{address}` answers")

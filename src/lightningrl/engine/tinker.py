@@ -44,8 +44,9 @@ class TinkerEngine:
         await self._gate.enter()
         try:
             await self._open()
-            version, limit = self.version, min(sampling.max_tokens, self._max_length - len(prompt_ids))
-            sequence = await self._sample(self._sampler, prompt_ids, sampling, limit=limit)
+            version, room = self.version, self._max_length - len(prompt_ids)
+            limit = min(sampling.max_tokens, room)
+            sequence = await self._sample(self._sampler, prompt_ids, sampling, limit=limit, room=room)
             token_ids, logprobs = list(sequence.tokens), list(sequence.logprobs or ())
             if len(token_ids) != len(logprobs):
                 said = f"`{len(token_ids)}` tokens and `{len(logprobs)}` log-probabilities"
@@ -70,11 +71,14 @@ class TinkerEngine:
         if self._sampler is None:
             raise EngineError("no weights are loaded", hint="`load` a version first")
 
-    async def _sample(self, sampler: Any, prompt_ids: Sequence[int], sampling: Sampling, *, limit: int) -> Any:
+    async def _sample(
+        self, sampler: Any, prompt_ids: Sequence[int], sampling: Sampling, *, limit: int, room: int
+    ) -> Any:
+        """The SDK's answer: at least `limit` tokens, if nothing ends them before, and at most `room`."""
         service = self._remote.service
         types = service.sdk.types
         params = types.SamplingParams(
-            max_tokens=_bucket(limit),
+            max_tokens=min(_bucket(limit), room) if service.own else limit,
             seed=None if sampling.seed is None else sampling.seed % 2**31,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -129,8 +133,8 @@ class TinkerEngine:
 
 
 def _bucket(limit: int) -> int:
-    """The limit that is sent: at least `limit`, and one of few numbers, two for each power of two. A service may
-    compile a program for each limit. What it samples beyond `limit` is cut off.
+    """The limit that is sent to a server of one's own: at least `limit`, and one of few numbers, two for each power of
+    two. It may compile a program for each limit. What it samples beyond `limit` is cut off.
     """
     unit = 1 << max(limit.bit_length() - 2, 4)
     return -(-limit // unit) * unit

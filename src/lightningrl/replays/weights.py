@@ -8,13 +8,11 @@ from lightningrl.chat import ChatTemplate
 from lightningrl.checkpoints import damage
 from lightningrl.config import Config
 from lightningrl.engine.base import Engine
-from lightningrl.engines import make_engine, model_paths
+from lightningrl.engines import check_weights, has_weights, make_engine, model_paths
 from lightningrl.errors import UserError
-from lightningrl.hosted import RECORD
 from lightningrl.replays.recording import Course, Recording
 from lightningrl.types import Call
 
-MODEL_FILES = ("config.json", "adapter_config.json", RECORD)
 WITHOUT = "`--checkpoint FOLDER` answers with another model, and `--answer` with `--no-engine` needs none"
 
 
@@ -47,7 +45,10 @@ async def folders_of(run: Recording, trunk: Course, place: Call, *, checkpoint: 
         elif policy not in config.learners():
             found[policy] = _initial(config, path)
         elif checkpoint is not None:
-            found[policy] = _given(checkpoint, policy, several=len(config.learners()) > 1)
+            result = checkpoint / "model"  # as `lightningrl eval` does
+            folder = result if result.is_dir() else checkpoint
+            found[policy] = _inside(folder, policy, several=len(config.learners()) > 1).resolve()
+            check_weights(found[policy], backend=config.backend)
         else:
             versions = [call.policy_version for call in trunk.calls if call.policy == policy]
             version = max(versions, default=place.policy_version)
@@ -63,7 +64,7 @@ async def _recorded(run: Recording, policy: str, *, version: int) -> Path:
         return checkpoint
     latest = await run.records.weights(policy)
     result = _inside(run.folder / "model", policy, several=several)
-    if latest is not None and latest.version == version and _is_model(result):
+    if latest is not None and latest.version == version and has_weights(result, backend=run.config.backend):
         return result
     if version == 0:
         return _initial(run.config, model_paths(run.config)[policy])
@@ -72,21 +73,8 @@ async def _recorded(run: Recording, policy: str, *, version: int) -> Path:
     raise UserError(message, hint=f"versions that are there: {kept}; {WITHOUT}")
 
 
-def _given(folder: Path, policy: str, *, several: bool) -> Path:
-    """The weights of `--checkpoint`, as `lightningrl eval` takes them."""
-    found = _inside(folder / "model" if (folder / "model").is_dir() else folder, policy, several=several)
-    if not _is_model(found):
-        hint = "give a model folder (with a config.json), or the folder of a finished run"
-        raise UserError(f"no model at `{found}`", hint=hint)
-    return found.resolve()
-
-
 def _inside(folder: Path, policy: str, *, several: bool) -> Path:
     return folder / policy if several else folder
-
-
-def _is_model(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in MODEL_FILES)
 
 
 def _initial(config: Config, path: str) -> Path:

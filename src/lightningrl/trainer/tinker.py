@@ -28,6 +28,7 @@ from lightningrl.data.forest import Forest, is_finite, one_call
 from lightningrl.data.rows import Row, rows_of
 from lightningrl.errors import UserError
 from lightningrl.hosted import (
+    REFUSED,
     Reduction,
     RemotePolicy,
     ServiceError,
@@ -72,17 +73,19 @@ class TinkerTrainer:
         return MAX_TOKENS if self._config.max_tokens == "auto" else self._config.max_tokens
 
     def forward_backward(self, forest: Forest) -> Evaluation:
-        """Raises `TrainerLost` if the service fails: it may or may not have added the gradient."""
+        """Raises `TrainerLost` if the service fails: it may or may not have added the gradient. After a forest that is
+        not finite, nothing is sent to be learnt until `optim_step`.
+        """
         rows = rows_of(forest)
         if not rows:
             return _evaluation(forest, np.zeros(0), {})
-        if not is_finite(forest):
-            self._poisoned = True
+        self._poisoned = self._poisoned or not is_finite(forest)
+        if self._poisoned:
             return self.evaluate(forest)
         self._check(forest)
-        built_in = _built_in(self._loss, reduction=self.reduction)
-        reference = self._reference_logprobs(forest, rows)
-        with _weights_unknown():
+        with _repeatable():
+            built_in = _built_in(self._loss, reduction=self.reduction)
+            reference = self._reference_logprobs(forest, rows)
             if built_in is not None:
                 name, settings = built_in
                 logprobs = self._learn(forest, rows, name, settings, advantages=forest.advantages * forest.weights)
@@ -96,10 +99,12 @@ class TinkerTrainer:
         return _evaluation(forest, logprobs, metrics | _row_metrics(forest, rows, passes=1 if built_in else 2))
 
     def evaluate(self, forest: Forest) -> Evaluation:
+        """Raises `TrainerLost` if the service fails."""
         rows = rows_of(forest)
         if not rows:
             return _evaluation(forest, np.zeros(0), {})
-        return _evaluation(forest, self._look(forest, rows, self._remote.training), {})
+        with _repeatable():
+            return _evaluation(forest, self._look(forest, rows, self._remote.training), {})
 
     def optim_step(self, *, learning_rate: float) -> dict[str, float]:
         """Raises `TrainerLost` if the service fails, or if part of a batch was not finite: what was added before cannot
@@ -118,7 +123,7 @@ class TinkerTrainer:
                 weight_decay=0.0,
                 grad_clip_norm=MAX_GRAD_NORM,
             )
-            with _weights_unknown():
+            with _repeatable():
                 answer = remote.service.call("update the weights", lambda: remote.training.optim_step(params))
             found = answer.metrics or {}
             remote.steps += 1
@@ -149,11 +154,11 @@ class TinkerTrainer:
         if saved is None:
             hint = "this checkpoint is of another backend: start a new run with another `--run-dir`"
             raise UserError(f"`{path}` does not say where a service keeps its weights", hint=hint)
-        with _weights_unknown():
+        with _repeatable():
             self._remote.take_up(saved)
-        self._first, self._poisoned = 0, False
-        # A service may serve only adapters that are loaded, and the one that saved these weights is not any more.
-        self._remote.samplers[path.parent.resolve()] = self._remote.save_sampler()
+            self._first, self._poisoned = 0, False
+            # A service may serve only adapters that are loaded, and the one that saved these weights is not any more.
+            self._remote.samplers[path.parent.resolve()] = self._remote.save_sampler()
 
     def publish(self, path: Path) -> None:
         """Have the service keep the weights for sampling, and write down where, with the tokenizer beside it."""
@@ -256,11 +261,15 @@ class TinkerTrainer:
 
 
 @contextmanager
-def _weights_unknown() -> Iterator[None]:
-    """What fails in here may have changed the weights or not."""
+def _repeatable() -> Iterator[None]:
+    """What fails in here is made again from the version before, unless the service refuses it: it is unknown what the
+    service has done.
+    """
     try:
         yield
     except ServiceError as error:
+        if error.status in REFUSED:
+            raise
         raise TrainerLost(error.message, hint=error.hint) from error
 
 
@@ -270,7 +279,6 @@ def reduction_of(remote: RemotePolicy) -> Reduction:
     """
     service, client = remote.service, remote.scratch()
     types = service.sdk.types
-    service.still_update(client)  # SkyRL 0.3 may give it the gradients of an adapter that has ended
 
     def norm(rows: int) -> float | None:
         tensors = {
@@ -283,8 +291,11 @@ def reduction_of(remote: RemotePolicy) -> Reduction:
         metrics = service.still_update(client)
         return next((value for name, value in metrics.items() if name.endswith(GRAD_NORM)), None)
 
-    once, twice = norm(1), norm(2)
-    service.unload(client)
+    try:
+        service.still_update(client)  # SkyRL 0.3 may give it the gradients of an adapter that has ended
+        once, twice = norm(1), norm(2)
+    finally:
+        service.unload(client)
     if not once or twice is None or abs(twice / once - 2) < 0.1:
         return "sum"
     if abs(twice / once - 1) < 0.1:
