@@ -1,6 +1,6 @@
 # Every verb does its own set-up. You need make and Python 3.11 to 3.14.
 .DEFAULT_GOAL := help
-.PHONY: help demo notebook test test-fast long test-agents test-recipes recipes test-vllm test-ray test-tinker test-loggers \
+.PHONY: help demo notebook test test-slow long test-agents test-recipes recipes test-vllm test-ray test-tinker test-loggers \
 	gpu fuzz leases chaos test-page lint typecheck bench oracles road wheels reference docs clean
 
 BIN := .venv/bin
@@ -19,7 +19,7 @@ VLLM_PYTHON ?= $(VLLM_VENV)/bin/python
 GPU_PYTHON ?= $(BIN)/python
 # In a process of their own: torch fixes the number of devices at the first backward pass, and these tests add one.
 SIMULATED := tests/engine/test_device.py tests/trainer/test_device.py
-# What test-fast leaves out: the command line and whole trainings, recipes, real SDKs in processes of their own, random
+# What `make test` leaves to `make test-slow`: the command line and whole trainings, recipes, real SDKs in processes of their own, random
 # traffic, and long waits.
 QUICK_CLI := $(addprefix tests/cli/test_,console.py curve.py live.py verdict.py)
 SLOW := $(filter-out $(QUICK_CLI),$(wildcard tests/cli/test_*.py)) tests/recipes \
@@ -47,12 +47,12 @@ help: ## list the verbs
 demo: .venv/ready ## train the text-to-SQL agent; watch its reward climb
 	@$(BIN)/lightningrl demo
 
-test: .venv/ready ## run the tests (ARGS="-k name" for some)
-	@$(BIN)/python -m pytest --ignore=tests/matrix $(if $(ARGS),,$(addprefix --ignore=,$(SIMULATED))) $(PARALLEL) $(ARGS)
-	@$(if $(ARGS),,$(BIN)/python -m pytest $(SIMULATED))
+test: .venv/ready ## run most tests: no whole training, no command line, no recipe (ARGS="-k name": some of all)
+	@$(BIN)/python -m pytest --ignore=tests/matrix $(if $(ARGS),,$(addprefix --ignore=,$(SLOW))) $(PARALLEL) $(ARGS)
 
-test-fast: .venv/ready ## run most tests, in a minute or so: no whole training, no command line, no recipe
-	@$(BIN)/python -m pytest --ignore=tests/matrix $(addprefix --ignore=,$(SLOW)) $(PARALLEL) $(ARGS)
+test-slow: .venv/ready ## run the tests that `make test` leaves out (takes minutes)
+	@$(BIN)/python -m pytest $(PARALLEL) $(filter-out $(SIMULATED),$(SLOW))
+	@$(BIN)/python -m pytest $(SIMULATED)
 
 test-agents: ## run real agents of many frameworks through the gateway (MATRIX_NODE=skip: only Python)
 test-agents: .venv/ready $(AGENTS) $(if $(filter skip,$(MATRIX_NODE)),,$(NODE_AGENTS) $(NODE_RECIPE))
@@ -66,7 +66,7 @@ test-recipes: .venv/ready $(RECIPE_VENVS) $(NODE_RECIPE) ## test the recipes who
 recipes: .venv/ready $(RECIPE_VENVS) $(NODE_RECIPE) ## train every recipe briefly: each must learn, its calls captured
 	@$(BIN)/python benchmarks/recipes.py --check $(ARGS)
 
-long: wheels test-agents test-recipes recipes ## run what .ci/run leaves out: other environments, and every recipe (half an hour)
+long: wheels test-agents test-recipes recipes ## test other environments, and train every recipe (half an hour)
 
 fuzz: .venv/ready ## send the gateway 50,000 random requests (takes minutes)
 	@LIGHTNINGRL_FUZZ=50000 $(BIN)/python -m pytest tests/gateway/test_fuzz.py --timeout 3600 $(ARGS)
