@@ -169,7 +169,8 @@ class Service:
     def client(self) -> Any:
         """The SDK's `ServiceClient`; made at its first use."""
         if self._client is None:
-            self._client = self.call("open a session", lambda: self.sdk.ServiceClient(**self._address()))
+            address = self._address()
+            self._client = self.call("open a session", lambda: self.sdk.ServiceClient(**address))
         return self._client
 
     def call(self, what: str, request: Callable[[], Any]) -> Any:
