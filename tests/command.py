@@ -31,7 +31,7 @@ forks.set_forkserver_preload(IMPORTED)
 
 
 def run_command(
-    *arguments: str, cwd: Path, timeout_s: float = 100.0, env: Mapping[str, str] | None = None
+    *arguments: str, cwd: Path, timeout_s: float = 500.0, env: Mapping[str, str] | None = None
 ) -> CompletedProcess[str]:
     """Run `lightningrl ARGUMENTS` in the folder `cwd`. `env` is the whole environment; None: that of this process."""
     with TemporaryDirectory() as folder:

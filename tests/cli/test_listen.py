@@ -17,8 +17,6 @@ from lightningrl.config import GatewayConfig
 from lightningrl.errors import UserError
 from tests.conftest import SmallRecipe
 
-pytestmark = pytest.mark.timeout(300)  # three fresh interpreters import torch, on a machine with other work
-
 SLOWER = ("def run(task):", "import time\n\ndef run(task):\n    time.sleep(0.3)")
 SETTINGS = ("loop.steps=3", "tasks.heldout=2", "agent.lease_s=2")
 

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import pytest
 from safetensors.numpy import load_file
 
 from lightningrl.data.taught import load_taught
@@ -82,7 +81,6 @@ def test_a_run_writes_all_its_files_and_eval_reproduces_its_results(small_recipe
     assert (score["heldout"], score["heldout_greedy"]) == (result["heldout_after"], result["heldout_greedy_after"])
 
 
-@pytest.mark.timeout(300)  # three whole runs: on a machine with other work they take minutes
 def test_same_seed_gives_the_same_weights_bit_for_bit_also_across_kill_and_resume(small_recipe: SmallRecipe) -> None:
     arguments = ("loop.steps=4", "loop.group_size=6")
     small_recipe.train("--run-dir", "first", *arguments)

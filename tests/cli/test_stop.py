@@ -11,10 +11,6 @@ import pytest
 
 from tests.conftest import SmallRecipe
 
-pytestmark = pytest.mark.timeout(
-    240
-)  # on a machine with other work a fresh interpreter takes half a minute to import torch
-
 ENDLESS = """
 import time
 from pathlib import Path

@@ -54,7 +54,6 @@ def names(*loggers: str) -> str:
     return f"loggers={json.dumps([f'shown:{name}' for name in loggers])}"
 
 
-@pytest.mark.timeout(240)
 def test_loggers_that_raise_hang_or_are_slow_change_no_weight_and_delay_only_the_end(
     small_recipe: SmallRecipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,6 @@ EXAMPLE = Path(__file__).with_name("example.py")
 SAME = ("loop.steps=2", "loop.group_size=6", "tasks.heldout=4")
 
 
-@pytest.mark.timeout(240)  # the training process imports torch
 async def test_training_and_reading_work_in_a_running_event_loop(
     small_recipe: SmallRecipe, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

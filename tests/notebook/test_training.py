@@ -15,8 +15,6 @@ from lightningrl.notebook.orders import overrides_of
 from tests.cli.test_stop import children, hear, wait_until
 from tests.conftest import SmallRecipe
 
-pytestmark = pytest.mark.timeout(240)  # each training imports torch in a fresh interpreter
-
 SCRIPT = """
 import lightningrl
 lightningrl.train("recipe.toml", steps=500, run_dir="run", overrides={"tasks.heldout": 1})
