@@ -20,11 +20,11 @@ GPU_PYTHON ?= $(BIN)/python
 # In a process of their own: torch fixes the number of devices at the first backward pass, and these tests add one.
 SIMULATED := tests/engine/test_device.py tests/trainer/test_device.py
 # What `make test` leaves to `make test-slow`: the command line and whole trainings, recipes, real SDKs in processes of
-# their own, random traffic, and long waits.
+# their own, random traffic, long waits and exact times.
 QUICK_CLI := $(addprefix tests/cli/test_,console.py curve.py live.py verdict.py)
 SLOW := $(filter-out $(QUICK_CLI),$(wildcard tests/cli/test_*.py)) tests/recipes \
 	$(addprefix tests/deploy/test_,namespaces.py workers.py) \
-	$(addprefix tests/engine/test_,invariance.py vllm_fleet.py vllm_life.py) \
+	$(addprefix tests/engine/test_,http.py invariance.py vllm_fleet.py vllm_life.py) \
 	$(addprefix tests/gateway/test_,branches_exact.py emit.py failures.py fuzz.py relay.py retries.py) \
 	$(addprefix tests/loop/test_,branches.py checkpoints.py parity.py policies.py served.py) \
 	$(addprefix tests/runner/test_,attach.py leftovers.py neighbours.py pool.py) \

@@ -325,7 +325,7 @@ def test_an_older_stream_rests_for_longer_but_never_for_long(run: Run, monkeypat
 def test_a_server_that_falls_silent_is_given_up_but_not_one_that_is_slow(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "IDLE_S", 0.4)
+    monkeypatch.setattr(http, "IDLE_S", 2.0)
 
     async def talk(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         slow = await server.request(reader) == b"slow"

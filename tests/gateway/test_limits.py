@@ -59,7 +59,7 @@ async def test_a_busy_engine_is_429_and_leaves_no_record(stage: Stage) -> None:
 async def test_a_silent_stream_is_kept_alive(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     attempt = await stage.begin()
     monkeypatch.setattr(answering, "KEEP_ALIVE_S", 0.1)
-    stage.engine.delay_s = 0.35
+    stage.engine.delay_s = 2.0
     body, headers = {"model": "m", "messages": [USER], "stream": True}, {"authorization": f"Bearer {attempt.token}"}
     async with httpx2.AsyncClient() as client:
         text = (await client.post(f"{stage.url}/v1/chat/completions", json=body, headers=headers)).text

@@ -128,7 +128,7 @@ async def test_a_client_that_leaves_while_its_prompt_is_tokenized_is_not_answere
 
 async def test_large_json_of_many_small_things_is_refused(stage: Stage) -> None:
     attempt = await stage.begin()
-    async with httpx2.AsyncClient(headers={"x-api-key": attempt.token}) as client:
+    async with httpx2.AsyncClient(headers={"x-api-key": attempt.token}, timeout=120) as client:
 
         async def post(body: bytes) -> tuple[int, str | None]:
             answer = await client.post(f"{stage.url}/v1/chat/completions", content=body)

@@ -56,10 +56,10 @@ async def test_the_parts_of_a_delivered_answer_are_freed(stage: Stage, monkeypat
 async def test_a_rebuilt_session_reuses_the_randomness_of_cancelled_calls(stage: Stage) -> None:
     attempt = await stage.begin()
     async with httpx2.AsyncClient() as client:
-        stage.engine.delay_s = 1.0
+        stage.engine.delay_s = 60.0
         with pytest.raises(httpx2.TimeoutException):
             await client.post(
-                f"{stage.url}/v1/chat/completions", json=BODY, headers={"x-api-key": attempt.token}, timeout=0.2
+                f"{stage.url}/v1/chat/completions", json=BODY, headers={"x-api-key": attempt.token}, timeout=2.0
             )
         while not await stage.calls(attempt):
             await asyncio.sleep(0.01)
