@@ -96,7 +96,7 @@ class SmallRecipe:
         assert after != before
         file.write_text(after)
 
-    def cli(self, *arguments: str, timeout_s: float = 100.0) -> subprocess.CompletedProcess[str]:
+    def cli(self, *arguments: str, timeout_s: float = 500.0) -> subprocess.CompletedProcess[str]:
         return run_command(*arguments, cwd=self.folder, timeout_s=timeout_s)
 
     def train(self, *arguments: str) -> dict[str, Any]:

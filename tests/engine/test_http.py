@@ -94,7 +94,7 @@ def stream(pool: Pool, body: bytes = b"{}") -> contextlib.aclosing[Any]:
     return contextlib.aclosing(pool.stream(pool.servers[0], body))
 
 
-async def until(condition: Callable[[], bool], *, timeout_s: float = 2.0) -> None:
+async def until(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.005)

@@ -66,7 +66,7 @@ async def said(url: str, request: str) -> str:
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(request.encode())
-    answer = await asyncio.wait_for(reader.read(), 10)
+    answer = await asyncio.wait_for(reader.read(), 60)
     writer.close()
     return answer.decode()
 

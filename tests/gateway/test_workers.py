@@ -119,7 +119,7 @@ def server_url(leases: RemoteLeases) -> str:
     return "http://127.0.0.1:1"
 
 
-async def until(happened: Any, *, timeout_s: float = 10.0) -> None:
+async def until(happened: Any, *, timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not happened():
         assert time.monotonic() < deadline

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-async def written(path: Path, *, timeout_s: float = 10.0) -> int:
+async def written(path: Path, *, timeout_s: float = 60.0) -> int:
     """The process id that an agent writes to a file."""
     async with asyncio.timeout(timeout_s):
         while not (path.exists() and path.read_text()):
@@ -22,7 +22,7 @@ def alive(pid: int) -> bool:
     return state != "Z"  # a zombie only waits for its parent
 
 
-async def gone(pids: Sequence[int], *, timeout_s: float = 6.0) -> bool:
+async def gone(pids: Sequence[int], *, timeout_s: float = 60.0) -> bool:
     until = time.monotonic() + timeout_s
     while any(map(alive, pids)) and time.monotonic() < until:
         await asyncio.sleep(0.02)

@@ -71,7 +71,7 @@ async def pool(
 
 
 async def run(
-    runner: WorkerPool, name: str = "1", *, url: str = "http://127.0.0.1:9999", timeout_s: float = 20.0, **task: Any
+    runner: WorkerPool, name: str = "1", *, url: str = "http://127.0.0.1:9999", timeout_s: float = 60.0, **task: Any
 ) -> Outcome:
     rollout, tried, _ = attempt(task, name=name, timeout_s=timeout_s)
     return await runner.run(rollout, tried, addresses(url, key=tried.token))
@@ -389,7 +389,7 @@ async def test_all_that_it_started_ends_with_it_whatever_session_or_signals(
     mark = f"mark-{os.getpid()}-{status}"
     async with pool(tmp_path, STUBBORN % (mark, sleep_s)) as runner:
         running = asyncio.create_task(run(runner, timeout_s=3.0))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(named(mark)) < 2:
                 await asyncio.sleep(0.02)
         processes = named(mark)

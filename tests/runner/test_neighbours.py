@@ -212,7 +212,7 @@ async def test_endless_output_of_a_function_does_not_fill_the_disk(tmp_path: Pat
     async with pool(tmp_path) as runner:
         beside, _ = await asyncio.gather(neighbours(runner), run(runner, "talkative", do="print", print=3 * LOG_LIMIT))
         assert [outcome.status for outcome in beside] == ["succeeded"] * 7
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while log.stat().st_size > LOG_LIMIT or not before.exists():
                 await asyncio.sleep(0.05)
         assert (await run(runner, "again", do="print", print=10)).status == "succeeded"

@@ -112,7 +112,7 @@ async def pool(
         await runner.close()
 
 
-async def run(runner: WorkerPool, name: str = "1", *, timeout_s: float = 20.0, **task: Any) -> Outcome:
+async def run(runner: WorkerPool, name: str = "1", *, timeout_s: float = 60.0, **task: Any) -> Outcome:
     return await runner.run(*attempt(task, name=name, timeout_s=timeout_s))
 
 

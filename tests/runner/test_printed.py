@@ -76,7 +76,7 @@ async def pool(root: Path, *command: str, workers: int = 1) -> AsyncIterator[Wor
         await runner.close()
 
 
-async def run(runner: WorkerPool, name: str, *, timeout_s: float = 30.0, **task: Any) -> Outcome:
+async def run(runner: WorkerPool, name: str, *, timeout_s: float = 60.0, **task: Any) -> Outcome:
     return await runner.run(*attempt({"name": name, **task}, name=name, timeout_s=timeout_s))
 
 

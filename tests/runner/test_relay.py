@@ -83,7 +83,7 @@ def stuck_once(then: Answer) -> Answer:
     return answer
 
 
-async def until(condition: Callable[[], Any], *, timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], Any], *, timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.005)

@@ -174,7 +174,7 @@ async def test_viewers_hear_of_changes_and_one_task_looks_for_all(
         assert looking() == 1
         write_rows(run, [*ROWS, {"kind": "exam", "step": 2, "mode": "greedy", "reward/mean": 0.6}])
         for stream, before in zip(streams, first, strict=True):
-            now = await asyncio.wait_for(anext(stream), 5)
+            now = await asyncio.wait_for(anext(stream), 60)
             assert now["metrics"] != before["metrics"] and now["rollouts"] == before["rollouts"]
         store = await SQLiteStore.open(run / "store.sqlite")
         task = Task(id="t8", input={}, split="train")

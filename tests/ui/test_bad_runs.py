@@ -102,7 +102,7 @@ async def test_a_run_that_is_started_again_in_its_folder_is_another_one(
         after = await get(client, "/api/runs/one")
         assert after["rollouts"] == 3 and sorted(after["splits"]) == ["heldout", "train"] and after["step"] == 1
         assert after["settings"]["loop"]["group_size"] == 8
-        seen = await asyncio.wait_for(anext(stream), 5)
+        seen = await asyncio.wait_for(anext(stream), 60)
         assert seen["rollouts"] != first["rollouts"] and seen["metrics"] != first["metrics"]
         await stream.aclose()  # type: ignore[attr-defined]
 

@@ -68,7 +68,7 @@ async def ask(port: int, path: str, headers: str, *, method: str = "GET") -> tup
     try:
         lines = headers.format(port=port)
         writer.write(f"{method} {path} HTTP/1.1\r\n{lines}\r\nconnection: close\r\n\r\n".encode("latin-1"))
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
     finally:
         writer.close()
     return int(head.split()[1]), head.decode("latin-1").lower()
