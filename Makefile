@@ -24,8 +24,9 @@ SIMULATED := tests/engine/test_device.py tests/trainer/test_device.py
 QUICK_CLI := $(addprefix tests/cli/test_,console.py curve.py live.py verdict.py)
 SLOW := $(filter-out $(QUICK_CLI),$(wildcard tests/cli/test_*.py)) tests/recipes \
 	$(addprefix tests/deploy/test_,namespaces.py workers.py) \
-	$(addprefix tests/engine/test_,http.py invariance.py vllm_fleet.py vllm_life.py) \
-	$(addprefix tests/gateway/test_,branches_exact.py emit.py failures.py fuzz.py relay.py retries.py) \
+	$(addprefix tests/engine/test_,http.py invariance.py vllm.py vllm_fleet.py vllm_life.py) \
+	$(addprefix tests/gateway/test_,branches_exact.py emit.py exactly_once.py failures.py fuzz.py relay.py retries.py \
+	  tool_results.py two_gateways.py workers.py) \
 	$(addprefix tests/loop/test_,branches.py checkpoints.py parity.py policies.py served.py) \
 	$(addprefix tests/runner/test_,attach.py leftovers.py neighbours.py pool.py) \
 	tests/warmstart/test_warmstart.py tests/docs/test_notebook.py tests/docs/test_tutorial.py tests/chat/test_properties.py \
