@@ -31,7 +31,7 @@ SLOW := $(filter-out $(QUICK_CLI),$(wildcard tests/cli/test_*.py)) tests/recipes
 	$(addprefix tests/runner/test_,attach.py isolation.py leftovers.py neighbours.py pool.py relay.py) \
 	tests/warmstart/test_warmstart.py tests/docs/test_notebook.py tests/docs/test_tutorial.py tests/chat/test_properties.py \
 	tests/notebook/test_training.py tests/notebook/test_example.py tests/loggers/test_train.py \
-	tests/store/test_lease_machine.py \
+	tests/store/test_lease_machine.py tests/store/test_postgres.py \
 	tests/test_conformance.py tests/test_cpu.py tests/test_gpu.py $(SIMULATED)
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 # Tests with real clocks fail when a machine is too busy for them. A fault fails both times.
