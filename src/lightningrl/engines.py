@@ -140,6 +140,11 @@ def has_weights(folder: Path, *, backend: Backend) -> bool:
     return any((folder / name).is_file() for name in (MODEL_FILES if backend == "local" else (RECORD,)))
 
 
+def final_weights(folder: Path) -> Path:
+    """The folder of the final weights, if `folder` is that of a run; otherwise `folder`."""
+    return folder / "model" if (folder / "model").is_dir() else folder
+
+
 def check_weights(folder: Path, *, backend: Backend) -> None:
     """Raises `UserError` if `has_weights` does not hold."""
     if has_weights(folder, backend=backend):

@@ -48,4 +48,4 @@ def test_a_large_log_is_searched_fast_and_whole(tmp_path: Path) -> None:
     began = time.perf_counter()
     logs = logs_of(tmp_path, "r.1")
     assert logs == Logs(text="here\n" * lines, truncated=False), "also the lines at the edges of a chunk"
-    assert time.perf_counter() - began < 10, "20 MB take 20 ms on an idle machine"
+    assert time.perf_counter() - began < 2, "20 MB take 20 ms on an idle machine"

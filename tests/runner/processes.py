@@ -22,7 +22,7 @@ def alive(pid: int) -> bool:
     return state != "Z"  # a zombie only waits for its parent
 
 
-async def gone(pids: Sequence[int], *, timeout_s: float = 60.0) -> bool:
+async def gone(pids: Sequence[int], *, timeout_s: float = 6.0) -> bool:
     until = time.monotonic() + timeout_s
     while any(map(alive, pids)) and time.monotonic() < until:
         await asyncio.sleep(0.02)

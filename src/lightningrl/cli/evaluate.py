@@ -21,7 +21,7 @@ from lightningrl.cli.stop import Interrupted, run
 from lightningrl.cli.verdict import signed
 from lightningrl.config import Config, RouteConfig, UpstreamConfig
 from lightningrl.data.intervals import RESAMPLES, Difference, paired_difference
-from lightningrl.engines import Backend, check_weights
+from lightningrl.engines import Backend, check_weights, final_weights
 from lightningrl.errors import Stopped
 from lightningrl.progress import MODES, Exam, Mode
 
@@ -181,7 +181,7 @@ def _show(
 
 def _with_weights(config: Config, given: Path) -> Config:
     """The recipe with the weights of a model folder, or with the final weights of a run."""
-    folder = given / "model" if (given / "model").is_dir() else given
+    folder = final_weights(given)
     if config.policies:
         policies = {
             name: {**own, "model": {**own.get("model", {}), **_model(folder / name, config.backend)}}

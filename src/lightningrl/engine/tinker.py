@@ -46,7 +46,8 @@ class TinkerEngine:
             await self._open()
             version, room = self.version, self._max_length - len(prompt_ids)
             limit = min(sampling.max_tokens, room)
-            sequence = await self._sample(self._sampler, prompt_ids, sampling, limit=limit, room=room)
+            asked = min(_bucket(limit), room) if self._remote.service.own else limit
+            sequence = await self._sample(self._sampler, prompt_ids, sampling, max_tokens=asked)
             token_ids, logprobs = list(sequence.tokens), list(sequence.logprobs or ())
             if len(token_ids) != len(logprobs):
                 said = f"`{len(token_ids)}` tokens and `{len(logprobs)}` log-probabilities"
@@ -71,14 +72,11 @@ class TinkerEngine:
         if self._sampler is None:
             raise EngineError("no weights are loaded", hint="`load` a version first")
 
-    async def _sample(
-        self, sampler: Any, prompt_ids: Sequence[int], sampling: Sampling, *, limit: int, room: int
-    ) -> Any:
-        """The SDK's answer: at least `limit` tokens, if nothing ends them before, and at most `room`."""
+    async def _sample(self, sampler: Any, prompt_ids: Sequence[int], sampling: Sampling, *, max_tokens: int) -> Any:
         service = self._remote.service
         types = service.sdk.types
         params = types.SamplingParams(
-            max_tokens=min(_bucket(limit), room) if service.own else limit,
+            max_tokens=max_tokens,
             seed=None if sampling.seed is None else sampling.seed % 2**31,
             temperature=sampling.temperature,
             top_p=sampling.top_p,

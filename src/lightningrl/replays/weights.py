@@ -8,7 +8,7 @@ from lightningrl.chat import ChatTemplate
 from lightningrl.checkpoints import damage
 from lightningrl.config import Config
 from lightningrl.engine.base import Engine
-from lightningrl.engines import check_weights, has_weights, make_engine, model_paths
+from lightningrl.engines import check_weights, final_weights, has_weights, make_engine, model_paths
 from lightningrl.errors import UserError
 from lightningrl.replays.recording import Course, Recording
 from lightningrl.types import Call
@@ -45,9 +45,7 @@ async def folders_of(run: Recording, trunk: Course, place: Call, *, checkpoint: 
         elif policy not in config.learners():
             found[policy] = _initial(config, path)
         elif checkpoint is not None:
-            result = checkpoint / "model"  # as `lightningrl eval` does
-            folder = result if result.is_dir() else checkpoint
-            found[policy] = _inside(folder, policy, several=len(config.learners()) > 1).resolve()
+            found[policy] = _inside(final_weights(checkpoint), policy, several=len(config.learners()) > 1).resolve()
             check_weights(found[policy], backend=config.backend)
         else:
             versions = [call.policy_version for call in trunk.calls if call.policy == policy]
