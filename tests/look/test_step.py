@@ -3,6 +3,7 @@
 import asyncio
 
 import numpy as np
+import pytest
 
 from lightningrl.config import AlgorithmConfig
 from lightningrl.look import step as module
@@ -41,7 +42,8 @@ async def test_a_step_with_new_records_is_computed_again() -> None:
     assert made.times == 3
 
 
-async def test_the_steps_that_nobody_has_looked_at_for_longest_are_dropped() -> None:
+async def test_the_steps_that_nobody_has_looked_at_for_longest_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_BYTES", 2**20)
     half = module.MOST_BYTES // 8 + 1
     steps = Steps()
     made = [Made(half) for _ in range(3)]
