@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,12 +16,15 @@ URL, SERVED = "TINKER_TEST_URL", "TINKER_TEST_MODEL"
 def pytest_configure(config: pytest.Config) -> None:
     """The SDK's loop lives as long as the process, and leaves its connections open."""
     config.addinivalue_line("filterwarnings", "ignore:unclosed:ResourceWarning")
+    warnings.filterwarnings("ignore", "unclosed", ResourceWarning)  # what is left when the session ends
 
 
-@pytest.fixture(autouse=True)
-def key(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def key() -> Iterator[None]:
     """Any key opens a server of one's own."""
-    monkeypatch.setenv("TINKER_API_KEY", "tml-dummy")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TINKER_API_KEY", "tml-dummy")
+        yield
 
 
 @pytest.fixture(scope="session")

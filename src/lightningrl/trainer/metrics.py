@@ -9,8 +9,7 @@ TERMS, CALLS = "tokens/terms", "critic/calls"
 
 def merged(rows: Sequence[dict[str, float]]) -> dict[str, float]:
     """The metrics of one optimizer step from those of its micro-batches: sums, maxima, and means over sampled tokens
-    (or
-    calls). {} for no rows.
+    (or calls). {} for no rows.
     """
     row = {name: _merge(name, rows) for name in (rows[0] if rows else {})}
     return row | ({"critic/explained_variance": explained_variance(row)} if CALLS in row else {})
@@ -35,9 +34,10 @@ def _merge(name: str, rows: Sequence[dict[str, float]]) -> float:
 
 def over_minibatches(rows: Sequence[dict[str, float]]) -> dict[str, float]:
     """The metrics of the optimizer steps over one batch, as one row: token counts are sums, `_max` maxima,
-    `optim/steps` the last value, and the rest means.
+    `optim/steps` the last value, and the rest means. A step that was skipped may lack some.
     """
-    return {name: _over_steps(name, [row[name] for row in rows]) for name in rows[0]}
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: _over_steps(name, [row[name] for row in rows if name in row]) for name in names}
 
 
 def _over_steps(name: str, values: list[float]) -> float:
