@@ -99,7 +99,7 @@ test-ray: .venv-ray/ready ## test workers on a real Ray cluster of several nodes
 	@RAY_USAGE_STATS_ENABLED=0 .venv-ray/bin/python -m pytest tests_ray --timeout 600 $(ARGS)
 
 test-tinker: .venv-tinker/ready .venv-skyrl/ready ## train and sample at a real SkyRL server on the CPU
-	@.venv-tinker/bin/python -m pytest tests_tinker --timeout 900 $(ARGS)
+	@.venv-tinker/bin/python -m pytest tests_tinker --timeout 7200 $(ARGS)
 
 gpu: ## test and measure on a GPU, without a network (ARGS="--only memory" for a part; GPU_PYTHON=…)
 gpu: $(if $(filter .venv/%,$(GPU_PYTHON)),.venv/ready)

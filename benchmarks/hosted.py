@@ -35,6 +35,7 @@ RECIPES = {
         "loop.steps=12",
         "loop.eval_every=4",
         "loop.eval_tasks=50",
+        "agent.timeout_s=900",
     ),
     "from_scratch": (
         "model.lora_rank=16",
@@ -43,9 +44,11 @@ RECIPES = {
         "loop.tasks_per_step=8",
         "loop.eval_every=2",
         "loop.eval_tasks=50",
+        "agent.timeout_s=900",
     ),
 }
-"""Settings of both arms. SkyRL's LoRA has alpha = 32, as ours of rank 16 has."""
+"""Settings of both arms. SkyRL's LoRA has alpha = 32, as ours of rank 16 has, and its first answers wait for compilations.
+"""
 
 
 @contextmanager
