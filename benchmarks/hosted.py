@@ -47,8 +47,8 @@ RECIPES = {
         "agent.timeout_s=900",
     ),
 }
-"""Settings of both arms. SkyRL's LoRA has alpha = 32, as ours of rank 16 has. Its first answers wait for compilations, so
-agents may, too.
+"""Settings of both arms. SkyRL's LoRA has alpha = 32, as ours of rank 16 has. Its first answers wait for
+compilations.
 """
 
 
