@@ -27,8 +27,8 @@ SETTINGS = (
     "model.lora_rank=8",
     "trainer.learning_rate=4e-3",
     "loop.steps=2",
-    "loop.tasks_per_step=2",
-    "loop.group_size=4",
+    "loop.tasks_per_step=4",
+    "loop.group_size=8",
     "tasks.heldout=4",
     "agent.timeout_s=900",  # the first answers wait for compilations
 )
