@@ -27,12 +27,13 @@ SLOW := $(filter-out $(QUICK_CLI),$(wildcard tests/cli/test_*.py)) tests/recipes
 	$(addprefix tests/engine/test_,http.py invariance.py vllm.py vllm_fleet.py vllm_life.py) \
 	$(addprefix tests/gateway/test_,branches_exact.py emit.py exactly_once.py failures.py fuzz.py relay.py retries.py \
 	  tool_results.py two_gateways.py workers.py) \
-	$(addprefix tests/loop/test_,branches.py checkpoints.py fork_resume.py off_the_loop.py parity.py policies.py proof.py \
-	  served.py) tests/replays tests/trainer/test_exhaustion.py \
+	$(addprefix tests/loop/test_,branches.py checkpoints.py fork_resume.py forks.py off_the_loop.py parity.py policies.py \
+	  proof.py served.py) tests/replays tests/trainer/test_exhaustion.py \
 	$(addprefix tests/runner/test_,attach.py command.py isolation.py leftovers.py neighbours.py outages.py pool.py \
 	  printed.py relay.py) \
 	tests/warmstart/test_warmstart.py tests/docs/test_notebook.py tests/docs/test_tutorial.py tests/chat/test_properties.py \
-	tests/notebook/test_training.py tests/notebook/test_example.py tests/loggers/test_train.py \
+	tests/notebook/test_training.py tests/notebook/test_example.py $(addprefix tests/loggers/test_,follow.py train.py) \
+	tests/estimate/test_recipe.py tests/look/test_copies.py \
 	tests/store/test_lease_machine.py tests/store/test_postgres.py \
 	tests/test_conformance.py tests/test_cpu.py tests/test_gpu.py $(SIMULATED)
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal
