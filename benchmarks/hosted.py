@@ -35,7 +35,6 @@ RECIPES = {
         "loop.steps=12",
         "loop.eval_every=4",
         "loop.eval_tasks=50",
-        "agent.timeout_s=900",
     ),
     "from_scratch": (
         "model.lora_rank=16",
@@ -44,12 +43,11 @@ RECIPES = {
         "loop.tasks_per_step=8",
         "loop.eval_every=2",
         "loop.eval_tasks=50",
-        "agent.timeout_s=900",
     ),
 }
-"""Settings of both arms. SkyRL's LoRA has alpha = 32, as ours of rank 16 has. Its first answers wait for
-compilations.
-"""
+"""Settings of both arms. SkyRL's LoRA has alpha = 32, as ours of rank 16 has."""
+PATIENT = "agent.timeout_s=900"
+"""The first answers of a SkyRL server wait for compilations."""
 
 
 @contextmanager
@@ -74,7 +72,8 @@ def measure(recipe: str, seeds: Sequence[int], runs: Path, url: str) -> dict[str
 
     def one(name: str, seed: int) -> dict[str, Any]:
         run = runs / recipe / f"{name.replace(' ', '-')}-seed{seed}"
-        figures = train(folder / "recipe.toml", [*arms[name], *RECIPES[recipe], f"seed={seed}", "--no-ui"], run)
+        settings = [*arms[name], *RECIPES[recipe], PATIENT, f"seed={seed}", "--no-ui"]
+        figures = train(folder / "recipe.toml", settings, run)
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
         gap = max(row["policy/logprob_gap"] for row in rows if row["kind"] == "step")
         points = " ".join(f"{reward:.3f}" for _, reward in figures["curve"])

@@ -118,21 +118,19 @@ def trainer_of(model: Decoder, **loss: Any) -> LocalTrainer:
 
 @pytest.fixture(scope="module")
 def scene(service_url: str, service_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TINKER_API_KEY", "tml-dummy")
-        service = Service(ServiceConfig(url=service_url, timeout_s=300))
-        policy = RemotePolicy(service, base=str(service_model), rank=8, seed=3)
-        trainer = TinkerTrainer(policy, config=TrainerConfig(), loss=LossConfig(name="pg"), tokenizer=None)
-        for seed in (1, 2):  # a new adapter's B is zero, and so is the gradient of A
-            trainer.forward_backward(build_forest(warm(lessons(seed))))
-            trainer.optim_step(learning_rate=2e-2)
-        state, folder = policy.save_state(), tmp_path_factory.mktemp("exact") / "adapter"
-        folder.mkdir()
-        policy.download(policy.save_sampler(), folder)
-        made = Scene(service=service, policy=policy, state=state, folder=folder, base=service_model, given=[])
-        made.given = centred(warm(lessons(5, groups=3, group_size=4, turns=4, vocab_size=300)), made.local())
-        yield made
-        service.close()
+    service = Service(ServiceConfig(url=service_url, timeout_s=300))
+    policy = RemotePolicy(service, base=str(service_model), rank=8, seed=3)
+    trainer = TinkerTrainer(policy, config=TrainerConfig(), loss=LossConfig(name="pg"), tokenizer=None)
+    for seed in (1, 2):  # a new adapter's B is zero, and so is the gradient of A
+        trainer.forward_backward(build_forest(warm(lessons(seed))))
+        trainer.optim_step(learning_rate=2e-2)
+    state, folder = policy.save_state(), tmp_path_factory.mktemp("exact") / "adapter"
+    folder.mkdir()
+    policy.download(policy.save_sampler(), folder)
+    made = Scene(service=service, policy=policy, state=state, folder=folder, base=service_model, given=[])
+    made.given = centred(warm(lessons(5, groups=3, group_size=4, turns=4, vocab_size=300)), made.local())
+    yield made
+    service.close()
 
 
 def warm(given: Sequence[Lesson]) -> list[Lesson]:

@@ -23,20 +23,17 @@ RECIPE = MODEL.parent
 RUN_S = 1800.0
 NEAR = 1e-4
 """Of the weights of two runs. An update moves a weight by up to 4e-3."""
+TASKS, GROUP, HELDOUT = 4, 8, "tasks.heldout=4"
 SETTINGS = (
     "model.lora_rank=8",
     "trainer.learning_rate=4e-3",
     "trainer.minibatches=1",
     "loop.steps=2",
-    "loop.tasks_per_step=4",
-    "loop.group_size=8",
-    "tasks.heldout=4",
+    f"loop.tasks_per_step={TASKS}",
+    f"loop.group_size={GROUP}",
+    HELDOUT,
     "agent.timeout_s=900",  # the first answers wait for compilations
 )
-
-
-ROLLOUTS = 4 * 8
-"""Of a step."""
 
 
 def at(url: str, model: Path, *settings: str) -> list[str]:
@@ -94,7 +91,7 @@ def test_a_recipe_trains_by_settings_alone_and_its_weights_answer_there_and_here
     trained = result_of(run_command("train", str(recipe), *hosted, "--run-dir", str(run), "--json", **call))
     assert all(row["optim/steps"] == row["step"] + 1 for row in rows_in(run, "step"))
     assert all(row["policy/logprob_gap"] < 1e-4 for row in rows_in(run, "step"))
-    assert all(row["rollouts/succeeded"] == ROLLOUTS for row in rows_in(run, "step")), "agents ran as they are"
+    assert all(row["rollouts/succeeded"] == TASKS * GROUP for row in rows_in(run, "step")), "agents ran as they are"
     assert all(trained["service"][kind] > 0 for kind in ("prefill", "sample", "train"))
     exported = read_saved(run / "model")
     assert exported is not None and exported.steps == 2
@@ -102,8 +99,7 @@ def test_a_recipe_trains_by_settings_alone_and_its_weights_answer_there_and_here
         result_of(run_command("eval", str(recipe), *hosted, "--checkpoint", str(folder), "--json", **call))
         for folder in (run, run / "checkpoints" / "step-00002")
     ]
-    small = "tasks.heldout=4"
-    here = result_of(run_command("eval", str(recipe), small, f"model.path={run / 'model'}", "--json", **call))
+    here = result_of(run_command("eval", str(recipe), HELDOUT, f"model.path={run / 'model'}", "--json", **call))
     greedy = [found["heldout_greedy"] for found in (*there, here)]
     assert greedy == [trained["heldout_greedy_after"]] * 3
 
