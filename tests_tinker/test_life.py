@@ -20,7 +20,7 @@ from tests_tinker.proxy import Fault, proxied
 from tests_tinker.server import MODEL, Server
 
 RECIPE = MODEL.parent
-RUN_S = 1800.0
+RUN_S = 3600.0
 NEAR = 1e-4
 """Of the weights of two runs. An update moves a weight by up to 4e-3."""
 TASKS, GROUP, HELDOUT = 4, 8, "tasks.heldout=4"

@@ -18,6 +18,10 @@ from lightningrl.hosted import RemoteModel, RemotePolicy, ServiceError, read_sav
 from lightningrl.types import FinishReason, Sampling, Weights
 
 FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
+FIRST_PIECE = 32
+"""Tokens that a server of one's own is asked for at first. Most calls to tools are shorter."""
+NEXT_SEED = 0x9E3779B1
+"""Per token between the seeds of an answer's pieces: with equal seeds, all would be drawn with the same numbers."""
 
 
 class TinkerEngine:
@@ -44,17 +48,9 @@ class TinkerEngine:
         await self._gate.enter()
         try:
             await self._open()
-            version, room = self.version, self._max_length - len(prompt_ids)
-            limit = min(sampling.max_tokens, room)
-            asked = min(_bucket(limit), room) if self._remote.service.own else limit
-            sequence = await self._sample(self._sampler, prompt_ids, sampling, max_tokens=asked)
-            token_ids, logprobs = list(sequence.tokens), list(sequence.logprobs or ())
-            if len(token_ids) != len(logprobs):
-                said = f"`{len(token_ids)}` tokens and `{len(logprobs)}` log-probabilities"
-                raise ServiceError(f"{self._remote.service.name} returned {said}")
-            self._remote.service.spent.add(prefill=len(prompt_ids), sample=len(token_ids))
-            kept, stopped = self._cut(token_ids[:limit], sampling.stop)
-            ended = "length" if len(token_ids) > limit else FINISH.get(str(sequence.stop_reason), "error")
+            version, limit = self.version, min(sampling.max_tokens, self._max_length - len(prompt_ids))
+            token_ids, logprobs, ended = await self._complete(prompt_ids, sampling, limit=limit)
+            kept, stopped = self._cut(token_ids, sampling.stop)
             yield Delta(
                 token_ids=tuple(token_ids[:kept]),
                 logprobs=tuple(logprobs[:kept]),
@@ -72,12 +68,40 @@ class TinkerEngine:
         if self._sampler is None:
             raise EngineError("no weights are loaded", hint="`load` a version first")
 
-    async def _sample(self, sampler: Any, prompt_ids: Sequence[int], sampling: Sampling, *, max_tokens: int) -> Any:
+    async def _complete(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, limit: int
+    ) -> tuple[list[int], list[float], FinishReason]:
+        """At most `limit` tokens, their log-probabilities, and why they end.
+
+        A server of one's own is asked for one piece after another. SkyRL's JAX backend fills up each batch with rows
+        that hardly ever stop, so that every batch takes as long as the largest limit in it, and it compiles a program
+        for each limit.
+        """
+        own, name = self._remote.service.own, self._remote.service.name
+        token_ids: list[int] = []
+        logprobs: list[float] = []
+        while True:
+            done = len(token_ids)
+            asked = min(_piece(limit, done=done), self._max_length - len(prompt_ids) - done) if own else limit
+            seed = None if sampling.seed is None else (sampling.seed + done * NEXT_SEED) % 2**31
+            sequence = await self._sample([*prompt_ids, *token_ids], sampling, max_tokens=asked, seed=seed)
+            sampled, beside = list(sequence.tokens), list(sequence.logprobs or ())
+            if len(sampled) != len(beside):
+                raise ServiceError(f"{name} returned `{len(sampled)}` tokens and `{len(beside)}` log-probabilities")
+            self._remote.service.spent.add(prefill=len(prompt_ids) + done, sample=len(sampled))
+            token_ids += sampled
+            logprobs += beside
+            ended = FINISH.get(str(sequence.stop_reason), "error")
+            complete = ended != "length" or len(sampled) < asked or len(token_ids) >= limit
+            if complete or self._cut(token_ids, sampling.stop)[1]:
+                return token_ids[:limit], logprobs[:limit], "length" if len(token_ids) > limit else ended
+
+    async def _sample(self, prompt_ids: Sequence[int], sampling: Sampling, *, max_tokens: int, seed: int | None) -> Any:
         service = self._remote.service
         types = service.sdk.types
         params = types.SamplingParams(
             max_tokens=max_tokens,
-            seed=None if sampling.seed is None else sampling.seed % 2**31,
+            seed=seed,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k or -1,
@@ -86,7 +110,7 @@ class TinkerEngine:
         prompt = types.ModelInput.from_ints(list(map(int, prompt_ids)))
         try:
             async with asyncio.timeout(service.config.timeout_s):
-                asked = sampler.sample(prompt, num_samples=1, sampling_params=params)
+                asked = self._sampler.sample(prompt, num_samples=1, sampling_params=params)
                 answer = await (asyncio.wrap_future(asked) if isinstance(asked, Future) else asked)  # as old SDKs do
         except TimeoutError as error:
             raise service.late("answer") from error
@@ -96,9 +120,9 @@ class TinkerEngine:
 
     def _cut(self, token_ids: Sequence[int], stops: Sequence[str]) -> tuple[int, bool]:
         """(number of tokens up to the first stop string, whether there is one). The service only knows stop tokens."""
-        for count in range(1, len(token_ids) + 1 if stops else 0):
-            if self._stop.found(token_ids[:count], stops):
-                return count, True
+        for length in range(1, len(token_ids) + 1 if stops else 0):
+            if self._stop.found(token_ids[:length], stops):
+                return length, True
         return len(token_ids), False
 
     async def load(self, weights: Weights) -> None:
@@ -130,12 +154,11 @@ class TinkerEngine:
         await asyncio.to_thread(self._remote.service.close)
 
 
-def _bucket(limit: int) -> int:
-    """The limit that is sent to a server of one's own: at least `limit`, and one of few numbers, two for each power of
-    two. It may compile a program for each limit. What it samples beyond `limit` is cut off.
+def _piece(limit: int, *, done: int) -> int:
+    """How many tokens to ask for after the first `done`: as many again, and one of few numbers. It may be more than
+    are left of `limit`.
     """
-    unit = 1 << max(limit.bit_length() - 2, 4)
-    return -(-limit // unit) * unit
+    return max(FIRST_PIECE, min(done, 1 << (limit - done - 1).bit_length()))
 
 
 def _check(sampling: Sampling) -> None:
