@@ -34,7 +34,7 @@ RECIPES = {
         "trainer.learning_rate=4e-3",
         "loop.steps=12",
         "loop.eval_every=4",
-        "loop.eval_tasks=50",
+        "tasks.heldout=50",
     ),
     "from_scratch": (
         "model.lora_rank=16",
@@ -42,7 +42,7 @@ RECIPES = {
         "loop.steps=8",
         "loop.tasks_per_step=8",
         "loop.eval_every=2",
-        "loop.eval_tasks=50",
+        "tasks.heldout=50",
     ),
 }
 """Settings of both arms. SkyRL's LoRA has alpha = 32, as ours of rank 16 has."""

@@ -21,8 +21,8 @@ import numpy as np
 from lightningrl.algorithms import lessons_of
 from lightningrl.algorithms.selection import learnable
 from lightningrl.config import LearnerConfig, RouteConfig
-from lightningrl.data.forest import Forest, Lesson, build_forest, is_finite, next_token, unweighted
-from lightningrl.data.measuring import by_call, measured_groups
+from lightningrl.data.forest import Forest, Lesson, build_forest, is_finite, question, unweighted
+from lightningrl.data.measuring import by_call, measured_groups, split_by_call
 from lightningrl.data.packing import minibatches, pack, teaching_under
 from lightningrl.data.taught import Taught
 from lightningrl.engine import Engine
@@ -79,8 +79,7 @@ class Learner:
             engine,
             policy=name,
             dtype=config.model.dtype,
-            evaluate=self._next_logprobs,
-            logprobs=self._logprobs,
+            evaluate=self._logprobs,
             shares_weights=shares_weights,
             servers=servers,
         )
@@ -220,9 +219,7 @@ class Learner:
 
     def _with_proximal(self, lessons: Sequence[Lesson]) -> list[Lesson]:
         """The lessons with the log-probabilities of their tokens under the current weights, before any update."""
-        logprobs: dict[str, Doubles] = {}
-        for forest, evaluation in self._evaluate([lesson for lesson in lessons if lesson.weights.any()]):
-            logprobs |= {call_id: evaluation.logprobs[forest.calls == k] for k, call_id in enumerate(forest.call_ids)}
+        logprobs = self._logprobs_of([lesson for lesson in lessons if lesson.weights.any()])
         return [replace(lesson, proximal=logprobs.get(lesson.transition.call_id)) for lesson in lessons]
 
     def _evaluate(self, lessons: Sequence[Lesson]) -> Iterator[tuple[Forest, Evaluation]]:
@@ -264,25 +261,21 @@ class Learner:
         await self.engine.resume()
         return await self._proof.check(weights.version)
 
-    async def _next_logprobs(self, contexts: Sequence[Ints], token_ids: Ints) -> Doubles:
-        """[P K] the trainer's log-probability of each of the tokens [P K] after its context [P]."""
-        asked = [
-            next_token(context, token_id, call_id=f"{p}/{k}", rollout_id=str(p))
-            for p, context in enumerate(contexts)
-            for k, token_id in enumerate(token_ids[p])
+    async def _logprobs(self, asked: Sequence[tuple[Ints, Ints]]) -> list[Doubles]:
+        """The log-probabilities of completions [C] after their prompts [P], at temperature 1, [C] each."""
+        lessons = [
+            question(prompt_ids, completion_ids, call_id=str(k), rollout_id=prompt_ids.tobytes().hex())
+            for k, (prompt_ids, completion_ids) in enumerate(asked)
         ]
-        logprobs = await self._run(self._logprobs_of, asked)
-        return np.array([logprobs[lesson.transition.call_id] for lesson in asked]).reshape(token_ids.shape)
+        found = await self._run(self._logprobs_of, lessons)
+        return [found[lesson.transition.call_id] for lesson in lessons]
 
-    def _logprobs_of(self, lessons: Sequence[Lesson]) -> dict[str, float]:
-        """Call id → log-probability of the call's only token."""
-        found: dict[str, float] = {}
+    def _logprobs_of(self, lessons: Sequence[Lesson]) -> dict[str, Doubles]:
+        """Call id → [C] log-probabilities under the current weights."""
+        found: dict[str, Doubles] = {}
         for forest, evaluation in self._evaluate(lessons):
-            found.update(zip(forest.call_ids, evaluation.logprobs.tolist(), strict=True))
+            found.update(zip(forest.call_ids, split_by_call(forest, evaluation.logprobs), strict=True))
         return found
-
-    async def _logprobs(self, prompt_ids: Ints, completion_ids: Ints) -> Doubles:
-        return await self._run(self.trainer.logprobs, prompt_ids, completion_ids)
 
 
 def needs_critic(config: LearnerConfig) -> bool:

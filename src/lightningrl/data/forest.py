@@ -130,10 +130,10 @@ def unweighted(transition: Transition, *, rollout_id: str = "", group_id: str = 
     )
 
 
-def one_call(prompt_ids: Ints, completion_ids: Ints) -> Forest:
-    """A forest of one call without weight, for `Trainer.evaluate`."""
+def question(prompt_ids: Ints, completion_ids: Ints, *, call_id: str = "", rollout_id: str = "") -> Lesson:
+    """A lesson without weights that asks how likely a completion [C] is after a prompt [P]."""
     call = Transition(
-        call_id="",
+        call_id=call_id,
         parent_call_id=None,
         agent="",
         policy_version=0,
@@ -142,22 +142,12 @@ def one_call(prompt_ids: Ints, completion_ids: Ints) -> Forest:
         logprobs=np.zeros(len(completion_ids), np.float32),
         reward=None,
     )
-    return build_forest([unweighted(call)], whole=True)
-
-
-def next_token(context: Ints, token_id: int, *, call_id: str, rollout_id: str) -> Lesson:
-    """A lesson without weights that asks how likely `token_id` is after `context`."""
-    call = Transition(
-        call_id=call_id,
-        parent_call_id=None,
-        agent="",
-        policy_version=0,
-        prompt_ids=context,
-        completion_ids=np.array([token_id], np.int32),
-        logprobs=np.zeros(1, np.float32),
-        reward=None,
-    )
     return unweighted(call, rollout_id=rollout_id)
+
+
+def one_call(prompt_ids: Ints, completion_ids: Ints) -> Forest:
+    """A forest of one call without weight, for `Trainer.evaluate`."""
+    return build_forest([question(prompt_ids, completion_ids)], whole=True)
 
 
 def is_finite(forest: Forest) -> bool:

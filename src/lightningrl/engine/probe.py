@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -29,19 +29,19 @@ rate of 5e-4 and 7e-4 at 1e-6: `engine.proof` sees what is below these limits.
 TIMEOUT_S = 2400.0
 """A server that died may have to start again first, which may take 30 minutes, and compile its kernels then."""
 
+Evaluate: TypeAlias = Callable[[Sequence[tuple[Ints, Ints]]], Awaitable[Sequence[Doubles]]]
+"""Prompts [P] with completions [C] → [C] each, the trainer's log-probabilities."""
 Answer = TypeVar("Answer")
 
 
-async def check_gap(
-    engine: Engine, *, policy: str, version: int, dtype: str, logprobs: Callable[[Ints, Ints], Awaitable[Doubles]]
-) -> float:
-    """Mean |Δ logprob| in nats over a few sampled completions. `logprobs(prompt_ids [P], completion_ids [C])` returns
-    [C], the trainer's view. Raises `EngineError` if it is too large, or if either side is not finite.
+async def check_gap(engine: Engine, *, policy: str, version: int, dtype: str, evaluate: Evaluate) -> float:
+    """Mean |Δ logprob| in nats over a few sampled completions. Raises `EngineError` if it is too large, or if either
+    side is not finite.
     """
-    gaps: list[Doubles] = []
-    for prompt, (token_ids, served) in zip(PROMPTS, await _answers(engine, SAMPLING, policy=policy), strict=True):
-        gaps.append(np.abs(await logprobs(np.array(prompt, np.int32), token_ids) - served))
-    gap = float(np.mean(np.concatenate(gaps)))
+    answers = await _answers(engine, SAMPLING, policy=policy)
+    asked = [(np.array(prompt, np.int32), ids) for prompt, (ids, _) in zip(PROMPTS, answers, strict=True)]
+    served = np.concatenate([logprobs for _, logprobs in answers])
+    gap = float(np.abs(np.concatenate(await evaluate(asked)) - served).mean())
     if not gap <= SERVED_GAP[dtype]:  # NaN fails, too
         raise EngineError(
             "the engine serves other weights than were published: "

@@ -11,16 +11,15 @@ Each server of an engine answers all probes, and is judged by its own answers.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import numpy as np
 
 from lightningrl.data.forest import Lesson, read_ids
 from lightningrl.engine.base import Engine, Top, fresh, on_server
 from lightningrl.engine.evidence import ALARM, Answers, Evidence, Verdict, judge, tail, weigh
-from lightningrl.engine.probe import check_distribution, check_gap, in_time
+from lightningrl.engine.probe import Evaluate, check_distribution, check_gap, in_time
 from lightningrl.errors import EngineError
 from lightningrl.types import Doubles, Ints, Sampling
 
@@ -36,8 +35,6 @@ CACHED = 16
 """Number of probes that are also answered from the prefix cache."""
 BLOCK = 16
 """Tokens of the smallest block of a prefix cache. Contexts that differ there share no keys and values."""
-Evaluate: TypeAlias = Callable[[Sequence[Ints], Ints], Awaitable[Doubles]]
-"""Contexts [P] of token ids, tokens [P K] → [P K] the trainer's log-probability of each token after its context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,15 +77,14 @@ class Proof:
         policy: str,
         dtype: str,
         evaluate: Evaluate,
-        logprobs: Callable[[Ints, Ints], Awaitable[Doubles]],
         shares_weights: bool,
         servers: Sequence[str] = (),
     ) -> None:
-        """`logprobs`: prompt [P], completion [C] → [C] the trainer's. `shares_weights`: the engine reads the trainer's
-        own tensors, so it needs no proof that it loads them. `servers`: the URLs of the engine's servers.
+        """`shares_weights`: the engine reads the trainer's own tensors, so it needs no proof that it loads them.
+        `servers`: the URLs of the engine's servers.
         """
         self._engine, self._policy, self._dtype = engine, policy, dtype
-        self._evaluate, self._logprobs, self._shares_weights = evaluate, logprobs, shares_weights
+        self._evaluate, self._shares_weights = evaluate, shares_weights
         self._names = [f"server `{url}`" for url in servers] if len(servers) > 1 else ["the engine"]
         self._alarm = ALARM / len(self._names)
         self._probes: _Probes | None = None
@@ -131,7 +127,7 @@ class Proof:
             await check_distribution(self._engine, policy=self._policy)
             found = await self._compare(version)
         gap = await check_gap(
-            self._engine, policy=self._policy, version=version, dtype=self._dtype, logprobs=self._logprobs
+            self._engine, policy=self._policy, version=version, dtype=self._dtype, evaluate=self._evaluate
         )
         self._checked = True
         return found | {"engine/gap": gap}
@@ -202,8 +198,15 @@ class Proof:
         return tops[0]
 
     async def _views(self, probes: _Probes) -> tuple[Doubles, Doubles]:
-        trainer = await self._evaluate(probes.contexts, probes.token_ids)
-        return trainer, await self._evaluate([context[1:] for context in probes.contexts], probes.token_ids)
+        """Of the whole contexts, and of those without their first token."""
+        whole = await self._view(probes.contexts, probes.token_ids)
+        return whole, await self._view([context[1:] for context in probes.contexts], probes.token_ids)
+
+    async def _view(self, contexts: Sequence[Ints], token_ids: Ints) -> Doubles:
+        """[P K] the trainer's log-probability of each of the tokens [P K] after its context [P]."""
+        every = zip(contexts, token_ids, strict=True)
+        asked = [(context, row[k : k + 1]) for context, row in every for k in range(len(row))]
+        return np.concatenate(await self._evaluate(asked)).reshape(token_ids.shape)
 
 
 def contexts_of(lessons: Sequence[Lesson]) -> list[Ints]:
