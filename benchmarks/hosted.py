@@ -32,7 +32,7 @@ RECIPES = {
     "errands": (
         "model.lora_rank=16",
         "trainer.learning_rate=4e-3",
-        "loop.steps=12",
+        "loop.steps=8",
         "loop.eval_every=4",
         "tasks.heldout=50",
     ),
@@ -46,8 +46,10 @@ RECIPES = {
     ),
 }
 """Settings of both arms. SkyRL's LoRA has alpha = 32, as ours of rank 16 has."""
-PATIENT = "agent.timeout_s=900"
-"""The first answers of a SkyRL server wait for compilations."""
+PATIENT = ("agent.timeout_s=900", "agent.concurrency=32")
+"""The first answers of a SkyRL server wait for compilations. It samples 32 at a time, and has 15 connections to its
+database for all requests that wait.
+"""
 
 
 @contextmanager
@@ -72,7 +74,7 @@ def measure(recipe: str, seeds: Sequence[int], runs: Path, url: str) -> dict[str
 
     def one(name: str, seed: int) -> dict[str, Any]:
         run = runs / recipe / f"{name.replace(' ', '-')}-seed{seed}"
-        settings = [*arms[name], *RECIPES[recipe], PATIENT, f"seed={seed}", "--no-ui"]
+        settings = [*arms[name], *RECIPES[recipe], *PATIENT, f"seed={seed}", "--no-ui"]
         figures = train(folder / "recipe.toml", settings, run)
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
         gap = max(row["policy/logprob_gap"] for row in rows if row["kind"] == "step")
