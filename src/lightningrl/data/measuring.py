@@ -1,16 +1,11 @@
 """Which groups of a step are measured token by token, so that people can look at what an update did to them?"""
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
 
 import numpy as np
 
 from lightningrl.data.forest import Forest, Lesson
 from lightningrl.types import Doubles, Floats
-
-Values = TypeVar("Values", Floats, Doubles)
-
-Values = TypeVar("Values", Floats, Doubles)
 
 
 def measured_groups(lessons: Sequence[Lesson], *, tokens: float) -> list[Lesson]:
@@ -34,11 +29,11 @@ def by_call(forest: Forest, tokens: Doubles) -> Mapping[str, Floats]:
     """The values [M] of a forest's tokens → call id → those of its tokens [C]. Without calls with a value that is not
     finite.
     """
-    parts = split_by_call(forest, tokens.astype(np.float32))
+    parts = [part.astype(np.float32) for part in split_by_call(forest, tokens)]
     return {call_id: part for call_id, part in zip(forest.call_ids, parts, strict=True) if np.isfinite(part).all()}
 
 
-def split_by_call(forest: Forest, tokens: Values) -> list[Values]:
+def split_by_call(forest: Forest, tokens: Doubles) -> list[Doubles]:
     """The values [M] of a forest's tokens → those of each of its calls, [C] each."""
     return np.split(tokens, np.searchsorted(forest.calls, np.arange(1, len(forest.call_ids))))  # terms are in order
 
