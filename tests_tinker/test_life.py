@@ -135,27 +135,28 @@ def test_a_run_that_is_killed_while_it_learns_goes_on_and_makes_each_update_once
         np.testing.assert_allclose(found, tensors_in(calm / "model")[name], atol=NEAR, err_msg=name)
 
 
-def test_a_server_that_dies_ends_the_run_which_goes_on_when_it_is_back(own_server: Server, tmp_path: Path) -> None:
+def test_a_server_that_dies_ends_the_run_which_goes_on_with_its_checkpoints(own_server: Server, tmp_path: Path) -> None:
     recipe, run = recipe_in(tmp_path), tmp_path / "run"
-    hosted = at(own_server.url, own_server.model, "service.timeout_s=20")
+    hosted = at(own_server.url, own_server.model, "service.timeout_s=180", "agent.max_attempts=1")
     process = started(recipe, run, *hosted)
     try:
         wait_for_step(run, process)
         own_server.kill()
-        assert process.wait(RUN_S) == 1
+        assert process.wait(RUN_S) in (1, 2), "an update failed, or all agents"
     finally:
         process.kill()
     said = run.with_suffix(".log").read_text()
     assert f"`{own_server.url}`" in said and "hint:" in said, said
-    resume = ("train", str(recipe), *hosted, "--run-dir", str(run), "--resume", "--json")
+    kept, away = own_server.folder / "kept", own_server.folder / "away"
+    kept.rename(away)
     own_server.start()
+    resume = ("train", str(recipe), *hosted, "--run-dir", str(run), "--resume", "--json")
+    lost = run_command(*resume, cwd=tmp_path, timeout_s=RUN_S)
+    assert lost.returncode == 1 and "continue from `tinker://" in lost.stderr and "hint:" in lost.stderr, lost.stderr
+    shutil.rmtree(kept, ignore_errors=True)
+    away.rename(kept)
     result_of(run_command(*resume, cwd=tmp_path, timeout_s=RUN_S))
     assert [row["optim/steps"] for row in rows_in(run, "step")] == [1, 2]
-    own_server.kill()
-    shutil.rmtree(own_server.folder / "kept")
-    own_server.start()
-    lost = run_command(*resume, "loop.steps=3", cwd=tmp_path, timeout_s=RUN_S)
-    assert lost.returncode == 1 and "continue from `tinker://" in lost.stderr and "hint:" in lost.stderr, lost.stderr
 
 
 TEAM = """
