@@ -30,9 +30,12 @@ PICTURE = ROOT / "docs" / "hosted.png"
 COLOURS = {"here": "#1b1f24", "at the service": "#c2501c"}
 RECIPES = {
     "errands": (
+        "algorithm.credit=air",
+        "algorithm.credit_options={discount=0.5}",
+        'air=[{rule="tool_ok",tool="send",value=1.0}]',
         "model.lora_rank=16",
-        "trainer.learning_rate=4e-3",
-        "loop.steps=8",
+        "trainer.learning_rate=3e-3",
+        "loop.steps=12",
         "loop.eval_every=4",
         "tasks.heldout=50",
     ),
