@@ -50,8 +50,8 @@ RECIPES = {
 }
 """Settings of both arms. SkyRL's LoRA has alpha = 32, as ours of rank 16 has."""
 PATIENT = ("agent.timeout_s=900", "agent.concurrency=32")
-"""The first answers of a SkyRL server wait for compilations. It samples 32 at a time, and has 15 connections to its
-database for all requests that wait.
+"""The first answers of a SkyRL server wait for compilations. It has 15 connections to its database for all requests
+that wait: 32 were not too many.
 """
 
 

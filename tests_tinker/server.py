@@ -22,10 +22,10 @@ MODEL = ROOT / "recipes" / "from_scratch" / "warmstart"
 START_S = 240.0
 ENDED_S = 30.0
 BACKEND = {
-    "max_lora_adapters": 32,
+    "max_lora_adapters": 8,
     "max_lora_rank": 16,
     "train_micro_batch_size": 8,
-    "sample_max_num_sequences": 64,
+    "sample_max_num_sequences": 16,
 }
 
 
