@@ -10,7 +10,9 @@ from lightningrl.cli.hosted_checks import check_service, service_checks
 from lightningrl.config import Config
 from lightningrl.engines import make_engines
 from lightningrl.errors import UserError
-from lightningrl.hosted import RemotePolicy, Service, write_saved
+from lightningrl.hosted.adapters import RemotePolicy
+from lightningrl.hosted.kept import write_saved
+from lightningrl.hosted.service import Service
 from lightningrl.recipe import make_config
 from lightningrl.types import Sampling
 from tests.command import run_command

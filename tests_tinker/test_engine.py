@@ -11,7 +11,8 @@ import pytest
 from lightningrl.config import EngineConfig, ServiceConfig
 from lightningrl.engine.base import Delta, EngineSetup
 from lightningrl.engine.tinker import FIRST_PIECE, TinkerEngine
-from lightningrl.hosted import RemoteModel, Service
+from lightningrl.hosted.adapters import RemoteModel
+from lightningrl.hosted.service import Service
 from lightningrl.types import Sampling
 
 PROMPT = [5, 6, 7, 8, 9]

@@ -24,7 +24,8 @@ from lightningrl.config import AlgorithmConfig, LossConfig, ServiceConfig, Train
 from lightningrl.data.forest import Forest, Lesson, build_forest
 from lightningrl.data.packing import pack
 from lightningrl.data.rows import rows_of
-from lightningrl.hosted import RemotePolicy, Service
+from lightningrl.hosted.adapters import RemotePolicy
+from lightningrl.hosted.service import Service
 from lightningrl.models.base import Decoder
 from lightningrl.models.load import load_model
 from lightningrl.models.lora import WEIGHTS, load_adapter

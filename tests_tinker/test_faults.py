@@ -16,7 +16,8 @@ from lightningrl.config import EngineConfig, LearnerConfig, LossConfig, ModelCon
 from lightningrl.data.forest import Lesson, build_forest
 from lightningrl.engine.base import EngineSetup
 from lightningrl.engine.tinker import TinkerEngine
-from lightningrl.hosted import RemotePolicy, Service, ServiceError
+from lightningrl.hosted.adapters import RemotePolicy
+from lightningrl.hosted.service import Service, ServiceError
 from lightningrl.learner import Learner
 from lightningrl.models.load import load_tokenizer
 from lightningrl.trainer.base import TrainerLost

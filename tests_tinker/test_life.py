@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from lightningrl.hosted import WEIGHTS, read_saved
+from lightningrl.hosted.adapters import WEIGHTS
+from lightningrl.hosted.kept import read_saved
 from tests.command import run_command
 from tests_tinker.proxy import Fault, proxied
 from tests_tinker.server import MODEL, Server

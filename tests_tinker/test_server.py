@@ -5,7 +5,8 @@ import os
 import pytest
 
 from lightningrl.config import ServiceConfig
-from lightningrl.hosted import RemotePolicy, Service
+from lightningrl.hosted.adapters import RemotePolicy
+from lightningrl.hosted.service import Service
 from tests_tinker.server import Server
 
 

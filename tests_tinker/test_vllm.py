@@ -9,7 +9,8 @@ import pytest
 
 from lightningrl.config import LossConfig, ServiceConfig, TrainerConfig
 from lightningrl.data.forest import build_forest
-from lightningrl.hosted import RemotePolicy, Service
+from lightningrl.hosted.adapters import RemotePolicy
+from lightningrl.hosted.service import Service
 from lightningrl.models.load import export_folder
 from lightningrl.models.tiny import build_model, build_tokenizer
 from lightningrl.trainer.tinker import TinkerTrainer
@@ -20,7 +21,7 @@ from tests_tinker.test_faults import taught
 from tests_vllm.conftest import HEAD_SIZE, PYTHON, serving
 
 pytestmark = pytest.mark.skipif(not Path(PYTHON).exists(), reason="needs a vLLM: `make test-vllm` installs one")
-TOKENS = np.arange(5, 45)
+TOKENS = np.arange(5, 45, dtype=np.int32)
 RANK = 4
 NEAR = 1e-4
 """In nats. The update moves log-probabilities by more than 0.1."""

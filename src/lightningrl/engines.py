@@ -14,7 +14,9 @@ from lightningrl.engine.vllm_owned import OwnedVLLM
 from lightningrl.errors import LightningError, UserError
 from lightningrl.gateway.routing import FROZEN, frozen
 from lightningrl.gateway.scripted import ScriptedEngine
-from lightningrl.hosted import RECORD, RemoteModel, RemotePolicy, Saved, Service, name_of, read_saved
+from lightningrl.hosted.adapters import RemoteModel, RemotePolicy
+from lightningrl.hosted.kept import RECORD, Saved, read_saved
+from lightningrl.hosted.service import Service, name_of
 from lightningrl.trainer.base import TRAINER
 
 Backend: TypeAlias = Literal["local", "tinker"]

@@ -31,7 +31,7 @@ from lightningrl.data.metrics import batch_metrics, fork_metrics, share_of_logs,
 from lightningrl.data.tasks import asked, derived_seed
 from lightningrl.data.taught import keep_taught
 from lightningrl.errors import UserError
-from lightningrl.hosted import Spent
+from lightningrl.hosted.cost import Spent
 from lightningrl.learner import Learner
 from lightningrl.progress import MODES, Exam, Mode, Summary, Watcher
 from lightningrl.rollouts import Rollouts, never_called

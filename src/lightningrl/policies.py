@@ -10,7 +10,8 @@ from lightningrl.config import Config
 from lightningrl.data.tasks import derived_seed
 from lightningrl.engine.base import Engine
 from lightningrl.engines import kept_at_service
-from lightningrl.hosted import RemotePolicy, Service, name_of
+from lightningrl.hosted.adapters import RemotePolicy
+from lightningrl.hosted.service import Service, name_of
 from lightningrl.learner import Learner, needs_critic
 from lightningrl.models.base import Decoder
 from lightningrl.models.devices import device_of, set_up

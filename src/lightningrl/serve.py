@@ -32,7 +32,8 @@ from lightningrl.gateway.assembly import make_gateway
 from lightningrl.gateway.scripted import PLAIN
 from lightningrl.gateway.server import bound
 from lightningrl.gateway.workers import Workers, worker_key
-from lightningrl.hosted import Service, Spent, address_of
+from lightningrl.hosted.cost import Spent
+from lightningrl.hosted.service import Service, address_of
 from lightningrl.learner import Learner
 from lightningrl.leases import never
 from lightningrl.loop import Loop

@@ -13,13 +13,13 @@ from threading import Thread
 
 import pytest
 
-import lightningrl.hosted
+import lightningrl.hosted.service
 from lightningrl.cli.check import Check
 from lightningrl.cli.hosted_checks import FORMATS, NOBODY, check_learnable, format_check, package_check, service_checks
 from lightningrl.config import Config
 from lightningrl.engines import check_weights, kept_at_service
 from lightningrl.errors import UserError
-from lightningrl.hosted import Saved, write_saved
+from lightningrl.hosted.kept import Saved, write_saved
 from lightningrl.recipe import load_config
 from lightningrl.trainer.base import TRAINER
 from tests.conftest import SmallRecipe
@@ -253,7 +253,7 @@ def test_without_a_url_the_service_is_that_of_the_environment_or_of_thinking_mac
     monkeypatch.setenv("TINKER_BASE_URL", nowhere)
     assert nowhere in found(hosted(small_recipe))["address"].found
     monkeypatch.delenv("TINKER_BASE_URL")
-    monkeypatch.setattr(lightningrl.hosted, "ADDRESS", f"{nowhere}/home")  # the tests ask nobody else's service
+    monkeypatch.setattr(lightningrl.hosted.service, "ADDRESS", f"{nowhere}/home")  # the tests ask nobody else's service
     assert f"{nowhere}/home" in found(hosted(small_recipe))["address"].found
 
 

@@ -14,10 +14,12 @@ import httpx
 
 from lightningrl.cli.check import Check
 from lightningrl.cli.extras import version_of
-from lightningrl.config import Config, ServiceConfig
+from lightningrl.config import Config, LearnerConfig, ServiceConfig
 from lightningrl.engines import model_paths
 from lightningrl.errors import UserError, meant
-from lightningrl.hosted import INSTALL, address_of, check_learner, name_of, read_saved
+from lightningrl.hosted.kept import read_saved
+from lightningrl.hosted.service import INSTALL, address_of, name_of
+from lightningrl.plugins import names
 
 ASK_S = 10.0
 """Timeout of a request."""
@@ -52,7 +54,24 @@ def check_service(config: Config) -> None:
 def check_learnable(config: Config) -> None:
     """Raises `UserError` if a policy needs more than a service can compute."""
     for name, learner in config.learners().items():
-        check_learner(learner, section=f"policies.{name}." if config.policies else "", root=config.root)
+        _check_learner(learner, section=f"policies.{name}." if config.policies else "", root=config.root)
+
+
+def _check_learner(learner: LearnerConfig, *, section: str, root: Path) -> None:
+    """Raises `UserError` if a service cannot train this policy. `section`: where its settings are, e.g.
+    `policies.NAME.`; `root`: the folder that `model.path` is relative to.
+    """
+    if learner.model.lora_rank == 0 and read_saved(root / Path(learner.model.path).expanduser()) is None:
+        hint = f"set `{section}model.lora_rank=16`"
+        raise UserError(f"a service trains adapters, but `{section}model.lora_rank` is `0`", hint=hint)
+    if learner.algorithm.credit == "gae_calls":
+        known = ", ".join(f"`{name}`" for name in names("credit") if name != "gae_calls")
+        message = f"`{section}algorithm.credit` is `gae_calls`, whose critic is a part of the model: a service has none"
+        raise UserError(message, hint=f"these work: {known}")
+    if learner.loss.entropy_coef:
+        message = f"`{section}loss.entropy_coef` needs the whole distribution of each token: a service returns"
+        hint = f"set `{section}loss.entropy_coef=0`; `ppo_clip`, `cispo` and `pg` work with all their other settings"
+        raise UserError(f"{message} the log-probability of the sampled one", hint=hint)
 
 
 def recipe_check(config: Config) -> Check:

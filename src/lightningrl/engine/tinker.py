@@ -14,7 +14,9 @@ from lightningrl.engine.base import Delta, EngineSetup, Unanswerable, check_poli
 from lightningrl.engine.http_gate import Gate
 from lightningrl.engine.stop import StopFinder
 from lightningrl.errors import EngineError
-from lightningrl.hosted import RemoteModel, RemotePolicy, ServiceError, read_saved
+from lightningrl.hosted.adapters import RemoteModel, RemotePolicy
+from lightningrl.hosted.kept import read_saved
+from lightningrl.hosted.service import ServiceError
 from lightningrl.types import FinishReason, Sampling, Weights
 
 FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length"}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from lightningrl.config import Config, LearnerConfig
 from lightningrl.estimate.recipe import exam_tasks
 from lightningrl.estimate.workload import FOLLOW_UP, Workload
-from lightningrl.hosted import dollars
+from lightningrl.hosted.cost import dollars
 from lightningrl.trainer.tinker import passes
 
 

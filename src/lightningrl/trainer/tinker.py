@@ -27,15 +27,9 @@ from lightningrl.config import LossConfig, TrainerConfig
 from lightningrl.data.forest import Forest, is_finite, one_call
 from lightningrl.data.rows import Row, rows_of
 from lightningrl.errors import UserError
-from lightningrl.hosted import (
-    REFUSED,
-    Reduction,
-    RemotePolicy,
-    ServiceError,
-    logprobs_in,
-    read_saved,
-    write_saved,
-)
+from lightningrl.hosted.adapters import RemotePolicy
+from lightningrl.hosted.kept import read_saved, write_saved
+from lightningrl.hosted.service import REFUSED, Reduction, ServiceError
 from lightningrl.models.folder import whole_folder
 from lightningrl.trainer.base import Evaluation, TrainerLost
 from lightningrl.trainer.forward import Outputs
@@ -234,7 +228,9 @@ class TinkerTrainer:
     def _terms(self, answer: Any, forest: Forest, rows: Sequence[Row]) -> Doubles:
         """[M] the log-probabilities of sampled tokens in an answer. Raises `ServiceError` if one is not finite."""
         service = self._remote.service
-        lines = logprobs_in(answer.loss_fn_outputs, [len(row.token_ids) for row in rows], service=service)
+        lines = [np.asarray(output["logprobs"].data, np.float64).reshape(-1) for output in answer.loss_fn_outputs]
+        if list(map(len, lines)) != [len(row.token_ids) for row in rows]:
+            raise ServiceError(f"{service.name} did not return a log-probability for each token that was sent")
         found = np.full(len(forest.targets), np.nan)
         for row, line in zip(rows, lines, strict=True):
             taught = row.terms >= 0

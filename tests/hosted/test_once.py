@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from lightningrl.hosted import UNKNOWN, Once, takes_client
+from lightningrl.hosted.once import UNKNOWN, Once, takes_client
 
 ANSWERS = {
     "/api/v1/forward_backward": (b"HTTP/1.1 500 Broken\r\ncontent-length: 0\r\n\r\n", UNKNOWN),

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from lightningrl.cli.report import at_service
-from lightningrl.hosted import Spent
+from lightningrl.hosted.cost import Spent
 
 PRICES = {"prefill": 0.1, "sample": 0.4, "train": 2.0}
 

@@ -1,0 +1,1 @@
+"""A service that speaks the Tinker API, through its official SDK."""
