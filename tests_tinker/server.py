@@ -21,6 +21,8 @@ ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "recipes" / "from_scratch" / "warmstart"
 START_S = 240.0
 ENDED_S = 30.0
+NEAR = 1e-4
+"""Most nats between log-probabilities of equal weights. Measured: 5e-6."""
 BACKEND = {
     "max_lora_adapters": 8,
     "max_lora_rank": 16,

@@ -16,6 +16,7 @@ from lightningrl.hosted.service import Service
 from lightningrl.recipe import make_config
 from lightningrl.types import Sampling
 from tests.command import run_command
+from tests_tinker.server import NEAR
 
 ASKED = [5, 6, 7, 8]
 
@@ -58,7 +59,7 @@ async def test_frozen_policies_answer_without_an_adapter_or_with_that_of_a_run(
     service_url: str, service_model: Path, tmp_path: Path
 ) -> None:
     service = Service(config(service_url).service)
-    policy = RemotePolicy(service, base=str(service_model), rank=4, seed=0)
+    policy = RemotePolicy(service, base=str(service_model), rank=4, seed=0, near=NEAR)
     write_saved(tmp_path / "run", policy.describe(state=policy.save_state(), sampler=policy.save_sampler()))
     run = config(
         service_url,

@@ -120,7 +120,7 @@ def trainer_of(model: Decoder, **loss: Any) -> LocalTrainer:
 @pytest.fixture(scope="module")
 def scene(service_url: str, service_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     service = Service(ServiceConfig(url=service_url, timeout_s=300))
-    policy = RemotePolicy(service, base=str(service_model), rank=8, seed=3)
+    policy = RemotePolicy(service, base=str(service_model), rank=8, seed=3, near=TOLERANCE)
     trainer = TinkerTrainer(policy, config=TrainerConfig(), loss=LossConfig(name="pg"), tokenizer=None)
     for seed in (1, 2):  # a new adapter's B is zero, and so is the gradient of A
         trainer.forward_backward(build_forest(warm(lessons(seed))))
@@ -240,7 +240,7 @@ def rollouts_of(given: Sequence[Lesson]) -> list[Trajectory]:
 
 def test_three_updates_give_the_adapter_that_ours_would_be(scene: Scene, tmp_path: Path) -> None:
     """From a new adapter, whose optimizer is new on both sides, with three batches of different sizes."""
-    policy = RemotePolicy(scene.service, base=str(scene.base), rank=8, seed=4)
+    policy = RemotePolicy(scene.service, base=str(scene.base), rank=8, seed=4, near=TOLERANCE)
     fresh = dataclasses.replace(scene, policy=policy, folder=tmp_path / "adapter", exported=0)
     fresh.folder.mkdir()
     policy.download(policy.save_sampler(), fresh.folder)

@@ -53,7 +53,7 @@ class Policy:
 
     def __init__(self, url: str, model: Path, folder: Path, *, max_tokens: int | Literal["auto"] = "auto") -> None:
         self.service = Service(ServiceConfig(url=url, timeout_s=TIMEOUT_S))
-        self.remote = RemotePolicy(self.service, base=str(model), rank=4, seed=7)
+        self.remote = RemotePolicy(self.service, base=str(model), rank=4, seed=7, near=NEAR)
         tokenizer = load_tokenizer(str(model))
         config = TrainerConfig(minibatches=UPDATES, learning_rate=1e-2, max_tokens=max_tokens)
         self.trainer = TinkerTrainer(self.remote, config=config, loss=LossConfig(), tokenizer=tokenizer)
@@ -218,7 +218,7 @@ async def test_making_an_adapter_is_given_up_in_time(proxy: Proxy, service_model
     proxy.faults = [Fault(path="create_model", breaks="hang", hang_s=2 * SHORT_S)]
     began = time.monotonic()
     with pytest.raises(ServiceError, match="did not create an adapter"):
-        RemotePolicy(service, base=str(service_model), rank=4, seed=7)
+        RemotePolicy(service, base=str(service_model), rank=4, seed=7, near=NEAR)
     assert time.monotonic() - began < 1.5 * SHORT_S
     service.close()
 

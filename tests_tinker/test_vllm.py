@@ -52,7 +52,7 @@ def looked_up(url: str, model: str) -> Doubles:
 
 def test_vllm_computes_what_the_service_computes(server: Server, tmp_path: Path) -> None:
     service = Service(ServiceConfig(url=server.url, timeout_s=300))
-    policy = RemotePolicy(service, base=str(server.model), rank=RANK, seed=0)
+    policy = RemotePolicy(service, base=str(server.model), rank=RANK, seed=0, near=NEAR)
     tokenizer = build_tokenizer(TEXTS, vocab_size=300)
     trainer = TinkerTrainer(policy, config=TrainerConfig(), loss=LossConfig(), tokenizer=tokenizer)
     trainer.forward_backward(build_forest(taught()))

@@ -9,6 +9,7 @@ from lightningrl import plugins
 from lightningrl.chat import ChatTemplate
 from lightningrl.config import Config
 from lightningrl.engine.base import Engine, EngineSetup
+from lightningrl.engine.probe import SERVED_GAP
 from lightningrl.engine.vllm_fleet import Fleet
 from lightningrl.engine.vllm_owned import OwnedVLLM
 from lightningrl.errors import LightningError, UserError
@@ -115,16 +116,16 @@ def make_engine(
         model=model,
     )
     if model is None and config.backend == "tinker":
-        setup = replace(setup, model=_untrained(config, policy, folder, service=service))
+        setup = replace(setup, model=_untrained(config, policy, folder, near=SERVED_GAP[setup.dtype], service=service))
     if fleet is not None:
         return OwnedVLLM(setup, fleet=fleet, learns=policy in learners)
     return load_engine(setup, template=template, root=root or config.root)
 
 
-def _untrained(config: Config, policy: str, folder: Path, *, service: Service | None) -> RemoteModel:
+def _untrained(config: Config, policy: str, folder: Path, *, near: float, service: Service | None) -> RemoteModel:
     """What answers at a service from `folder`, a version that it keeps or one of its models."""
     base = name_of(config, model_paths(config)[policy])
-    return RemoteModel(service or Service(config.service), base=base, begin=kept_at_service(folder))
+    return RemoteModel(service or Service(config.service), base=base, near=near, begin=kept_at_service(folder))
 
 
 def kept_at_service(folder: Path) -> Saved | None:

@@ -9,6 +9,7 @@ from lightningrl import plugins
 from lightningrl.config import Config
 from lightningrl.data.tasks import derived_seed
 from lightningrl.engine.base import Engine
+from lightningrl.engine.probe import SERVED_GAP
 from lightningrl.engines import kept_at_service
 from lightningrl.hosted.adapters import RemotePolicy
 from lightningrl.hosted.service import Service, name_of
@@ -39,6 +40,7 @@ def remote_policies(config: Config, folders: Mapping[str, Path], *, service: Ser
             base=name_of(config, settings.path),
             rank=settings.lora_rank,
             seed=derived_seed(config.seed, "adapter", index) % 2**31,
+            near=SERVED_GAP[settings.dtype],
             begin=kept_at_service(folder),
         )
     return found

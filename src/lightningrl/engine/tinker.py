@@ -5,6 +5,7 @@ like that. It does not constrain what it samples, and streams nothing: each answ
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -18,6 +19,8 @@ from lightningrl.hosted.adapters import RemoteModel, RemotePolicy
 from lightningrl.hosted.kept import read_saved
 from lightningrl.hosted.service import ServiceError
 from lightningrl.types import FinishReason, Sampling, Weights
+
+log = logging.getLogger(__name__)
 
 FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 FIRST_PIECE = 32
@@ -38,6 +41,8 @@ class TinkerEngine:
         self._gate = Gate()
         self._sampler: Any = None
         self._opening = asyncio.Lock()
+        self._failing = False
+        """The last answer failed."""
 
     async def generate(
         self, prompt_ids: Sequence[int], *, sampling: Sampling, policy: str, stream: bool = False
@@ -115,10 +120,18 @@ class TinkerEngine:
                 asked = self._sampler.sample(prompt, num_samples=1, sampling_params=params)
                 answer = await (asyncio.wrap_future(asked) if isinstance(asked, Future) else asked)  # as old SDKs do
         except TimeoutError as error:
-            raise service.late("answer") from error
+            raise self._reported(service.late("answer")) from error
         except Exception as error:
-            raise service.failed("answer", error) from error
+            raise self._reported(service.failed("answer", error)) from error
+        self._failing = False
         return answer.sequences[0]
+
+    def _reported(self, failure: ServiceError) -> ServiceError:
+        """Tell the user of the first failure until the service answers again: agents may try again for minutes."""
+        if not self._failing:
+            log.warning("%s; agents get an error, and may try again\nhint: %s", failure.message, failure.hint)
+        self._failing = True
+        return failure
 
     def _cut(self, token_ids: Sequence[int], stops: Sequence[str]) -> tuple[int, bool]:
         """(number of tokens up to the first stop string, whether there is one). The service only knows stop tokens."""

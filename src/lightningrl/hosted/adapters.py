@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 
 from lightningrl.hosted.kept import Saved
 from lightningrl.hosted.once import UNKNOWN
@@ -20,6 +21,8 @@ from lightningrl.hosted.service import Service, ServiceError
 
 ADAPTER, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """Files of a peft folder."""
+MARKED = range(4, 37)
+"""Token ids, in every vocabulary. Their log-probabilities tell versions of an adapter apart."""
 SAVES = 3
 """How often weights are saved, if the service fails. Each time has a name of its own."""
 
@@ -30,11 +33,13 @@ class RemotePolicy:
     adapter = "remote"
     """It is an adapter, as `models.base.Decoder.adapter` says of a local one."""
 
-    def __init__(self, service: Service, *, base: str, rank: int, seed: int, begin: Saved | None = None) -> None:
-        """`base`: the service's name for the model. `begin`: start from this version, with its optimizer; None: from
-        the model, with a new adapter made from `seed`.
+    def __init__(
+        self, service: Service, *, base: str, rank: int, seed: int, near: float, begin: Saved | None = None
+    ) -> None:
+        """`base`: the service's name for the model. `near`: largest mean |Δ logprob| (nats) between equal weights.
+        `begin`: start from this version, with its optimizer; None: from the model, with a new adapter made from `seed`.
         """
-        self.service = service
+        self.service, self._near = service, near
         self._begin = begin
         self.base = begin.base if begin else base
         self.rank = begin.rank if begin else rank
@@ -54,7 +59,9 @@ class RemotePolicy:
         self._clear(state="")
 
     def take_up(self, saved: Saved) -> None:
-        """Continue from a version that the service keeps, in a new adapter: what the old one had begun is dropped."""
+        """Continue from a version that the service keeps, in a new adapter: what the old one had begun is dropped.
+        Raises `ServiceError` if it then has other weights than were saved.
+        """
         service, old = self.service, self.training
         self.training = service.adapter(
             f"continue from `{saved.state}`",
@@ -64,6 +71,24 @@ class RemotePolicy:
             self._retired.append(old)
         self._clear(state=saved.state)
         self.steps = saved.steps
+        # SkyRL 0.3 says that it has loaded a version whose folder is gone, and goes on with a new adapter.
+        gap = float(np.abs(np.subtract(saved.marks, self.marks())).mean()) if saved.marks else 0.0
+        if not gap <= self._near:  # NaN fails, too
+            hint = "was this version deleted there? restore it, or start a new run with another `--run-dir`"
+            said = f"its log-probabilities differ by `{gap:.2g}` on average from those of the saved weights"
+            raise ServiceError(f"{service.name} did not continue from `{saved.state}`: {said}", hint=hint)
+
+    def marks(self) -> tuple[float, ...]:
+        """Log-probabilities of `MARKED` under the current weights, without the first."""
+        types, (first, *rest) = self.service.sdk.types, MARKED
+        inputs = {
+            "target_tokens": types.TensorData.from_numpy(np.array(rest)),
+            "weights": types.TensorData.from_numpy(np.ones(len(rest), np.float32)),
+        }
+        datum = types.Datum(model_input=types.ModelInput.from_ints([first, *rest[:-1]]), loss_fn_inputs=inputs)
+        answer = self.service.call("evaluate", lambda: self.training.forward([datum], "cross_entropy"))
+        self.service.spent.add(train=len(rest))
+        return tuple(map(float, answer.loss_fn_outputs[0]["logprobs"].data))
 
     def _clear(self, *, state: str) -> None:
         """Drop the gradients that an adapter of somebody else has left in the new one: SkyRL 0.3 gives it the memory
@@ -135,16 +160,18 @@ class RemotePolicy:
                     raise
         raise AssertionError("unreachable")
 
-    def describe(self, *, state: str, sampler: str) -> Saved:
-        return Saved(base=self.base, rank=self.rank, state=state, sampler=sampler, steps=self.steps)
+    def describe(self, *, state: str = "", sampler: str = "") -> Saved:
+        """The record of the current weights. Paths: where they were saved."""
+        marks = self.marks() if state else ()
+        return Saved(base=self.base, rank=self.rank, state=state, sampler=sampler, steps=self.steps, marks=marks)
 
 
 class RemoteModel:
     """A model at a service that is not trained: it answers for frozen policies, and in replays."""
 
-    def __init__(self, service: Service, *, base: str, begin: Saved | None) -> None:
-        """`base`: the service's name for the model. `begin`: answer with this version; None: without an adapter."""
-        self.service, self._base, self._begin = service, base, begin
+    def __init__(self, service: Service, *, base: str, near: float, begin: Saved | None) -> None:
+        """`base`, `near`: as of `RemotePolicy`. `begin`: answer with this version; None: without an adapter."""
+        self.service, self._base, self._near, self._begin = service, base, near, begin
         self.samplers: dict[Path, str] = {}
 
     def sampler(self) -> Any:
@@ -153,7 +180,8 @@ class RemoteModel:
         make = service.client.create_sampling_client
         if begin is None:
             return service.call(f"sample from `{self._base}`", lambda: make(base_model=self._base))
-        path = RemotePolicy(service, base=begin.base, rank=begin.rank, seed=0, begin=begin).save_sampler()
+        policy = RemotePolicy(service, base=begin.base, rank=begin.rank, seed=0, near=self._near, begin=begin)
+        path = policy.save_sampler()
         return service.call(f"sample from `{path}`", lambda: make(model_path=path))
 
 

@@ -22,6 +22,8 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     """`tinker://…` path of the weights for sampling."""
     steps: int
     """Number of updates made so far."""
+    marks: tuple[float, ...] = ()
+    """Log-probabilities under these weights, `RemotePolicy.marks`; empty: none were taken."""
 
 
 def write_saved(folder: Path, saved: Saved) -> None:

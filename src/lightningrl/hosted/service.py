@@ -110,7 +110,8 @@ class Service:
         return self.call("drop gradients", lambda: adapter.optim_step(still)).metrics or {}
 
     def late(self, what: str) -> ServiceError:
-        hint = "is the service overloaded, or the account without credit? raise `service.timeout_s`, or continue later"
+        reason = "has it stopped" if self.own else "has the account no credit left"
+        hint = f"{reason}, or is it overloaded? raise `service.timeout_s`, or continue later"
         return ServiceError(f"{self.name} did not {what} within `{self.config.timeout_s:g}` s", hint=hint)
 
     def failed(self, what: str, error: Exception) -> ServiceError:

@@ -138,7 +138,7 @@ class TinkerTrainer:
         """Have the service keep weights and optimizer, and write down where."""
         state = self._remote.save_state()
         with whole_folder(path) as draft:
-            write_saved(draft, self._remote.describe(state=state, sampler=""))
+            write_saved(draft, self._remote.describe(state=state))
 
     def load(self, path: Path) -> None:
         """Continue from what the service keeps, in a new adapter. Gradients that were not applied are dropped. Raises
@@ -158,7 +158,7 @@ class TinkerTrainer:
         """Have the service keep the weights for sampling, and write down where, with the tokenizer beside it."""
         sampler = self._remote.save_sampler()
         with whole_folder(path) as draft:
-            write_saved(draft, self._remote.describe(state="", sampler=sampler))
+            write_saved(draft, self._remote.describe(sampler=sampler))
             self._tokenizer.save_pretrained(draft)
 
     def export(self, path: Path) -> None:
