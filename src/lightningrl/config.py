@@ -22,6 +22,7 @@ def _device(given: str) -> str:
     return given
 
 
+BackendName: TypeAlias = Literal["local", "tinker"]
 DeviceName: TypeAlias = Annotated[str, AfterValidator(_device)]
 """`auto`, `cpu`, `cuda` (the first GPU), or `cuda:N`: GPU N of those that torch sees, from 0 on."""
 
@@ -473,7 +474,7 @@ class Config(Section):
     """Which policy answers which calls, and which calls are trained; by default `policy` answers and trains all."""
     upstreams: dict[str, UpstreamConfig] = Field(default_factory=dict)
     """Other servers, which are not trained: `[upstreams.NAME]`."""
-    backend: Literal["local", "tinker"] = "local"
+    backend: BackendName = "local"
     """Where models learn and answer. `tinker`: at a service that speaks the Tinker API (docs/hosted.md)."""
     service: ServiceConfig = ServiceConfig()
     engine: EngineConfig = EngineConfig()

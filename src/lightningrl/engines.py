@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from lightningrl import plugins
 from lightningrl.chat import ChatTemplate
-from lightningrl.config import Config
+from lightningrl.config import BackendName, Config
 from lightningrl.engine.base import Engine, EngineSetup
 from lightningrl.engine.probe import SERVED_GAP
 from lightningrl.engine.vllm_fleet import Fleet
@@ -20,7 +20,6 @@ from lightningrl.hosted.kept import RECORD, Saved, read_saved
 from lightningrl.hosted.service import Service, name_of
 from lightningrl.trainer.base import TRAINER
 
-Backend: TypeAlias = Literal["local", "tinker"]
 MODEL_FILES = ("config.json", "adapter_config.json")
 
 
@@ -138,7 +137,7 @@ def kept_at_service(folder: Path) -> Saved | None:
     return saved
 
 
-def has_weights(folder: Path, *, backend: Backend) -> bool:
+def has_weights(folder: Path, *, backend: BackendName) -> bool:
     """Whether a backend can answer from a folder, a model or a checkpoint."""
     return any((folder / name).is_file() for name in (MODEL_FILES if backend == "local" else (RECORD,)))
 
@@ -148,7 +147,7 @@ def final_weights(folder: Path) -> Path:
     return folder / "model" if (folder / "model").is_dir() else folder
 
 
-def check_weights(folder: Path, *, backend: Backend) -> None:
+def check_weights(folder: Path, *, backend: BackendName) -> None:
     """Raises `UserError` if `has_weights` does not hold."""
     if has_weights(folder, backend=backend):
         return

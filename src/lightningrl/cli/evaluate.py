@@ -19,9 +19,9 @@ from lightningrl.cli.ready import check_device, check_memory_of, check_servers, 
 from lightningrl.cli.report import heldout_table, interval, mean_interval
 from lightningrl.cli.stop import Interrupted, run
 from lightningrl.cli.verdict import signed
-from lightningrl.config import Config, RouteConfig, UpstreamConfig
+from lightningrl.config import BackendName, Config, RouteConfig, UpstreamConfig
 from lightningrl.data.intervals import RESAMPLES, Difference, paired_difference
-from lightningrl.engines import Backend, check_weights, final_weights
+from lightningrl.engines import check_weights, final_weights
 from lightningrl.errors import Stopped
 from lightningrl.progress import MODES, Exam, Mode
 
@@ -191,7 +191,7 @@ def _with_weights(config: Config, given: Path) -> Config:
     return config.model_copy(update={"model": config.model.model_copy(update=_model(folder, config.backend))})
 
 
-def _model(folder: Path, backend: Backend) -> dict[str, Any]:
+def _model(folder: Path, backend: BackendName) -> dict[str, Any]:
     """Settings of `[model]` for a model folder. No new adapter is added; one in the folder is loaded."""
     check_weights(folder, backend=backend)
     return {"path": str(folder.resolve()), "lora_rank": 0}
