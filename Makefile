@@ -177,7 +177,7 @@ clean: ## remove everything that was installed or built, except runs
 	@$(MAKE_VENV)
 	@$(@D)/bin/python -m pip install $(PIP) '$(TORCH)'
 	@$(@D)/bin/python -m pip install $(PIP) -e '.[tinker]' \
-	  $(shell grep ^tinker tests_tinker/requirements.txt) pytest pytest-asyncio pytest-timeout hypothesis
+	  $(shell grep ^tinker tests_tinker/requirements.txt) pytest pytest-asyncio pytest-timeout
 	@touch $@
 
 .venv-skyrl/ready: PYTHONS := 3.12

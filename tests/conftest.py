@@ -7,14 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import pytest
 
 from tests.command import run_command
 from tests.postgres import Postgres, binaries, running
-
-hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-hypothesis.settings.load_profile("patient")  # how slow the machine is says nothing of the code
 
 TEXTS = [
     "say a word",
@@ -77,6 +73,15 @@ tasks_per_step = 2
 group_size = 4
 eval_every = 0
 """
+
+
+def pytest_configure() -> None:
+    """How slow the machine is says nothing of the code."""
+    import hypothesis  # suites with venvs of their own do without, and import this module for its fixtures
+
+    slow = [hypothesis.HealthCheck.too_slow]
+    hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=slow)
+    hypothesis.settings.load_profile("patient")
 
 
 @dataclass(frozen=True)
