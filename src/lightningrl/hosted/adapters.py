@@ -88,7 +88,10 @@ class RemotePolicy:
         datum = types.Datum(model_input=types.ModelInput.from_ints([first, *rest[:-1]]), loss_fn_inputs=inputs)
         answer = self.service.call("evaluate", lambda: self.training.forward([datum], "cross_entropy"))
         self.service.spent.add(train=len(rest))
-        return tuple(map(float, answer.loss_fn_outputs[0]["logprobs"].data))
+        (found,) = self.service.logprobs_in(answer, [len(rest)])
+        if not np.isfinite(found).all():
+            raise ServiceError(f"{self.service.name} returned log-probabilities that are not finite")
+        return tuple(found.tolist())
 
     def _clear(self, *, state: str) -> None:
         """Drop the gradients that an adapter of somebody else has left in the new one: SkyRL 0.3 gives it the memory

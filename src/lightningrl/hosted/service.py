@@ -6,18 +6,20 @@ import logging
 import os
 import threading
 from asyncio import CancelledError
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as OutOfTime
 from importlib.metadata import version
 from typing import Any, Literal, TypeAlias
 
 import httpx
+import numpy as np
 
 from lightningrl.config import Config, ServiceConfig
 from lightningrl.errors import EngineError, UserError
 from lightningrl.hosted.cost import Spent
 from lightningrl.hosted.once import Once, takes_client
+from lightningrl.types import Doubles
 
 ADDRESS = "https://tinker.thinkingmachines.dev/services/tinker-prod"
 """Of Thinking Machines, as the SDK has it (tinker/_client.py)."""
@@ -108,6 +110,13 @@ class Service:
         """
         still = self.sdk.types.AdamParams(learning_rate=0.0)
         return self.call("drop gradients", lambda: adapter.optim_step(still)).metrics or {}
+
+    def logprobs_in(self, answer: Any, lengths: Sequence[int]) -> list[Doubles]:
+        """The log-probabilities of each row's targets in the answer to a forward pass, [L] each."""
+        lines = [np.asarray(output["logprobs"].data, np.float64).reshape(-1) for output in answer.loss_fn_outputs]
+        if list(map(len, lines)) != list(lengths):
+            raise ServiceError(f"{self.name} did not return a log-probability for each token that was sent")
+        return lines
 
     def late(self, what: str) -> ServiceError:
         reason = "has it stopped" if self.own else "has the account no credit left"

@@ -228,9 +228,7 @@ class TinkerTrainer:
     def _terms(self, answer: Any, forest: Forest, rows: Sequence[Row]) -> Doubles:
         """[M] the log-probabilities of sampled tokens in an answer. Raises `ServiceError` if one is not finite."""
         service = self._remote.service
-        lines = [np.asarray(output["logprobs"].data, np.float64).reshape(-1) for output in answer.loss_fn_outputs]
-        if list(map(len, lines)) != [len(row.token_ids) for row in rows]:
-            raise ServiceError(f"{service.name} did not return a log-probability for each token that was sent")
+        lines = service.logprobs_in(answer, [len(row.token_ids) for row in rows])
         found = np.full(len(forest.targets), np.nan)
         for row, line in zip(rows, lines, strict=True):
             taught = row.terms >= 0
